@@ -1,0 +1,36 @@
+# make demo: compress a small transformer on this machine and show what happened.
+# make test: lint, format, types and tests. Both set up everything they need.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint format clean wheel
+
+demo: $(READY)
+	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite
+	$(BIN)/gaugelasso report runs/demo
+
+test: $(READY) lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "gaugelasso needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,317 @@
+"""The conductor: the order of one step and of one structural event. No mathematics here.
+
+    compressor = Compressor(model, loss_target=0.05)
+    for inputs, targets in data:
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        compressor.step(loss)
+
+The compressor owns the optimizer: it takes the step and clears the gradients.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaugelasso import gauge, pricing
+from gaugelasso.axes import Compressible, named_tensors
+from gaugelasso.drop import Decision, cascade, channel_rms, trust_drop
+from gaugelasso.optim import CoupledOptimizer
+from gaugelasso.penalty import Calibration, Form, Penalty
+from gaugelasso.solver import Method, RhoSolver, smooth_
+from gaugelasso.storage import FlatStore
+from gaugelasso.surgery import cut_, kept_elements
+
+
+@dataclass(frozen=True)
+class Drop:
+    """One axis's share of a structural event, shown to hooks before anything is cut."""
+
+    step: int
+    axis: str
+    indices: tuple[int, ...]
+    rms: tuple[float, ...]
+    prices: tuple[float, ...]
+
+
+# Called for each axis that is to lose indices; returns the indices that may go.
+DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a structural event did. Losses are on one batch, None without a probe."""
+
+    step: int
+    fma_before: float
+    fma: float
+    dropped: dict[str, int]
+    prices: dict[str, float]
+    removed: tuple[str, ...]
+    widths: dict[str, int]
+    seconds: float
+    loss_before: float | None = None
+    loss_balanced: float | None = None
+    loss_after: float | None = None
+    refused: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CompressorOptions:
+    """Every switch of the method; the defaults are the method itself."""
+
+    lr: float = 1e-3
+    accounting: str = "fma"
+    interval: int = 100
+    trust: float = 1.0
+    sinkhorn_sweeps: int = 3
+    norm_rate: float = 0.2
+    penalty: Form = "symmetric"
+    calibration: Calibration = "efficiency"
+    solver: Method = "conservative"
+    rho: float = 0.0
+    loss_smoothing: float = 0.0
+    optimizer: Literal["muon", "adam"] = "muon"
+    beta: float = 0.95
+    beta_second: float = 0.99
+    weight_decay: float = 0.0
+
+
+@dataclass
+class _Plan:
+    """What is built anew whenever the structure changes."""
+
+    store: FlatStore
+    penalty: Penalty
+    prices: dict[str, np.ndarray] = field(repr=False)
+
+
+class Compressor:
+    """Shrinks `model` while it trains, holding `loss_target`.
+
+    `probe`, if given, returns the loss of the current batch without gradients; it is
+    called before and after each event so that every event's cost is on record.
+    """
+
+    def __init__(
+        self,
+        model: Compressible,
+        loss_target: float,
+        options: CompressorOptions | None = None,
+        probe: Callable[[], float] | None = None,
+    ):
+        self.model = model
+        self.options = options or CompressorOptions()
+        self.accounting = _accounting(self.options.accounting)
+        self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
+        self.probe = probe
+        self.history: list[Event] = []
+        self.hooks: list[DropHook] = []
+        self.steps = 0
+        self.table = model.axis_table()
+        self.table.check(named_tensors(model))
+        self._plan = self._build()
+        weight = self._plan.store.weight
+        self.optimizer = CoupledOptimizer(
+            self._plan.store,
+            self.table.matrices,
+            self.options.optimizer,
+            self.options.beta,
+            self.options.beta_second,
+            self.options.weight_decay,
+        )
+        # Device scalars: the step reads and writes them without asking the host.
+        self.lr = weight.new_tensor(self.options.lr)
+        self.pressure = weight.new_ones(())
+        self.rho = weight.new_zeros(())
+        self.pressed = weight.new_zeros(())
+        self.smoothed = weight.new_zeros(())
+        self.seen = weight.new_zeros(())
+        self.fma_initial = self.fma
+
+    # --- one step ---------------------------------------------------------------
+
+    def step(self, loss: Tensor) -> Event | None:
+        """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
+        self.update_(loss.detach())
+        return self.finish_step_()
+
+    @torch.no_grad()
+    def update_(self, loss: Tensor) -> None:
+        """The device's part of a step: momentum, penalty, rho, update. Reads nothing back."""
+        store, optimizer = self._plan.store, self.optimizer
+        optimizer.observe_()
+        current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing)
+        gradient = self._plan.penalty.gradient(store.weight)
+        rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
+        self.rho.copy_(rho * self.pressure)
+        self.pressed.copy_(torch.maximum(self.pressed, (self.rho > 0).to(self.rho)))
+        optimizer.step_(self.rho * gradient, self.lr)
+        store.grad.zero_()
+
+    def finish_step_(self) -> Event | None:
+        """The host's part of a step: count, and hold an event when one is due."""
+        self.steps += 1
+        if self.steps % self.options.interval or not bool(self.pressed):
+            return None
+        self.pressed.zero_()
+        return self.event_()
+
+    def press_(self, on: bool) -> None:
+        """Switch compression on or off (off: plain training at a fixed structure)."""
+        self.pressure.fill_(float(on))
+        if not on:
+            self.pressed.zero_()
+
+    def set_lr_(self, lr: float) -> None:
+        self.lr.fill_(lr)
+
+    # --- one structural event ---------------------------------------------------
+
+    @torch.no_grad()
+    def event_(self) -> Event:
+        """Balance, follow norms, decide, cascade, cut."""
+        began = time.perf_counter()
+        fma_before, loss_before = self.fma, self._probe()
+        tensors = named_tensors(self.model)
+        if self.options.sinkhorn_sweeps:
+            self._balance_(tensors)
+        for norm in self.table.norms:
+            gauge.follow_gain_(norm, tensors, self.options.norm_rate)
+        loss_balanced = self._probe()
+        decision, prices = self._decide(tensors)
+        dropped = decision.dropped() if decision else {}
+        spent = (
+            {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
+            if decision
+            else {}
+        )
+        if decision and dropped:
+            self._cut_(decision)
+        event = Event(
+            step=self.steps,
+            fma_before=fma_before,
+            fma=self.fma,
+            dropped=dropped,
+            prices=spent,
+            removed=decision.removed if decision else (),
+            widths=self.widths,
+            seconds=time.perf_counter() - began,
+            loss_before=loss_before,
+            loss_balanced=loss_balanced,
+            loss_after=self._probe() if dropped else loss_balanced,
+            refused=decision is None,
+        )
+        self.history.append(event)
+        return event
+
+    def _balance_(self, tensors: dict[str, Tensor]) -> None:
+        factors = gauge.balance_(self.table, tensors, self.options.sinkhorn_sweeps)
+        states = self.optimizer.states()
+        for name, factor in factors.items():
+            gauge.rescale_state_(
+                self.table[name], factor, tensors, states["momentum"], states["second"]
+            )
+
+    def _decide(self, tensors: dict[str, Tensor]) -> tuple[Decision | None, dict[str, np.ndarray]]:
+        rms = channel_rms(self.table, tensors)
+        keeps = trust_drop(rms, self.options.trust * float(self.lr))
+        prices = self._plan.prices
+        for name, keep in keeps.items():
+            for hook in self.hooks:
+                going = (~keep).nonzero().squeeze(1)
+                if not len(going):
+                    break
+                drop = Drop(
+                    self.steps,
+                    name,
+                    tuple(going.tolist()),
+                    tuple(rms[name][going].tolist()),
+                    tuple(prices[name][going.numpy()].tolist()),
+                )
+                allowed = _allowed(hook(drop), drop)
+                keep[[i for i in drop.indices if i not in allowed]] = True
+        return cascade(self.table, tensors, keeps), prices
+
+    def _cut_(self, decision: Decision) -> None:
+        old, table = self._plan.store, self.table
+        cut_(self.model, table, decision.keeps, decision.removed)
+        alive = {name for name, _ in self.model.named_parameters()}
+        self.optimizer.follow_cut_(kept_elements(old, table, decision.keeps, alive))
+        self.table = self.model.axis_table()
+        self._plan = self._build()
+        self.optimizer.attach(self._plan.store, self.table.matrices)
+
+    def _build(self) -> _Plan:
+        tensors = named_tensors(self.model)
+        prices = pricing.prices(self.table, self.accounting, tensors)
+        store = FlatStore(self.model, self.table)
+        penalty = Penalty(
+            self.table, tensors, store, prices, self.options.penalty, self.options.calibration
+        )
+        return _Plan(store, penalty, prices)
+
+    def _probe(self) -> float | None:
+        return self.probe() if self.probe else None
+
+    # --- what users look at -----------------------------------------------------
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Axis name -> surviving indices."""
+        return self.table.widths(named_tensors(self.model))
+
+    @property
+    def structure(self) -> dict:
+        """The model's structure, from which the same network can be built."""
+        return self.model.structure()
+
+    @property
+    def fma(self) -> float:
+        """Work per token, by the chosen accounting."""
+        return pricing.total_fma(self.table, self.accounting, named_tensors(self.model))
+
+    @property
+    def parameters(self) -> int:
+        return len(self._plan.store)
+
+    def utility(self) -> dict[str, Tensor]:
+        """Corrected utility of every index per unit of rho."""
+        return self._plan.penalty.utility(self._plan.store.weight)
+
+    @property
+    def prices(self) -> dict[str, np.ndarray]:
+        """r: what each index saves per token."""
+        return self._plan.prices
+
+    def on_drop(self, hook: DropHook) -> DropHook:
+        """Register a hook; usable as a decorator.
+
+        It sees each axis's `Drop` before the cut and returns the indices that may go,
+        or True (all, also None) or False (none).
+        """
+        self.hooks.append(hook)
+        return hook
+
+
+def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
+    if answer is None or answer is True:
+        return set(drop.indices)
+    if answer is False:
+        return set()
+    return set(answer)
+
+
+def _accounting(name: str) -> pricing.Accounting:
+    if name not in pricing.ACCOUNTINGS:
+        known = ", ".join(pricing.ACCOUNTINGS)
+        raise ValueError(f"unknown accounting {name!r}; choose one of {known}")
+    return pricing.ACCOUNTINGS[name]

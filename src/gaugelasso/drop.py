@@ -1,0 +1,87 @@
+"""Drop: decide which indices go, and what their going takes along.
+
+Trust-drop looks at how near an index is to zero; the cascade follows the table
+until nothing is left half-connected. Decides only; surgery cuts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import AxisTable, Tensors, side_rms
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Keep-sets for every axis (bool per index, CPU) and the operators that vanish."""
+
+    keeps: dict[str, Tensor]
+    removed: tuple[str, ...] = ()
+
+    def dropped(self) -> dict[str, int]:
+        """Axis name -> how many of its indices go; axes that lose none are left out."""
+        counts = {name: int((~keep).sum()) for name, keep in self.keeps.items()}
+        return {name: number for name, number in counts.items() if number}
+
+
+def channel_rms(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
+    """sqrt(eps_A eps_B) of every index: its gauge-invariant distance to zero (CPU)."""
+    names = [axis.name for axis in table.axes]
+    values = [
+        (side_rms(axis, axis.side_a, tensors) * side_rms(axis, axis.side_b, tensors)).sqrt()
+        for axis in table.axes
+    ]
+    # One transfer for all axes: each would wait for the device.
+    flat = torch.cat(values).cpu()
+    return dict(zip(names, flat.split([len(v) for v in values]), strict=True))
+
+
+def trust_drop(rms: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
+    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop)."""
+    return {name: values > threshold for name, values in rms.items()}
+
+
+def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:
+    """Close keep-sets under connection; None if a required operator would vanish.
+
+    - an operator with an empty axis goes, with all its axes;
+    - an index reached through position maps (a residual site) goes when no side A
+      or no side B position is left at it;
+    - the positions of such an index go with it.
+    """
+    keeps = {name: keep.clone() for name, keep in keeps.items()}
+    links = {slot: tensors[str(slot.link)].cpu() for axis in table.axes for slot in axis.linked()}
+    owners = table.owners()
+    gone: list[str] = []
+    changed = True
+    while changed:
+        changed = False
+        for owner, names in owners.items():
+            if owner not in gone and not all(bool(keeps[name].any()) for name in names):
+                if owner in table.required:
+                    return None
+                gone.append(owner)
+                for name in names:
+                    keeps[name].zero_()
+                changed = True
+        for axis in table.axes:
+            if not axis.linked():
+                continue
+            keep = keeps[axis.name]
+            alive = keep.clone()
+            for slots in (axis.side_a, axis.side_b):
+                reached = torch.zeros_like(keep)
+                for slot in slots:
+                    reached[links[slot][keeps[table.home(slot)]]] = True
+                alive &= reached
+            if not torch.equal(alive, keep):
+                keeps[axis.name] = alive
+                changed = True
+            for slot in axis.linked():
+                home = table.home(slot)
+                connected = keeps[home] & alive[links[slot]]
+                if not torch.equal(connected, keeps[home]):
+                    keeps[home] = connected
+                    changed = True
+    return Decision(keeps, tuple(gone))

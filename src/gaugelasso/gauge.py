@@ -1,0 +1,86 @@
+"""Gauge balance: make both sides of every axis equally heavy.
+
+Changes no model output: what one side gains the other loses, and riders that must
+follow do. Also the slow norm weights, which let a dying channel leave its
+normaliser smoothly. Knows nothing of losses, budgets or data.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import Axis, AxisTable, Norm, Tensors, side_rms, spread
+
+CLIP = 10.0
+
+
+def rescale_(axis: Axis, factor: Tensor, tensors: Tensors, *, riders: bool = True) -> None:
+    """A <- A c, B <- B / c, riders <- rider c**power, per index."""
+    powers = [(slot, 1) for slot in axis.side_a] + [(slot, -1) for slot in axis.side_b]
+    if riders:
+        powers += [(slot, slot.power) for slot in axis.riders if slot.power]
+    for slot, power in powers:
+        tensor = tensors[slot.tensor]
+        tensor.detach().mul_(spread(factor.to(tensor.dtype) ** power, slot, tensors))
+
+
+def rescale_state_(
+    axis: Axis, factor: Tensor, tensors: Tensors, momentum: Tensors, second: Tensors
+) -> None:
+    """Contravariant state: what a gradient does when its weight is multiplied by c.
+
+    m_A <- m_A / c, m_B <- m_B c; second moments by the square.
+    """
+    for slot, power in [(s, -1) for s in axis.side_a] + [(s, 1) for s in axis.side_b]:
+        along = spread(factor, slot, tensors)
+        momentum[slot.tensor].mul_(along**power)
+        if slot.tensor in second:
+            second[slot.tensor].mul_(along ** (2 * power))
+
+
+def balance_(
+    table: AxisTable, tensors: Tensors, sweeps: int = 3, clip: float = CLIP
+) -> dict[str, Tensor]:
+    """Gauge Sinkhorn: sweeps of c = sqrt(eps_B / eps_A) over all axes, in table order.
+
+    Each sweep's c is clipped to [1/clip, clip]. An index that is zero on a side has
+    no balance and is left alone. Returns the total c of each axis, for the
+    optimizer's state to follow.
+    """
+    total: dict[str, Tensor] = {}
+    for _ in range(sweeps):
+        for axis in table.axes:
+            heavy_a = side_rms(axis, axis.side_a, tensors)
+            heavy_b = side_rms(axis, axis.side_b, tensors)
+            alive = (heavy_a > 0) & (heavy_b > 0)
+            ratio = torch.where(alive, heavy_b / heavy_a.clamp(min=1e-38), 1.0)
+            factor = ratio.sqrt().clamp(1 / clip, clip)
+            rescale_(axis, factor, tensors)
+            total[axis.name] = total[axis.name] * factor if axis.name in total else factor
+    return total
+
+
+def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
+    """|log(eps_A / eps_B)| per index: 0 at gauge balance."""
+    result = {}
+    for axis in table.axes:
+        heavy_a = side_rms(axis, axis.side_a, tensors).clamp(min=1e-38)
+        heavy_b = side_rms(axis, axis.side_b, tensors).clamp(min=1e-38)
+        result[axis.name] = (heavy_a / heavy_b).log().abs()
+    return result
+
+
+def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: float = 0.2) -> None:
+    """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
+
+    E is the mean square of the normaliser's inputs; s keeps the mean normaliser
+    where it is.
+    """
+    gain, weight = tensors[norm.gain].detach(), tensors[norm.weight]
+    energy = tensors[norm.energy].to(gain.dtype)
+    aim = gain.square()
+    there = (aim * energy).sum()
+    scale = torch.where(there > 0, (weight * energy).sum() / there.clamp(min=1e-38), 0.0)
+    # Without energy or gain there is nothing to follow.
+    weight.copy_(torch.where(scale > 0, torch.lerp(weight, scale * aim, rate), weight))

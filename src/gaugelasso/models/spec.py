@@ -1,0 +1,215 @@
+"""The structure of a transformer as data: enough to build the exact network, JSON-ready.
+
+Says which residual sites each operator reads and writes, and its inner widths;
+nothing is uniform. Holds no weights.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+
+class SpecError(ValueError):
+    """A structure that cannot be built."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention operator.
+
+    `keys` is the number of removable key indices: RoPE pairs where `frequencies`
+    are given, single channels otherwise. `scale` is the softmax scale at birth.
+    """
+
+    depth: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    keys: int
+    values: int
+    scale: float
+    frequencies: tuple[float, ...] | None = None
+    kind: Literal["attention"] = "attention"
+
+    @property
+    def name(self) -> str:
+        return f"attention_{self.depth}"
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """One SwiGLU operator with `filters` hidden channels."""
+
+    depth: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    filters: int
+    kind: Literal["mlp"] = "mlp"
+
+    @property
+    def name(self) -> str:
+        return f"mlp_{self.depth}"
+
+
+OperatorSpec = AttentionSpec | MlpSpec
+
+
+@dataclass(frozen=True)
+class TransformerSpec:
+    """A whole network.
+
+    `sites` are the residual positions by their number at birth. `inputs` is the
+    vocabulary (tokens) or the patch size (patches); `outputs` the classes or
+    pixels. `layers` is the depth at birth. `norm` is "slow" or "tied" (the paper's
+    prescaled RMS).
+    """
+
+    sites: tuple[int, ...]
+    length: int
+    layers: int
+    inputs: int
+    outputs: int
+    embed: tuple[int, ...]
+    classify: tuple[int, ...]
+    operators: tuple[OperatorSpec, ...]
+    input_kind: Literal["tokens", "patches"] = "tokens"
+    causal: bool = True
+    positions: bool = False
+    norm: Literal["slow", "tied"] = "slow"
+
+    @classmethod
+    def uniform(
+        cls,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        d_k: int,
+        d_v: int,
+        d_f: int,
+        length: int,
+        inputs: int,
+        outputs: int,
+        kv_heads: int | None = None,
+        rope: bool = True,
+        rope_base: float = 10_000.0,
+        input_kind: Literal["tokens", "patches"] = "tokens",
+        causal: bool = True,
+        positions: bool = False,
+        norm: Literal["slow", "tied"] = "slow",
+    ) -> "TransformerSpec":
+        """Equal layers of full width: what compression starts from."""
+        if rope and d_k % 2:
+            raise SpecError(f"d_k = {d_k} is odd; RoPE rotates pairs, give an even d_k")
+        everywhere = tuple(range(width))
+        pairs = d_k // 2
+        frequencies = tuple(rope_base ** (-i / pairs) for i in range(pairs)) if rope else None
+        operators: list[OperatorSpec] = []
+        for depth in range(layers):
+            attention = AttentionSpec(
+                depth=depth,
+                reads=everywhere,
+                writes=everywhere,
+                heads=heads,
+                kv_heads=kv_heads or heads,
+                keys=pairs if rope else d_k,
+                values=d_v,
+                scale=1 / math.sqrt(d_k) if d_k > 0 else 0.0,
+                frequencies=frequencies,
+            )
+            operators += [attention, MlpSpec(depth, everywhere, everywhere, d_f)]
+        return cls(
+            sites=everywhere,
+            length=length,
+            layers=layers,
+            inputs=inputs,
+            outputs=outputs,
+            embed=everywhere,
+            classify=everywhere,
+            operators=tuple(operators),
+            input_kind=input_kind,
+            causal=causal,
+            positions=positions,
+            norm=norm,
+        )
+
+    def __post_init__(self) -> None:
+        _positive("width", len(self.sites))
+        for name in ("length", "layers", "inputs", "outputs"):
+            _positive(name, getattr(self, name))
+        for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
+            _check_reach(who, reach, len(self.sites))
+        seen: set[str] = set()
+        for operator in self.operators:
+            if operator.name in seen:
+                raise SpecError(f"operator {operator.name!r} appears twice")
+            seen.add(operator.name)
+            if not 0 <= operator.depth < self.layers:
+                raise SpecError(f"{operator.name}: depth outside 0..{self.layers - 1}")
+            _check_reach(f"{operator.name} reads", operator.reads, len(self.sites))
+            _check_reach(f"{operator.name} writes", operator.writes, len(self.sites))
+            if isinstance(operator, MlpSpec):
+                _positive(f"{operator.name} d_f", operator.filters)
+                continue
+            for label in ("heads", "kv_heads", "keys", "values"):
+                _positive(f"{operator.name} {label}", getattr(operator, label))
+            if operator.heads % operator.kv_heads:
+                raise SpecError(
+                    f"{operator.name}: heads = {operator.heads} is not a multiple of "
+                    f"kv_heads = {operator.kv_heads}"
+                )
+            if operator.frequencies is not None and len(operator.frequencies) != operator.keys:
+                raise SpecError(
+                    f"{operator.name}: {len(operator.frequencies)} frequencies for "
+                    f"{operator.keys} RoPE pairs"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
+        """Rebuild from JSON data; SpecError names what is missing, unknown or wrong."""
+        if not isinstance(data, Mapping):
+            raise SpecError(f"a structure is a JSON object, not {type(data).__name__}")
+        _known("structure", cls, data)
+        operators: list[OperatorSpec] = []
+        for entry in data["operators"]:
+            kind = entry.get("kind")
+            kinds: dict[Any, type[OperatorSpec]] = {"attention": AttentionSpec, "mlp": MlpSpec}
+            if kind not in kinds:
+                raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
+            _known(f"{kind} operator", kinds[kind], entry)
+            operators.append(kinds[kind](**{k: _tupled(v) for k, v in entry.items()}))
+        plain = {k: _tupled(v) for k, v in data.items() if k != "operators"}
+        return cls(**plain, operators=tuple(operators))
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _known(what: str, cls: type, data: Mapping[str, Any]) -> None:
+    names = [f.name for f in fields(cls)]
+    for key in data:
+        if key not in names:
+            raise SpecError(f"{what}: unknown key {key!r}")
+    for name in names:
+        if name not in data:
+            raise SpecError(f"{what}: key {name!r} is missing")
+
+
+def _positive(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(f"{name} = {value!r}: must be a whole number of at least 1")
+
+
+def _check_reach(who: str, sites: tuple[int, ...], width: int) -> None:
+    _positive(f"{who}: number of sites", len(sites))
+    for site in sites:
+        if not isinstance(site, int) or not 0 <= site < width:
+            raise SpecError(f"{who}: site {site!r} is outside 0..{width - 1}")
+    if len(set(sites)) != len(sites):
+        raise SpecError(f"{who}: a site is named twice")

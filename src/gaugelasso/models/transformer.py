@@ -1,0 +1,125 @@
+"""A transformer whose every layer has its own widths, built from and read back as a spec.
+
+Embedding -> (attention, SwiGLU) per depth, what is left of them -> classifier, all
+around one residual stream of sites. Offers the axis table; knows nothing of
+training.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Slot
+from gaugelasso.models.layers import Attention, Classifier, Embedding, Operator, Part, SwiGLU
+from gaugelasso.models.spec import AttentionSpec, TransformerSpec
+
+STREAM = "D"
+
+
+class Transformer(Compressible):
+    """Build with `Transformer(spec, seed)`; call on [B, S] tokens or [B, S, n] patches."""
+
+    sites: Tensor
+
+    def __init__(self, spec: TransformerSpec, seed: int = 0):
+        super().__init__()
+        self.birth = spec
+        generator = torch.Generator().manual_seed(seed)
+        tied = spec.norm == "tied"
+        # Each of 2 * layers operators adds to the stream: keep its variance near one.
+        shrink = (2 * spec.layers) ** -0.5
+        self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
+        self.embedding = Embedding(
+            spec.inputs,
+            spec.embed,
+            spec.length,
+            tokens=spec.input_kind == "tokens",
+            positions=spec.positions,
+            generator=generator,
+        )
+        self.operators = nn.ModuleDict()
+        for op in spec.operators:
+            self.operators[op.name] = (
+                Attention(op, causal=spec.causal, tied=tied, shrink=shrink, generator=generator)
+                if isinstance(op, AttentionSpec)
+                else SwiGLU(op, tied=tied, shrink=shrink, generator=generator)
+            )
+        self.classifier = Classifier(spec.classify, spec.outputs, tied=tied, generator=generator)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (or pixels) [B, S, outputs]."""
+        batch, length = inputs.shape[:2]
+        x = torch.zeros(
+            len(self.sites), batch * length, device=inputs.device, dtype=self.embedding.table.dtype
+        )
+        x = self.embedding.write(x, self.embedding(inputs))
+        for operator in self._operators():
+            x = operator.write(x, operator(x, batch))
+        return self.classifier(x).view(batch, length, -1)
+
+    def axis_table(self) -> AxisTable:
+        axes: list[Axis] = []
+        fixed: list[Slot] = []
+        costs: list[Cost] = []
+        norms: list[Norm] = []
+        matrices: dict[str, int] = {}
+        writers, readers, energies = [], [], [Slot("sites")]
+        for name, part in self._parts():
+            axes += part.axes(name)
+            fixed += part.fixed(name)
+            costs += part.costs(name)
+            matrices |= part.matrices(name)
+            if isinstance(part, Embedding | Operator):
+                writers.append(Slot(f"{name}.write.scale", link=f"{name}.write.sites"))
+            if isinstance(part, Classifier | Operator):
+                link = f"{name}.read.sites"
+                readers.append(Slot(f"{name}.read.gain", link=link))
+                # A louder site needs a smaller weight to leave the normaliser as it was.
+                energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
+                energies.append(Slot(f"{name}.read.energy", link=link, power=2))
+                norms.append(part.read.norm(f"{name}.read"))
+        axes.append(Axis(STREAM, STREAM, tuple(writers), tuple(readers), tuple(energies)))
+        length = self.birth.length
+        return AxisTable(
+            axes=tuple(axes),
+            fixed=tuple(fixed),
+            matrices=matrices,
+            norms=() if self.birth.norm == "tied" else tuple(norms),
+            costs=tuple(costs),
+            required=frozenset({"embedding", "classifier"}),
+            context=(length, (length + 1) / 2 if self.birth.causal else float(length)),
+        )
+
+    def _operators(self) -> Iterator[Operator]:
+        return (cast(Operator, part) for part in self.operators.values())
+
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        yield "embedding", self.embedding
+        for name, part in zip(self.operators, self._operators(), strict=True):
+            yield f"operators.{name}", part
+        yield "classifier", self.classifier
+
+    def remove_operator(self, name: str) -> None:
+        del self.operators[name.removeprefix("operators.")]
+
+    def spec(self) -> TransformerSpec:
+        """The structure as it stands, read off the tensors."""
+        return TransformerSpec(
+            sites=tuple(self.sites.tolist()),
+            length=self.birth.length,
+            layers=self.birth.layers,
+            inputs=self.birth.inputs,
+            outputs=self.birth.outputs,
+            embed=tuple(self.embedding.write.sites.tolist()),
+            classify=tuple(self.classifier.read.sites.tolist()),
+            operators=tuple(part.spec() for part in self._operators()),
+            input_kind=self.birth.input_kind,
+            causal=self.birth.causal,
+            positions=self.birth.positions,
+            norm=self.birth.norm,
+        )
+
+    def structure(self) -> dict:
+        return self.spec().to_dict()

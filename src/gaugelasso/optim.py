@@ -1,0 +1,160 @@
+"""Coupled Muon/Adam on flat storage: task momentum and penalty share one normalisation.
+
+Momentum follows the task gradient alone; rho r joins it before the step is
+normalised, so the penalty competes in the optimizer's own metric. No host reads.
+Knows nothing of axes or targets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gaugelasso.storage import FlatStore
+
+# Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in five steps.
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def newton_schulz(batch: Tensor, steps: int = 5) -> Tensor:
+    """Nearest semi-orthogonal matrices, approximately; batch [..., rows <= cols].
+
+    Zero rows and columns stay zero, so padding changes nothing.
+    """
+    a, b, c = _QUINTIC
+    x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-20)
+    if x.is_cuda:
+        x = x.bfloat16()
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.to(batch.dtype)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Matrices padded to one shape: where their elements lie, and each one's step scale."""
+
+    index: Tensor  # [count, rows, cols] into the flat matrices, or one past them for padding
+    scale: Tensor  # [count, 1, 1]
+
+
+class MatrixPlan:
+    """Muon over every matrix of a store: few batched products, whatever the shapes."""
+
+    def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
+        self.size = store.matrix_end
+        device = store.weight.device
+        grids: dict[tuple[int, int], list[Tensor]] = {}
+        for name, rows in rows_of.items():
+            segment = store.segments[name]
+            tall = segment.shape[:rows].numel()
+            grid = torch.arange(segment.start, segment.end).view(tall, -1)
+            if grid.shape[0] > grid.shape[1]:
+                grid = grid.T
+            grids.setdefault(
+                (_power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])), []
+            ).append(grid)
+        self.buckets = []
+        # Where each flat element is found in the concatenated results.
+        place = torch.empty(self.size, dtype=torch.long)
+        offset = 0
+        for group in grids.values():
+            rows, cols = (max(grid.shape[d] for grid in group) for d in (0, 1))
+            index = torch.full((len(group), rows, cols), self.size)
+            for k, grid in enumerate(group):
+                index[k, : grid.shape[0], : grid.shape[1]] = grid
+            positions = torch.arange(offset, offset + index.numel()).view(index.shape)
+            real = index < self.size
+            place[index[real]] = positions[real]
+            offset += index.numel()
+            scale = torch.tensor([max(grid.shape) ** 0.5 for grid in group]).view(-1, 1, 1)
+            self.buckets.append(_Bucket(index.to(device), scale.to(device, store.weight.dtype)))
+        self.place = place.to(device)
+
+    def orthogonalise(self, flat: Tensor) -> Tensor:
+        """Updates of per-element RMS 1 for the flat matrices."""
+        padded = torch.cat([flat, flat.new_zeros(1)])
+        results = [
+            (newton_schulz(padded[bucket.index]) * bucket.scale).reshape(-1)
+            for bucket in self.buckets
+        ]
+        return torch.cat(results)[self.place]
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class CoupledOptimizer:
+    """m <- lerp(m, g, 1 - beta); then a normalised step along m + rho r.
+
+    `muon`: matrices by Newton-Schulz at RMS 1, everything else by
+        u = (m^ + rho r) / sqrt(v^ + (rho r)^2), clipped to +-1.
+    `adam`: everything by the second formula.
+    Weight decay, decoupled, on the second formula's elements only.
+    """
+
+    def __init__(
+        self,
+        store: FlatStore,
+        matrices: Mapping[str, int],
+        kind: Literal["muon", "adam"] = "muon",
+        beta: float = 0.95,
+        beta_second: float = 0.99,
+        weight_decay: float = 0.0,
+    ):
+        self.kind, self.beta, self.beta_second = kind, beta, beta_second
+        self.weight_decay = weight_decay
+        # beta**t of both averages, kept on the device so that a step reads no host value.
+        self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
+        self._rates = self.decay.new_tensor([beta, beta_second])
+        self.momentum = torch.zeros_like(store.weight)
+        self.attach(store, matrices)
+        self.second = torch.zeros_like(store.weight[self.split :])
+
+    def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
+        """Work on this store from now on; the state must already have its layout."""
+        self.store = store
+        self.split = store.matrix_end if self.kind == "muon" else 0
+        self.plan = MatrixPlan(store, matrices) if self.split else None
+
+    def follow_cut_(self, kept: Tensor) -> None:
+        """Cut the state as the weights were cut; `attach` the new store next."""
+        self.second = self.second[kept[kept >= self.split] - self.split]
+        self.momentum = self.momentum[kept]
+
+    def observe_(self) -> None:
+        """Take the task gradient into momentum and second moment."""
+        gradient = self.store.grad
+        self.momentum.lerp_(gradient, 1 - self.beta)
+        tail = gradient[self.split :]
+        self.second.lerp_(tail * tail, 1 - self.beta_second)
+        self.decay.mul_(self._rates)
+
+    def step_(self, pressure: Tensor, lr: Tensor) -> None:
+        """One step along m + pressure, where pressure is rho r."""
+        weight, split = self.store.weight, self.split
+        if self.plan is not None:
+            update = self.plan.orthogonalise(self.momentum[:split] + pressure[:split])
+            weight[:split].sub_(lr * update)
+        push = pressure[split:]
+        first, second = 1 - self.decay
+        aim = self.momentum[split:] / first + push
+        spread = (self.second / second + push * push).sqrt()
+        update = (aim / (spread + 1e-12)).clamp(-1, 1)
+        if self.weight_decay:
+            weight[split:].mul_(1 - lr * self.weight_decay)
+        weight[split:].sub_(lr * update)
+
+    def states(self) -> dict[str, dict[str, Tensor]]:
+        """The state as named tensors, for balance and checkpoints."""
+        momentum = self.store.views(self.momentum)
+        second = {
+            name: self.second[s.start - self.split : s.end - self.split].view(s.shape)
+            for name, s in self.store.segments.items()
+            if s.start >= self.split
+        }
+        return {"momentum": momentum, "second": second}

@@ -1,0 +1,180 @@
+"""Penalty: symmetric group lasso over every axis, and the utility it measures.
+
+Works on flat storage: each element carries the ids of the (at most two) lasso
+groups it belongs to, so norms and gradients are a few passes whatever the number
+of tensors. Knows nothing of losses, drops or balance.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import AxisTable, Side, Slot, Tensors, side_counts
+from gaugelasso.storage import FlatStore
+
+Form = Literal["symmetric", "one_sided", "product_norm"]
+Calibration = Literal["efficiency", "geometry"]
+
+# Below this a slice is zero and its direction undefined: no pull.
+_TINY = 1e-20
+
+
+@dataclass(frozen=True)
+class GroupRange:
+    """The group ids of one axis: `width` on side A, then as many on side B."""
+
+    start: int
+    width: int
+
+    def side(self, side: Side) -> slice:
+        begin = self.start + (self.width if side == "b" else 0)
+        return slice(begin, begin + self.width)
+
+
+class Penalty:
+    """The penalty of one structure; built anew after surgery.
+
+    strength lambda (paper, eq. efficiency_lambda, without rho), per side of index j:
+    - efficiency: r_j / sqrt(n)
+    - geometry:   sqrt(n of the other side)          (paper, cross-count remark)
+    """
+
+    def __init__(
+        self,
+        table: AxisTable,
+        tensors: Tensors,
+        store: FlatStore,
+        prices: dict[str, np.ndarray],
+        form: Form = "symmetric",
+        calibration: Calibration = "efficiency",
+    ):
+        self.form = form
+        self.ranges: dict[str, GroupRange] = {}
+        counts, price, partner = [], [], []
+        start = 0
+        for axis in table.axes:
+            size = len(prices[axis.name])
+            self.ranges[axis.name] = GroupRange(start, size)
+            for _, slots in axis.sides():
+                counts.append(side_counts(axis, slots, tensors))
+                price.append(torch.as_tensor(prices[axis.name], dtype=torch.float64))
+            ids = torch.arange(start, start + 2 * size)
+            partner.append(torch.cat([ids[size:], ids[:size]]))
+            start += 2 * size
+        # One more group, without weight, for elements that are in fewer than two.
+        self.none = start
+        device, dtype = store.weight.device, store.weight.dtype
+        n = torch.cat([*counts, torch.ones(1, dtype=torch.float64)]).clamp(min=1)
+        r = torch.cat([*price, torch.zeros(1, dtype=torch.float64)])
+        self.partner = torch.cat([*partner, torch.tensor([self.none])]).to(device)
+        if calibration == "efficiency":
+            strength = r / n.sqrt()
+        else:
+            strength = n[self.partner.cpu()].sqrt()
+            strength[self.none] = 0
+        if form == "one_sided":
+            for span in self.ranges.values():
+                strength[span.side("b")] = 0
+        self.strength = strength.to(device, dtype)
+        # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
+        self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
+        self.ids = self._element_groups(table, tensors, store)
+
+    def _element_groups(self, table: AxisTable, tensors: Tensors, store: FlatStore) -> list[Tensor]:
+        per_tensor: dict[str, list[Tensor]] = {name: [] for name in store.segments}
+        for axis in table.axes:
+            for side, slots in axis.sides():
+                for slot in slots:
+                    ids = _positions(slot, tensors) + self.ranges[axis.name].side(side).start
+                    shape = store.segments[slot.tensor].shape
+                    lay = [1] * len(shape)
+                    lay[slot.dim] = -1
+                    per_tensor[slot.tensor].append(ids.view(lay).expand(shape).reshape(-1))
+        passes = max((len(ids) for ids in per_tensor.values()), default=0)
+        result = []
+        for k in range(passes):
+            parts = [
+                ids[k]
+                if k < len(ids)
+                else torch.full((store.segments[name].shape.numel(),), self.none)
+                for name, ids in per_tensor.items()
+            ]
+            result.append(torch.cat(parts).to(store.weight.device))
+        return result
+
+    def group_sums(self, values: Tensor) -> Tensor:
+        """Sum per-element values over each group."""
+        total = torch.zeros(self.none + 1, dtype=values.dtype, device=values.device)
+        for ids in self.ids:
+            total.index_add_(0, ids, values)
+        return total
+
+    def norms(self, weight: Tensor) -> Tensor:
+        """Frobenius norm of every group."""
+        return self.group_sums(weight * weight).sqrt()
+
+    def _pull(self, norms: Tensor) -> Tensor:
+        """Per group: the gradient's length divided by the group's norm."""
+        if self.form == "product_norm":
+            other = (self.strength * norms)[self.partner]
+            pull = self.strength * other * self.inverse_price
+        else:
+            pull = self.strength
+        return torch.where(norms > _TINY, pull / norms.clamp(min=_TINY), 0.0)
+
+    def gradient(self, weight: Tensor) -> Tensor:
+        """r: for every group lambda T/||T||, summed over the groups of each element."""
+        pull = self._pull(self.norms(weight))
+        factor = pull[self.ids[0]]
+        for ids in self.ids[1:]:
+            factor = factor + pull[ids]
+        return factor * weight
+
+    def value(self, weight: Tensor) -> Tensor:
+        """The penalty itself, without rho."""
+        weighted = self.strength * self.norms(weight)
+        if self.form == "product_norm":
+            return (weighted * weighted[self.partner] * self.inverse_price).sum() / 2
+        return weighted.sum()
+
+    def utility(self, weight: Tensor) -> dict[str, Tensor]:
+        """Corrected utility of every index, without rho (paper, corrected_harm).
+
+        omega = sum over the slice of w times the whole penalty gradient: the self
+        term lambda||T|| plus the cross terms of the other axes its elements are on.
+        The geometric mean of both sides, so that it does not depend on the gauge.
+        """
+        sums = self.group_sums(weight * self.gradient(weight))
+        return {
+            name: (sums[span.side("a")] * sums[span.side("b")]).clamp(min=0).sqrt()
+            for name, span in self.ranges.items()
+        }
+
+    def balanced_utility(self, weight: Tensor) -> dict[str, Tensor]:
+        """GM_j = sqrt(lambda_A lambda_B ||A_j|| ||B_j||): utility if groups did not overlap."""
+        weighted = self.strength * self.norms(weight)
+        return {
+            name: (weighted[span.side("a")] * weighted[span.side("b")]).sqrt()
+            for name, span in self.ranges.items()
+        }
+
+
+def _positions(slot: Slot, tensors: Tensors) -> Tensor:
+    if slot.link is not None:
+        return tensors[slot.link].cpu().long()
+    return torch.arange(tensors[slot.tensor].shape[slot.dim])
+
+
+def ranked(
+    utility: dict[str, Tensor], prices: dict[str, np.ndarray]
+) -> list[tuple[float, str, int]]:
+    """Every index by utility per unit of price, least first: the order to prune in."""
+    rows = []
+    for name, values in utility.items():
+        for index, (value, price) in enumerate(zip(values.tolist(), prices[name], strict=True)):
+            rows.append((value / price if price > 0 else math.inf, name, index))
+    return sorted(rows)

@@ -1,0 +1,81 @@
+"""Accountings: what one token costs, and what it saves when an index goes.
+
+An accounting weighs the cost terms that a model declares; the price of an index
+is the exact difference of two counts. Knows nothing of weights or training.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaugelasso.axes import AxisTable, Cost, Tensors
+
+Widths = Mapping[str, "int | np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How many units of work one cost term is per token, given (length, visible keys)."""
+
+    name: str
+    weight: Callable[[Cost, int, float], float]
+
+
+def _fma(cost: Cost, length: int, visible: float) -> float:
+    match cost.kind:
+        case "matmul" | "scale":
+            return 1.0
+        case "scores" | "mix":
+            return visible * cost.unit
+        case "lookup" | "rotation":
+            return 0.0
+
+
+def _paper(cost: Cost, length: int, visible: float) -> float:
+    # Decoded from the paper's figures: every parameter once, and attention over the
+    # whole length with a RoPE pair counted as one channel.
+    match cost.kind:
+        case "scores" | "mix":
+            return float(length)
+        case "matmul" | "scale" | "lookup" | "rotation":
+            return 1.0
+
+
+ACCOUNTINGS: dict[str, Accounting] = {
+    "fma": Accounting("fma", _fma),
+    "paper": Accounting("paper", _paper),
+}
+
+
+def count(table: AxisTable, accounting: Accounting, widths: Widths) -> float | np.ndarray:
+    """Work per token at the given widths (numbers, or arrays for many cases at once)."""
+    total: float | np.ndarray = 0.0
+    for cost in table.costs:
+        work = cost.factor * accounting.weight(cost, *table.context)
+        total = total + work * math.prod(widths[name] for name in cost.axes)
+    return total
+
+
+def total_fma(table: AxisTable, accounting: Accounting, tensors: Tensors) -> float:
+    """Work per token of the model as it stands."""
+    return float(count(table, accounting, table.widths(tensors)))
+
+
+def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[str, np.ndarray]:
+    """r: axis name -> what one token saves when that index goes, for each index."""
+    widths = table.widths(tensors)
+    now = count(table, accounting, widths)
+    result = {}
+    for axis in table.axes:
+        size = widths[axis.name]
+        without: dict[str, int | np.ndarray] = dict(widths)
+        without[axis.name] = widths[axis.name] - 1
+        # An index reached by position maps takes one position of every axis it touches.
+        for home, link in {table.home(slot): slot.link for slot in axis.linked()}.items():
+            touched = np.zeros(size, dtype=np.int64)
+            touched[tensors[str(link)].cpu().numpy()] = 1
+            without[home] = without[home] - touched
+        result[axis.name] = np.broadcast_to(now - count(table, accounting, without), (size,)).copy()
+    return result

@@ -1,0 +1,48 @@
+"""Penalty strength from a loss target: scalars in, one scalar out, no host reads.
+
+rho is what makes the predicted loss after the step equal to the target; it is zero
+unless there is margin to spend and the penalty opposes descent.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Method = Literal["conservative", "sign_step", "fixed"]
+
+# The penalty must oppose descent by at least this share of its 1-norm.
+_OPPOSITION = 1e-3
+
+
+@dataclass(frozen=True)
+class RhoSolver:
+    """How rho is found.
+
+    - conservative: (L* - L) / (-lr <sign m, r>): spend only margin already earned
+    - sign_step:    the same with lr ||m||_1 added: spend predicted gains too
+    - fixed:        the given rho, target or not
+    """
+
+    method: Method
+    loss_target: float
+    rho: float = 0.0
+
+    def solve(self, loss: Tensor, lr: Tensor, momentum: Tensor, gradient: Tensor) -> Tensor:
+        """rho for this step, a 0-dim tensor on the momentum's device."""
+        if self.method == "fixed":
+            return torch.full_like(lr, self.rho)
+        opposition = -torch.dot(momentum.sign(), gradient)
+        margin = self.loss_target - loss
+        if self.method == "sign_step":
+            margin = margin + lr * momentum.abs().sum()
+        enough = (margin > 0) & (opposition > _OPPOSITION * gradient.abs().sum())
+        return torch.where(enough, margin / (lr * opposition), 0.0)
+
+
+def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:
+    """Exponential average of the loss that starts at its first value; both states in place."""
+    average.copy_(torch.where(seen > 0, torch.lerp(loss, average, beta), loss))
+    seen.add_(1)
+    return average

@@ -1,0 +1,78 @@
+"""Flat storage: every trainable tensor of a model as a view of one vector.
+
+Matrices come first, then vectors and tables, so an optimizer treats each kind as
+one slice. Weights, gradients and optimizer state share the layout; a cut is one
+index vector applied to all of them. Knows nothing of axes' meaning or of losses.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.axes import AxisTable
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where one tensor lies in the flat vector."""
+
+    start: int
+    shape: torch.Size
+
+    @property
+    def end(self) -> int:
+        return self.start + self.shape.numel()
+
+    def view(self, flat: Tensor) -> Tensor:
+        return flat[self.start : self.end].view(self.shape)
+
+
+class FlatStore:
+    """The parameters of a model, re-pointed at one weight vector and one gradient vector.
+
+    The model's own parameters become views: an update of `weight` is an update of
+    the model, and `backward` fills `grad`.
+    """
+
+    def __init__(self, model: nn.Module, table: AxisTable):
+        parameters = dict(model.named_parameters())
+        order = [name for name in parameters if name in table.matrices]
+        order += [name for name in parameters if name not in table.matrices]
+        self.segments: dict[str, Segment] = {}
+        offset = 0
+        for name in order:
+            self.segments[name] = Segment(offset, parameters[name].shape)
+            offset = self.segments[name].end
+        self.matrix_end = max(
+            (s.end for name, s in self.segments.items() if name in table.matrices), default=0
+        )
+        first = next(iter(parameters.values()))
+        self.weight = torch.empty(offset, dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.weight)
+        for name, segment in self.segments.items():
+            segment.view(self.weight).copy_(parameters[name].detach())
+            parameter = nn.Parameter(segment.view(self.weight))
+            parameter.grad = segment.view(self.grad)
+            replace_tensor(model, name, parameter)
+
+    def __len__(self) -> int:
+        return self.weight.numel()
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """A state vector as named tensors of the parameters' shapes."""
+        return {name: segment.view(flat) for name, segment in self.segments.items()}
+
+
+def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a new parameter or buffer where `name` stands in the model.
+
+    A new Parameter object, not new data in the old one: autograd nodes of a loss
+    that is still alive remember the old shape.
+    """
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(tensor, nn.Parameter):
+        module._parameters[leaf] = tensor
+    else:
+        module._buffers[leaf] = tensor
