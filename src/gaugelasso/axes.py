@@ -13,11 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gaugelasso.errors import UserError
+
 Tensors = Mapping[str, Tensor]
 Side = Literal["a", "b"]
 
 
-class AxisError(ValueError):
+class AxisError(UserError):
     """A model's axis table contradicts its tensors."""
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.drop import Decision, cascade, channel_rms, trust_drop
+from gaugelasso.errors import UserError
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.penalty import Calibration, Form, Penalty
 from gaugelasso.solver import Method, RhoSolver, smooth_
@@ -84,6 +85,22 @@ class CompressorOptions:
     beta_second: float = 0.99
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        for key in ("lr", "trust"):
+            if not getattr(self, key) > 0:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
+        for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
+        for key in ("rho", "weight_decay", "sinkhorn_sweeps"):
+            if getattr(self, key) < 0:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
+        if self.interval < 1:
+            raise UserError(f"compress.interval = {self.interval}: must be at least 1")
+        if self.accounting not in pricing.ACCOUNTINGS:
+            known = ", ".join(pricing.ACCOUNTINGS)
+            raise UserError(f"compress.accounting = {self.accounting!r}; choose one of: {known}")
+
 
 @dataclass
 class _Plan:
@@ -92,6 +109,7 @@ class _Plan:
     store: FlatStore
     penalty: Penalty
     prices: dict[str, np.ndarray] = field(repr=False)
+    fma: float
 
 
 class Compressor:
@@ -110,7 +128,7 @@ class Compressor:
     ):
         self.model = model
         self.options = options or CompressorOptions()
-        self.accounting = _accounting(self.options.accounting)
+        self.accounting = pricing.ACCOUNTINGS[self.options.accounting]
         self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
         self.probe = probe
         self.history: list[Event] = []
@@ -257,10 +275,38 @@ class Compressor:
         penalty = Penalty(
             self.table, tensors, store, prices, self.options.penalty, self.options.calibration
         )
-        return _Plan(store, penalty, prices)
+        return _Plan(
+            store, penalty, prices, pricing.total_fma(self.table, self.accounting, tensors)
+        )
 
     def _probe(self) -> float | None:
         return self.probe() if self.probe else None
+
+    # --- state, for checkpoints ---------------------------------------------------
+
+    def _scalars(self) -> dict[str, Tensor]:
+        names = ("lr", "pressure", "rho", "pressed", "smoothed", "seen")
+        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything beside the model that the next step depends on."""
+        tensors = dict(self._scalars())
+        for kind, views in self.optimizer.states().items():
+            tensors |= {f"{kind}.{name}": view for name, view in views.items()}
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors_(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """Take up a saved state; the model must already have the structure it was saved with."""
+        here = self.state_tensors()
+        if here.keys() != tensors.keys():
+            odd = sorted(here.keys() ^ tensors.keys())
+            raise UserError(f"optimizer state does not fit the model: {', '.join(odd[:5])}")
+        for name, tensor in here.items():
+            if tensor.shape != tensors[name].shape:
+                raise UserError(f"optimizer state {name!r} does not fit the model's shape")
+            tensor.copy_(tensors[name])
+        self.steps = steps
 
     # --- what users look at -----------------------------------------------------
 
@@ -277,7 +323,7 @@ class Compressor:
     @property
     def fma(self) -> float:
         """Work per token, by the chosen accounting."""
-        return pricing.total_fma(self.table, self.accounting, named_tensors(self.model))
+        return self._plan.fma
 
     @property
     def parameters(self) -> int:
@@ -308,10 +354,3 @@ def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
     if answer is False:
         return set()
     return set(answer)
-
-
-def _accounting(name: str) -> pricing.Accounting:
-    if name not in pricing.ACCOUNTINGS:
-        known = ", ".join(pricing.ACCOUNTINGS)
-        raise ValueError(f"unknown accounting {name!r}; choose one of {known}")
-    return pricing.ACCOUNTINGS[name]

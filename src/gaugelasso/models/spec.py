@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from gaugelasso.errors import UserError
 
-class SpecError(ValueError):
+
+class SpecError(UserError):
     """A structure that cannot be built."""
 
 

@@ -2,13 +2,16 @@
 
 At position t the offset is token mod `modulus`; the label is the token that many
 places back, or the sentinel class `vocabulary` where that is before the start.
-Generated on the device; batch k of a stream is a function of (seed, stream, k).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from gaugelasso.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -17,16 +20,40 @@ class Retrieval:
     modulus: int = 61
     length: int = 192
 
+    metric_name: ClassVar[str] = "accuracy"
+    input_kind: ClassVar[Literal["tokens", "patches"]] = "tokens"
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for key in ("vocabulary", "modulus", "length"):
+            if getattr(self, key) < 1:
+                raise UserError(f"task.{key} = {getattr(self, key)}: must be at least 1")
+        if self.modulus > self.vocabulary:
+            raise UserError(
+                f"task.modulus = {self.modulus} is more than task.vocabulary = {self.vocabulary}"
+            )
+
+    @property
+    def inputs(self) -> int:
+        return self.vocabulary
+
     @property
     def outputs(self) -> int:
         return self.vocabulary + 1
 
-    def sample(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def batch(self, size: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
         tokens = torch.randint(
-            self.vocabulary, (size, self.length), generator=generator, device=generator.device
+            self.vocabulary, (size, self.length), generator=generator, device=device
         )
         return tokens, self.labels(tokens)
 
     def labels(self, tokens: Tensor) -> Tensor:
-        source = torch.arange(self.length, device=tokens.device) - tokens % self.modulus
+        source = torch.arange(tokens.shape[1], device=tokens.device) - tokens % self.modulus
         return torch.where(source < 0, self.vocabulary, tokens.gather(1, source.clamp(min=0)))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten())
+
+    def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=-1) == targets).float().mean()

@@ -1,0 +1,226 @@
+"""Configuration: TOML in, checked dataclasses out.
+
+Sections [task], [model], [target], [compress], [train]. Every key is a field of a
+dataclass; an unknown key is refused with the nearest valid name.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gaugelasso.compressor import CompressorOptions
+from gaugelasso.errors import UserError
+from gaugelasso.models.spec import SpecError, TransformerSpec
+from gaugelasso.tasks import TASKS, Task
+
+# Wider than any machine this is meant for: surely a slip of the finger.
+_ABSURD = 1_000_000
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """[model]: the uniform transformer that compression starts from."""
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 0  # 0: as many as heads
+    d_k: int = 32
+    d_v: int = 32
+    d_f: int = 256
+    rope: bool = True
+    rope_base: float = 10_000.0
+    positions: bool = False
+    norm: Literal["slow", "tied"] = "slow"
+
+    def __post_init__(self) -> None:
+        for key in ("width", "layers", "heads", "d_k", "d_v", "d_f"):
+            _in_range(f"model.{key}", getattr(self, key), 1, _ABSURD)
+        _in_range("model.kv_heads", self.kv_heads, 0, self.heads)
+
+    def spec(self, task: Task) -> TransformerSpec:
+        try:
+            return TransformerSpec.uniform(
+                width=self.width,
+                layers=self.layers,
+                heads=self.heads,
+                kv_heads=self.kv_heads or None,
+                d_k=self.d_k,
+                d_v=self.d_v,
+                d_f=self.d_f,
+                rope=self.rope,
+                rope_base=self.rope_base,
+                positions=self.positions,
+                norm=self.norm,
+                length=task.length,
+                inputs=task.inputs,
+                outputs=task.outputs,
+                input_kind=task.input_kind,
+                causal=task.causal,
+            )
+        except SpecError as error:
+            raise UserError(f"[model]: {error}") from None
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """[target]: the loss to hold, and optionally the work per token to stop at (0: none)."""
+
+    loss: float = 0.05
+    fma: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """[train]: how long, on what, and what is written down."""
+
+    seed: int = 42
+    steps: int = 30_000
+    warmup: int = 500
+    cooldown: int = 5_000
+    saturation: int = 0
+    lr_min: float = 1e-4
+    batch: int = 32
+    accumulate: int = 1
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    graph: bool = True
+    probe: bool = True
+    log_every: int = 50
+    eval_every: int = 1_000
+    eval_batches: int = 8
+    final_batches: int = 64
+    checkpoint_every: int = 1_000
+    threads: int = 0  # 0: leave it to torch
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
+                    "final_batches", "checkpoint_every"):  # fmt: skip
+            _in_range(f"train.{key}", getattr(self, key), 1, 10**9)
+        for key in ("seed", "warmup", "cooldown", "saturation", "threads"):
+            _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
+        if self.warmup + self.cooldown > self.steps:
+            raise UserError(
+                f"train.warmup = {self.warmup} and train.cooldown = {self.cooldown} do not fit "
+                f"into train.steps = {self.steps}"
+            )
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, whole."""
+
+    task_name: str
+    task: Task
+    model: ModelConfig = field(default_factory=ModelConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    compress: CompressorOptions = field(default_factory=CompressorOptions)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved config, in the shape of the TOML file."""
+        return {
+            "task": {"name": self.task_name, **dataclasses.asdict(self.task)},  # type: ignore[call-overload]
+            **{key: dataclasses.asdict(getattr(self, key)) for key in _SECTIONS},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Config":
+        _no_strangers("", data, ["task", *_SECTIONS])
+        task = dict(data.get("task", {}))
+        name = task.pop("name", None)
+        if name not in TASKS:
+            known = ", ".join(TASKS)
+            raise UserError(f"task.name = {name!r} is no task; choose one of: {known}")
+        sections = {
+            key: _build(key, section, data.get(key, {})) for key, section in _SECTIONS.items()
+        }
+        config = cls(task_name=name, task=_build("task", TASKS[name], task), **sections)
+        config.model.spec(config.task)  # fails on widths that cannot be built
+        return config
+
+
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "target": TargetConfig,
+    "compress": CompressorOptions,
+    "train": TrainConfig,
+}
+
+
+def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
+    """Read a TOML file and apply `section.key = value` changes, values in TOML syntax."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"config {str(path)!r}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config {str(path)!r}: cannot be read ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"config {str(path)!r}: not valid TOML: {error}") from None
+    for key, text in (changes or {}).items():
+        section, dot, leaf = key.partition(".")
+        if not dot:
+            raise UserError(f"--set {key}={text}: name the section too, as in train.steps=1000")
+        table = data.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"[{section}] must be a section")
+        table[leaf] = _parse(text)
+    return Config.from_dict(data)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string
+
+
+def _build(section: str, cls: type, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise UserError(f"[{section}] must be a section of key = value lines, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    _no_strangers(section, values, names)
+    return cls(
+        **{key: _typed(f"{section}.{key}", value, hints[key]) for key, value in values.items()}
+    )
+
+
+def _no_strangers(section: str, values: Mapping[str, Any], names: list[str]) -> None:
+    for key in values:
+        if key not in names:
+            where = f"{section}.{key}" if section else f"[{key}]"
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(sorted(names))}"
+            raise UserError(f"unknown key {where}; {hint}")
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """The value if it fits the annotation; whole numbers fit a float."""
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UserError(f"{key} = {value!r}; choose one of: {', '.join(map(str, choices))}")
+        return value
+    if isinstance(hint, types.UnionType):
+        raise TypeError(f"{key}: config fields have one type")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise UserError(f"{key} = {value!r}: must be {_SAID[hint]}")
+    return value
+
+
+_SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _in_range(key: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{key} = {value}: must be between {low} and {high}")

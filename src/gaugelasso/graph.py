@@ -1,0 +1,39 @@
+"""A training step as one CUDA graph: thousands of launches become one.
+
+Captured anew when the structure changes; the first steps at a structure run
+plainly, so that libraries set themselves up outside the capture.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+
+class GraphedStep:
+    """Runs `step` (device work only, on fixed tensors) plainly, then as a graph."""
+
+    def __init__(self, step: Callable[[], None], warmup: int = 1):
+        self._step = step
+        self._warmup = warmup
+        self._stream = torch.cuda.Stream()
+        self.reset()
+
+    def reset(self) -> None:
+        """The tensors have changed: forget the capture."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._left = self._warmup
+
+    def __call__(self) -> None:
+        if self._graph is None and self._left > 0:
+            self._left -= 1
+            # On the stream that captures: what autograd allocates stays valid there.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._step()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._step()
+        self._graph.replay()

@@ -1,0 +1,42 @@
+"""Phases and learning rate: warm-up, compression, cooldown.
+
+Warm-up: linear rate, no pressure. Compression: constant rate. Cooldown: the
+structure is frozen and the rate follows a cosine to its minimum; it starts a fixed
+number of steps before the end, or when the work target was met ("saturation").
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["warmup", "compression", "cooldown"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    steps: int
+    warmup: int
+    cooldown: int
+    saturation: int
+    lr: float
+    lr_min: float
+
+    def end(self, frozen_at: int | None) -> int:
+        """The number of steps of the whole run, given when the target froze it."""
+        return self.steps if frozen_at is None else frozen_at + self.saturation
+
+    def _anneal_start(self, frozen_at: int | None) -> int:
+        return self.steps - self.cooldown if frozen_at is None else frozen_at
+
+    def phase(self, step: int, frozen_at: int | None) -> Phase:
+        if step >= self._anneal_start(frozen_at):
+            return "cooldown"
+        return "warmup" if step < self.warmup else "compression"
+
+    def rate(self, step: int, frozen_at: int | None) -> float:
+        """Learning rate of step `step`, counted from 0."""
+        start = self._anneal_start(frozen_at)
+        if step >= start:
+            through = (step - start) / max(self.end(frozen_at) - start, 1)
+            return self.lr_min + (self.lr - self.lr_min) * 0.5 * (1 + math.cos(math.pi * through))
+        return self.lr * min(1.0, (step + 1) / max(self.warmup, 1))

@@ -1,0 +1,354 @@
+"""The trainer: one run from config to summary.
+
+Drives the compressor through the phases, evaluates on held-out data, writes the run
+folder. Decides nothing about structure.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugelasso import checkpoint
+from gaugelasso.compressor import Compressor, Event
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError
+from gaugelasso.graph import GraphedStep
+from gaugelasso.models import Transformer
+from gaugelasso.runs import Existing, RunFolder, environment
+from gaugelasso.schedule import Schedule
+from gaugelasso.tasks import EVALUATION, TRAINING, stream_seed
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a display shows: one row of metrics.jsonl and what surrounds it."""
+
+    row: dict[str, Any]
+    end: int
+    loss_target: float
+    fma_initial: float
+    metric_name: str
+    seconds_left: float
+
+
+class TargetMissed(UserError):
+    """The run ended without ever reaching its loss target; the model is uncompressed."""
+
+
+def choose_device(name: str) -> str:
+    """'auto' or a torch device, checked."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu or cuda")
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise UserError(f"device {name!r} is not there: this machine has {count} CUDA devices")
+    return name
+
+
+class Trainer:
+    """Build with a config and a folder, then `run()`."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        existing: Existing = "refuse",
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        self.config, self.train, self.task = config, config.train, config.task
+        self.device = choose_device(self.train.device)
+        if self.train.threads:
+            torch.set_num_threads(self.train.threads)
+        self.on_progress = on_progress
+        self.folder = RunFolder.open(out, existing)
+        self.schedule = Schedule(
+            self.train.steps,
+            self.train.warmup,
+            self.train.cooldown,
+            self.train.saturation,
+            config.compress.lr,
+            self.train.lr_min,
+        )
+        precision = self.train.precision
+        self.bfloat16 = precision == "bfloat16" or (
+            precision == "auto" and self.device.startswith("cuda")
+        )
+        self.state: dict[str, Any] = {
+            "frozen_at": None,
+            "reached_at": None,
+            "training_fma": 0.0,
+            "wall_s": 0.0,
+            "fma_initial": None,
+            "parameters_initial": None,
+        }
+        resuming = existing == "resume" and self.folder.checkpoint.exists()
+        if resuming:
+            model = checkpoint.load_model(self.folder.checkpoint, self.device)
+        else:
+            spec = config.model.spec(self.task)
+            model = Transformer(spec, self.train.seed).to(self.device)
+        self.model = model.train()
+        self.compressor = Compressor(
+            self.model,
+            config.target.loss,
+            config.compress,
+            probe=self._probe if self.train.probe else None,
+        )
+        if resuming:
+            self._resume()
+        else:
+            self._begin()
+        self._losses: list[Tensor] = []
+        self._inputs, self._targets = self._batches(0)
+        self._loss = torch.zeros((), device=self.device)
+        self._run_step: Callable[[], None] = self._device_step
+        self._graphed: GraphedStep | None = None
+        if self.device.startswith("cuda") and self.train.graph:
+            self._graphed = GraphedStep(self._device_step)
+            self._run_step = self._graphed
+
+    def _begin(self) -> None:
+        compressor = self.compressor
+        self.state["fma_initial"] = compressor.fma
+        self.state["parameters_initial"] = compressor.parameters
+        self.folder.write("config.json", self.config.to_dict())
+        self.folder.write("environment.json", environment(self.device))
+        initial = {"fma": compressor.fma, "widths": compressor.widths}
+        self.folder.write("initial.json", {**initial, "structure": compressor.structure})
+
+    def _resume(self) -> None:
+        state, tensors = checkpoint.load_state(self.folder.checkpoint)
+        steps = state.pop("steps")
+        self.state = state
+        self.compressor.load_state_tensors_(tensors, steps)
+        self.folder.rewind(steps)
+
+    # --- data ---------------------------------------------------------------------
+
+    def _batch_seed(self, step: int, micro: int = 0) -> int:
+        return stream_seed(self.train.seed, TRAINING, step * self.train.accumulate + micro)
+
+    def _batches(self, step: int) -> tuple[Tensor, Tensor]:
+        """The micro-batches of a step, stacked."""
+        pairs = [
+            self.task.batch(self.train.batch, self._batch_seed(step, micro), self.device)
+            for micro in range(self.train.accumulate)
+        ]
+        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+
+    def _autocast(self) -> torch.autocast:
+        kind = torch.device(self.device).type
+        # Weights are used once a step: nothing to cache, and a cache breaks capture.
+        return torch.autocast(kind, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
+
+    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with self._autocast():
+            outputs = self.model(inputs)
+        return self.task.loss(outputs, targets)
+
+    # --- one step -----------------------------------------------------------------
+
+    def _device_step(self) -> None:
+        """Forward, backward, update on the fixed input tensors; reads nothing back."""
+        self._loss.zero_()
+        for inputs, targets in zip(self._inputs, self._targets, strict=True):
+            loss = self._forward(inputs, targets) / self.train.accumulate
+            loss.backward()
+            self._loss.add_(loss.detach())
+        self.compressor.update_(self._loss)
+
+    def _step(self) -> Event | None:
+        step, frozen_at = self.compressor.steps, self.state["frozen_at"]
+        self.compressor.press_(self.schedule.phase(step, frozen_at) == "compression")
+        self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
+        inputs, targets = self._batches(step)
+        self._inputs.copy_(inputs)
+        self._targets.copy_(targets)
+        self._run_step()
+        self._losses.append(self._loss.clone())
+        self.state["training_fma"] += self.compressor.fma
+        event = self.compressor.finish_step_()
+        if event is not None:
+            self.folder.append("events.jsonl", event.to_dict())
+            if event.dropped and self._graphed is not None:
+                self._graphed.reset()
+        return event
+
+    @torch.no_grad()
+    def _probe(self) -> float:
+        """Loss of the current batch, as training sees it."""
+        pairs = zip(self._inputs, self._targets, strict=True)
+        return float(sum(self._forward(x, y) for x, y in pairs) / self.train.accumulate)
+
+    @torch.no_grad()
+    def evaluate(self, batches: int) -> tuple[float, float]:
+        """Mean loss and metric on the held-out stream."""
+        return evaluate(self.model, self.config, batches, self.device, self._autocast)
+
+    # --- the run ------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns the summary that is also in the folder."""
+        began = time.perf_counter() - self.state["wall_s"]
+        mark, mark_step = time.perf_counter(), self.compressor.steps
+        metric: float | None = None
+        while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
+            self._step()
+            step, end = self.compressor.steps, self.schedule.end(self.state["frozen_at"])
+            if step % self.train.log_every and step != end:
+                continue
+            losses = self._read_losses()
+            elapsed = time.perf_counter() - mark
+            step_s = elapsed / (step - mark_step)
+            self._maybe_freeze(sum(losses) / len(losses))
+            if step % self.train.eval_every == 0 or step == end:
+                _, metric = self.evaluate(self.train.eval_batches)
+            self.state["wall_s"] = time.perf_counter() - began
+            self._log(losses, step_s, metric)
+            if step % self.train.checkpoint_every == 0 or step == end:
+                checkpoint.save(self.folder.checkpoint, self.compressor, self.state)
+            mark, mark_step = time.perf_counter(), step
+        summary = self._summary()
+        self.folder.write("summary.json", summary)
+        if self.state["reached_at"] is None:
+            raise TargetMissed(
+                f"target.loss = {self.config.target.loss} was never reached in "
+                f"{summary['steps']} steps (best training loss {self.state['best_loss']:.4g}): "
+                f"nothing was compressed, the full model is in {str(self.folder.checkpoint)!r}. "
+                "Raise target.loss or train.steps"
+            )
+        return summary
+
+    def _read_losses(self) -> list[float]:
+        """The losses since the last look, one transfer; UserError if one is not finite."""
+        losses = torch.stack(self._losses).tolist()
+        self._losses.clear()
+        first = self.compressor.steps - len(losses)
+        for offset, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                self._stop_not_finite(first + offset, loss)
+        best = min(losses)
+        self.state["best_loss"] = min(best, self.state.get("best_loss", best))
+        if self.state["reached_at"] is None:
+            target = self.config.target.loss
+            reached = next((i for i, loss in enumerate(losses) if loss <= target), None)
+            if reached is not None:
+                self.state["reached_at"] = first + reached + 1
+        return losses
+
+    def _stop_not_finite(self, step: int, loss: float) -> None:
+        good = self.folder.checkpoint
+        where = f"last good checkpoint: {str(good)!r}" if good.exists() else "no checkpoint yet"
+        raise UserError(
+            f"loss is {loss} at step {step + 1} (batch seed {self._batch_seed(step)}); {where}. "
+            "Lower compress.lr, or resume from the checkpoint with another setting"
+        )
+
+    def _maybe_freeze(self, loss: float) -> None:
+        """The work target is met and the loss held: freeze the structure, start the anneal."""
+        target = self.config.target
+        compressing = self.schedule.phase(self.compressor.steps, self.state["frozen_at"])
+        if not target.fma or compressing != "compression":
+            return
+        if self.compressor.fma <= target.fma and loss <= target.loss:
+            self.state["frozen_at"] = self.compressor.steps
+
+    def _log(self, losses: list[float], step_s: float, metric: float | None) -> None:
+        compressor, step = self.compressor, self.compressor.steps
+        frozen_at = self.state["frozen_at"]
+        row = {
+            "step": step,
+            "phase": self.schedule.phase(step - 1, frozen_at),
+            "loss": sum(losses) / len(losses),
+            self.task.metric_name: metric,
+            "fma": compressor.fma,
+            "parameters": compressor.parameters,
+            "sites": len(self.model.sites),
+            "operators": len(self.model.operators),
+            "rho": float(compressor.rho),
+            "lr": self.schedule.rate(step - 1, frozen_at),
+            "step_ms": 1000 * step_s,
+            "wall_s": self.state["wall_s"],
+        }
+        if self.device.startswith("cuda"):
+            row["memory_mib"] = torch.cuda.memory_allocated() / 2**20
+        self.folder.append("metrics.jsonl", row)
+        if self.on_progress is not None:
+            end = self.schedule.end(frozen_at)
+            self.on_progress(
+                Progress(
+                    row,
+                    end,
+                    self.config.target.loss,
+                    self.state["fma_initial"],
+                    self.task.metric_name,
+                    (end - step) * step_s,
+                )
+            )
+
+    def _summary(self) -> dict[str, Any]:
+        loss, metric = self.evaluate(self.train.final_batches)
+        compressor, state = self.compressor, self.state
+        target = self.config.target.loss
+        return {
+            "task": self.config.task_name,
+            "seed": self.train.seed,
+            "steps": compressor.steps,
+            "accounting": self.config.compress.accounting,
+            "fma_initial": state["fma_initial"],
+            "fma_final": compressor.fma,
+            "compression": state["fma_initial"] / compressor.fma,
+            "loss_target": target,
+            "loss": loss,
+            "metric": {"name": self.task.metric_name, "value": metric},
+            "target_reached_step": state["reached_at"],
+            "frozen_step": state["frozen_at"],
+            "training_fma": state["training_fma"],
+            "parameters_initial": state["parameters_initial"],
+            "parameters_final": compressor.parameters,
+            "wall_s": state["wall_s"],
+            "device": self.device,
+            "precision": "bfloat16" if self.bfloat16 else "float32",
+            "widths": compressor.widths,
+            "structure": compressor.structure,
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer,
+    config: Config,
+    batches: int,
+    device: str,
+    autocast: Callable[[], Any],
+) -> tuple[float, float]:
+    """Mean loss and metric over the first `batches` of the config's held-out stream."""
+    model.eval()
+    totals = torch.zeros(2, device=device, dtype=torch.float64)
+    for inputs, targets in _held_out(config, batches, device):
+        with autocast():
+            outputs = model(inputs)
+        totals += torch.stack(
+            [config.task.loss(outputs, targets), config.task.metric(outputs, targets)]
+        )
+    model.train()
+    loss, metric = (totals / batches).tolist()
+    return loss, metric
+
+
+def _held_out(config: Config, batches: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    for index in range(batches):
+        seed = stream_seed(config.train.seed, EVALUATION, index)
+        yield config.task.batch(config.train.batch, seed, device)
