@@ -13,6 +13,6 @@ from torch.profiler import profile, ProfilerActivity
 tr._run_step = tr._device_step
 tr._step()
 with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
-    for _ in range(5): tr._step()
+    for _ in range(3): tr._step()
     torch.cuda.synchronize()
 print(p.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))

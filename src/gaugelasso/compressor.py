@@ -75,6 +75,7 @@ class CompressorOptions:
     trust: float = 1.0
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
+    anchor: float = 1.0
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -200,6 +201,9 @@ class Compressor:
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
         tensors = named_tensors(self.model)
+        states = self.optimizer.states()
+        for norm in self.table.norms if self.options.anchor else ():
+            gauge.anchor_(norm, tensors, states["momentum"], states["second"], self.options.anchor)
         if self.options.sinkhorn_sweeps:
             self._balance_(tensors)
         for norm in self.table.norms:

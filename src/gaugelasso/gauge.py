@@ -71,6 +71,27 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
+def anchor_(
+    norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, to: float = 1.0
+) -> None:
+    """Put the mean normaliser, level = sum(nu2 E), back to `to`; the gain takes up the rest.
+
+    nu2 <- nu2 / level, gamma <- gamma / sqrt(level), state contravariant. A normaliser
+    forgets the stream's scale, so pressure on the writers is free: the stream shrinks,
+    balance hands that to gain and nu2, and both fade until eps rules and nothing is
+    normalised any more. Anchored, a weaker stream shows as a stronger gain and the
+    product, which balance and drop look at, stays honest. Exact up to eps / level.
+    """
+    gain, weight = tensors[norm.gain], tensors[norm.weight]
+    level = (weight * tensors[norm.energy]).sum()
+    level = torch.where(level > 0, level / to, 1.0).to(gain.dtype)
+    weight.div_(level)
+    gain.detach().div_(level.sqrt())
+    momentum[norm.gain].mul_(level.sqrt())
+    if norm.gain in second:
+        second[norm.gain].mul_(level)
+
+
 def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: float = 0.2) -> None:
     """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
 

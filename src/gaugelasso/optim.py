@@ -51,7 +51,7 @@ class MatrixPlan:
         for name, rows in rows_of.items():
             segment = store.segments[name]
             tall = segment.shape[:rows].numel()
-            grid = torch.arange(segment.start, segment.end).view(tall, -1)
+            grid = torch.arange(segment.start, segment.end, device=device).view(tall, -1)
             if grid.shape[0] > grid.shape[1]:
                 grid = grid.T
             grids.setdefault(
@@ -59,20 +59,21 @@ class MatrixPlan:
             ).append(grid)
         self.buckets = []
         # Where each flat element is found in the concatenated results.
-        place = torch.empty(self.size, dtype=torch.long)
+        place = torch.empty(self.size, dtype=torch.long, device=device)
         offset = 0
         for group in grids.values():
             rows, cols = (max(grid.shape[d] for grid in group) for d in (0, 1))
-            index = torch.full((len(group), rows, cols), self.size)
+            index = torch.full((len(group), rows, cols), self.size, device=device)
             for k, grid in enumerate(group):
                 index[k, : grid.shape[0], : grid.shape[1]] = grid
-            positions = torch.arange(offset, offset + index.numel()).view(index.shape)
+            positions = torch.arange(offset, offset + index.numel(), device=device)
+            positions = positions.view(index.shape)
             real = index < self.size
             place[index[real]] = positions[real]
             offset += index.numel()
-            scale = torch.tensor([max(grid.shape) ** 0.5 for grid in group]).view(-1, 1, 1)
-            self.buckets.append(_Bucket(index.to(device), scale.to(device, store.weight.dtype)))
-        self.place = place.to(device)
+            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
+            self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
+        self.place = place
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""

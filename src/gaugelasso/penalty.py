@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Side, Slot, Tensors, side_counts
+from gaugelasso.axes import AxisTable, Side, Tensors, side_counts, spread
 from gaugelasso.storage import FlatStore
 
 Form = Literal["symmetric", "one_sided", "product_norm"]
@@ -60,7 +60,7 @@ class Penalty:
             size = len(prices[axis.name])
             self.ranges[axis.name] = GroupRange(start, size)
             for _, slots in axis.sides():
-                counts.append(side_counts(axis, slots, tensors))
+                counts.append(side_counts(axis, slots, tensors).cpu())
                 price.append(torch.as_tensor(prices[axis.name], dtype=torch.float64))
             ids = torch.arange(start, start + 2 * size)
             partner.append(torch.cat([ids[size:], ids[:size]]))
@@ -83,35 +83,40 @@ class Penalty:
         # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
         self.ids = self._element_groups(table, tensors, store)
+        # The same, the other way round: the elements of each group, one after another.
+        every = torch.cat(self.ids)
+        order = every.argsort(stable=True)
+        members = order[: int((every < self.none).sum())]
+        self._members = members % max(len(store), 1)
+        sizes = torch.bincount(every[members], minlength=self.none + 1)
+        self._ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
     def _element_groups(self, table: AxisTable, tensors: Tensors, store: FlatStore) -> list[Tensor]:
+        device = store.weight.device
         per_tensor: dict[str, list[Tensor]] = {name: [] for name in store.segments}
         for axis in table.axes:
             for side, slots in axis.sides():
                 for slot in slots:
-                    ids = _positions(slot, tensors) + self.ranges[axis.name].side(side).start
                     shape = store.segments[slot.tensor].shape
-                    lay = [1] * len(shape)
-                    lay[slot.dim] = -1
-                    per_tensor[slot.tensor].append(ids.view(lay).expand(shape).reshape(-1))
+                    index = torch.arange(len(self.strength), device=device)
+                    ids = spread(index[self.ranges[axis.name].side(side)], slot, tensors)
+                    per_tensor[slot.tensor].append(ids.expand(shape).reshape(-1))
         passes = max((len(ids) for ids in per_tensor.values()), default=0)
         result = []
         for k in range(passes):
-            parts = [
-                ids[k]
-                if k < len(ids)
-                else torch.full((store.segments[name].shape.numel(),), self.none)
-                for name, ids in per_tensor.items()
-            ]
-            result.append(torch.cat(parts).to(store.weight.device))
+            parts = []
+            for name, groups in per_tensor.items():
+                count = store.segments[name].shape.numel()
+                none = torch.full((count,), self.none, device=device)
+                parts.append(groups[k] if k < len(groups) else none)
+            result.append(torch.cat(parts))
         return result
 
     def group_sums(self, values: Tensor) -> Tensor:
-        """Sum per-element values over each group."""
-        total = torch.zeros(self.none + 1, dtype=values.dtype, device=values.device)
-        for ids in self.ids:
-            total.index_add_(0, ids, values)
-        return total
+        """Sum per-element values over each group; 0 for the group without weight."""
+        return torch.segment_reduce(
+            values[self._members], "sum", offsets=self._ends, initial=0.0, unsafe=True
+        )
 
     def norms(self, weight: Tensor) -> Tensor:
         """Frobenius norm of every group."""
@@ -161,12 +166,6 @@ class Penalty:
             name: (weighted[span.side("a")] * weighted[span.side("b")]).sqrt()
             for name, span in self.ranges.items()
         }
-
-
-def _positions(slot: Slot, tensors: Tensors) -> Tensor:
-    if slot.link is not None:
-        return tensors[slot.link].cpu().long()
-    return torch.arange(tensors[slot.tensor].shape[slot.dim])
 
 
 def ranked(

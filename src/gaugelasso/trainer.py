@@ -6,7 +6,7 @@ folder. Decides nothing about structure.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,6 @@ class Trainer:
             config.compress.lr,
             self.train.lr_min,
         )
-        precision = self.train.precision
-        self.bfloat16 = precision == "bfloat16" or (
-            precision == "auto" and self.device.startswith("cuda")
-        )
         self.state: dict[str, Any] = {
             "frozen_at": None,
             "reached_at": None,
@@ -148,13 +144,8 @@ class Trainer:
         ]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 
-    def _autocast(self) -> torch.autocast:
-        kind = torch.device(self.device).type
-        # Weights are used once a step: nothing to cache, and a cache breaks capture.
-        return torch.autocast(kind, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False)
-
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with self._autocast():
+        with autocast(self.config, self.device):
             outputs = self.model(inputs)
         return self.task.loss(outputs, targets)
 
@@ -192,10 +183,11 @@ class Trainer:
         pairs = zip(self._inputs, self._targets, strict=True)
         return float(sum(self._forward(x, y) for x, y in pairs) / self.train.accumulate)
 
-    @torch.no_grad()
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on the held-out stream."""
-        return evaluate(self.model, self.config, batches, self.device, self._autocast)
+        loss, metric = evaluate(self.model, self.config, batches, self.device)
+        self.model.train()
+        return loss, metric
 
     # --- the run ------------------------------------------------------------------
 
@@ -320,35 +312,36 @@ class Trainer:
             "parameters_final": compressor.parameters,
             "wall_s": state["wall_s"],
             "device": self.device,
-            "precision": "bfloat16" if self.bfloat16 else "float32",
+            "precision": "bfloat16" if in_bfloat16(self.config, self.device) else "float32",
             "widths": compressor.widths,
             "structure": compressor.structure,
         }
 
 
+def in_bfloat16(config: Config, device: str) -> bool:
+    """'auto' is bfloat16 on a GPU and float32 elsewhere."""
+    precision = config.train.precision
+    return precision == "bfloat16" or (precision == "auto" and device.startswith("cuda"))
+
+
+def autocast(config: Config, device: str) -> torch.autocast:
+    # Weights are used once a step: nothing to cache, and a cache breaks capture.
+    enabled = in_bfloat16(config, device)
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
 @torch.no_grad()
-def evaluate(
-    model: Transformer,
-    config: Config,
-    batches: int,
-    device: str,
-    autocast: Callable[[], Any],
-) -> tuple[float, float]:
+def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
     """Mean loss and metric over the first `batches` of the config's held-out stream."""
     model.eval()
     totals = torch.zeros(2, device=device, dtype=torch.float64)
-    for inputs, targets in _held_out(config, batches, device):
-        with autocast():
-            outputs = model(inputs)
-        totals += torch.stack(
-            [config.task.loss(outputs, targets), config.task.metric(outputs, targets)]
-        )
-    model.train()
-    loss, metric = (totals / batches).tolist()
-    return loss, metric
-
-
-def _held_out(config: Config, batches: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     for index in range(batches):
         seed = stream_seed(config.train.seed, EVALUATION, index)
-        yield config.task.batch(config.train.batch, seed, device)
+        inputs, targets = config.task.batch(config.train.batch, seed, device)
+        with autocast(config, device):
+            outputs = model(inputs)
+        loss = config.task.loss(outputs, targets)
+        totals += torch.stack([loss, config.task.metric(outputs, targets)])
+    loss, metric = (totals / batches).tolist()
+    return loss, metric

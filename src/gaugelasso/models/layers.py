@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from gaugelasso.axes import Axis, Cost, Norm, Slot
 from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
 
-EPS = 1e-6
+# Far below any level that the normalisers are anchored to.
+EPS = 1e-8
 # Large enough that a step of Adam is small beside it, small enough to be relearned.
 EMBED_STD = 0.1
 
@@ -317,7 +318,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
     if q.is_cuda and q.dtype != torch.float64:
         # Fused kernels want equal widths in multiples of 8; zero channels change nothing.
         wide = -(-max(q.shape[-1], d_v) // 8) * 8
-        q, k, v = (F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
+        q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :d_v]
 
 

@@ -1,0 +1,3 @@
+from gaugelasso.cli import main
+
+main()

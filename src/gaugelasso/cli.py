@@ -1,0 +1,201 @@
+"""The command line. Parses, calls, prints; errors that are the user's to mend exit with 2."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from gaugelasso import checkpoint
+from gaugelasso.config import Config, load_config
+from gaugelasso.display import show_progress
+from gaugelasso.errors import UserError
+from gaugelasso.report import write_report
+from gaugelasso.report.data import load_run
+from gaugelasso.report.results import collect_results, results_table
+from gaugelasso.report.tables import print_outcome, print_structure
+from gaugelasso.runs import Existing, read_json, write_json
+from gaugelasso.sweep import parse_seeds, run_sweep
+from gaugelasso.trainer import Trainer, choose_device, evaluate
+from gaugelasso.version import __version__
+
+app = typer.Typer(
+    name="gaugelasso",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Shrink a transformer while it trains: name the loss you need, keep the smallest "
+    "dense network that holds it.",
+)
+console = Console()
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.steps=2000."),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Out = Annotated[Path | None, typer.Option(help="Output folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an existing run folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
+
+
+@app.callback()
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    set_: Changes = None,
+    out: Out = None,
+    device: Device = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train and compress one model.
+
+    Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --set train.seed=7
+    """
+    settings = _load(config, set_, device)
+    folder = out or Path("runs") / f"{config.stem}-seed{settings.train.seed}"
+    title = f"{settings.task_name}, seed {settings.train.seed}"
+    with show_progress(console, title) as on_progress:
+        trainer = Trainer(settings, folder, _existing(resume, overwrite), on_progress)
+        trainer.run()
+    print_outcome(load_run(folder), console)
+    console.print(f"run folder: {folder}", highlight=False)
+
+
+@app.command(name="eval")
+def eval_(
+    run: RunPath,
+    batches: Annotated[int, typer.Option(min=1, help="Held-out batches.")] = 64,
+    device: Device = None,
+) -> None:
+    """Evaluate a run's model on its held-out stream.
+
+    Example: gaugelasso eval runs/demo --batches 256
+    """
+    settings = Config.from_dict(read_json(run / "config.json"))
+    where = choose_device(device or "auto")
+    model = checkpoint.load_model(run / "checkpoint", where)
+    loss, metric = evaluate(model, settings, batches, where)
+    console.print(
+        f"loss {loss:.6f}  {settings.task.metric_name} {metric:.6f}  ({batches} batches of "
+        f"{settings.train.batch})",
+        highlight=False,
+    )
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Out = None,
+) -> None:
+    """Draw what happened: profile, curves, and a one-page HTML report.
+
+    Example: gaugelasso report runs/demo
+    """
+    files = write_report(runs, out)
+    if len(runs) == 1:
+        print_outcome(load_run(runs[0]), console)
+    for name, path in (
+        ("structural profile", files.profile),
+        ("training curves", files.training),
+        ("report", files.page),
+    ):
+        console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def info(run: RunPath) -> None:
+    """Print the structure of a run's model, layer by layer.
+
+    Example: gaugelasso info runs/demo
+    """
+    loaded = load_run(run)
+    print_structure(loaded, console)
+    print_outcome(loaded, console)
+
+
+@app.command()
+def sweep(
+    config: ConfigPath,
+    seeds: Annotated[str, typer.Option(help="Seeds, as in 42-46 or 1,5,9.")] = "42-46",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    set_: Changes = None,
+    out: Out = None,
+    device: Device = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Also write the results file (JSON) here.")
+    ] = None,
+) -> None:
+    """Train several seeds, processes side by side; one failure does not stop the rest.
+
+    Example: gaugelasso sweep configs/retrieval/main.toml --seeds 42-46 --jobs 5
+    """
+    numbers = parse_seeds(seeds)
+    settings = _load(config, set_, device)
+    folder = out or Path("runs") / config.stem
+    arguments = [part for change in set_ or [] for part in ("--set", change)]
+    arguments += ["--device", device] if device else []
+    arguments += ["--resume"] if resume else []
+    arguments += ["--overwrite"] if overwrite else []
+    _existing(resume, overwrite)
+    on_gpu = choose_device(settings.train.device).startswith("cuda")
+    done = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
+    if done:
+        collected = collect_results(done)
+        # The sweep's own command, not the one of its last run.
+        collected["command"] = " ".join(["gaugelasso", *sys.argv[1:]])
+        write_json(results or folder / "results.json", collected)
+        console.print(results_table(collected, config.stem), highlight=False)
+        files = write_report(done, folder / "report")
+        console.print(f"report: {files.page}", highlight=False, soft_wrap=True)
+    if len(done) < len(numbers):
+        raise UserError(f"{len(numbers) - len(done)} of {len(numbers)} runs failed")
+
+
+def _load(path: Path, changes: list[str] | None, device: str | None) -> Config:
+    pairs: dict[str, str] = {}
+    for change in changes or []:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise UserError(f"--set {change!r}: write it as key=value, e.g. train.steps=2000")
+        pairs[key.strip()] = value.strip()
+    if device is not None:
+        pairs["train.device"] = device
+    settings = load_config(path, pairs)
+    choose_device(settings.train.device)
+    return settings
+
+
+def _existing(resume: bool, overwrite: bool) -> Existing:
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit code 2."""
+    # Written before the first CUDA call: lets freed blocks serve tensors of other shapes.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    torch.set_float32_matmul_precision("high")
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None

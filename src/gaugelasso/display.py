@@ -1,0 +1,96 @@
+"""What a person sees while a run goes on: a live panel, or plain lines without a terminal."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from gaugelasso.trainer import Progress
+
+# Seconds between plain lines: a log should not fill with rows.
+_LINE_EVERY = 2.0
+
+
+@contextmanager
+def show_progress(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
+    """Yields the function that a trainer calls with each row."""
+    first_ms: list[float] = []
+
+    def note(progress: Progress) -> float:
+        # The first interval pays for setting up; measure the fall from the second on.
+        if len(first_ms) < 2:
+            first_ms.append(progress.row["step_ms"])
+        return first_ms[-1]
+
+    if not console.is_terminal:
+        last = [float("-inf")]
+
+        def line(progress: Progress) -> None:
+            first = note(progress)
+            wall = progress.row["wall_s"]
+            if wall - last[0] >= _LINE_EVERY or progress.row["step"] >= progress.end:
+                last[0] = wall
+                console.print(plain_line(progress, first), highlight=False, soft_wrap=True)
+
+        yield line
+        return
+
+    with Live(console=console, refresh_per_second=8) as live:
+
+        def panel(progress: Progress) -> None:
+            live.update(Panel(_body(progress, note(progress)), title=title, padding=(1, 2)))
+
+        yield panel
+
+
+def plain_line(progress: Progress, first_ms: float) -> str:
+    """One row of metrics as a line of text."""
+    row = progress.row
+    metric = row[progress.metric_name]
+    shown = "-" if metric is None else f"{metric:.4f}"
+    return (
+        f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
+        f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
+        f"{progress.metric_name} {shown}  "
+        f"FMA {row['fma']:,.0f} ({progress.fma_initial / row['fma']:.2f}x)  "
+        f"sites {row['sites']}  operators {row['operators']}  "
+        f"{row['step_ms']:.1f} ms/step (from {first_ms:.1f})  "
+        f"left {clock(progress.seconds_left)}"
+    )
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _body(progress: Progress, first_ms: float) -> Group:
+    row = progress.row
+    metric = row[progress.metric_name]
+    colour = "green" if row["loss"] <= progress.loss_target else "yellow"
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        grid.add_column()
+    cells = [
+        ("step", f"{row['step']:,} of {progress.end:,}"),
+        ("phase", row["phase"]),
+        ("loss", f"[{colour}]{row['loss']:.4f}[/] target {progress.loss_target:g}"),
+        (progress.metric_name, "-" if metric is None else f"{metric:.4f}"),
+        ("FMA per token", f"{row['fma']:,.0f}"),
+        ("compression", f"[bold]{progress.fma_initial / row['fma']:.2f}x[/]"),
+        ("residual sites", str(row["sites"])),
+        ("operators", str(row["operators"])),
+        ("step time", f"{row['step_ms']:.1f} ms, from {first_ms:.1f}"),
+        ("time left", clock(progress.seconds_left)),
+    ]  # fmt: skip
+    if "memory_mib" in row:
+        cells.append(("memory", f"{row['memory_mib']:,.0f} MiB"))
+    for left in range(0, len(cells), 2):
+        pair = cells[left : left + 2]
+        grid.add_row(*(part for name, value in pair for part in (f"[dim]{name}[/]", value)))
+    return Group(grid, "", ProgressBar(total=progress.end, completed=row["step"]))

@@ -1,0 +1,173 @@
+"""The rows of the contract suite: add one row and inherit every test in this folder.
+
+A row is built at several seeds (each with its own random tiny shape), as born and
+after random drops on all axes. Everything is float64.
+"""
+
+import copy
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import AxisTable, Compressible, named_tensors, spread, width
+from gaugelasso.drop import Decision, cascade
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.surgery import cut_
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model family: `build` from a source of random shapes, `rebuild` from a structure."""
+
+    name: str
+    build: Callable[[random.Random], Compressible]
+    inputs: Callable[[Any, torch.Generator], Tensor]
+    rebuild: Callable[[dict], Compressible]
+
+
+@dataclass(frozen=True)
+class Case:
+    row: Row
+    dropped: bool
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.row.name}-{'dropped' if self.dropped else 'born'}-{self.seed}"
+
+
+def transformer(name: str, **settings: Any) -> Row:
+    def build(shape: random.Random) -> Transformer:
+        tiny = {
+            "width": shape.randint(6, 9),
+            "layers": 2,
+            "heads": 2,
+            "d_k": 2 * shape.randint(3, 4),
+            "d_v": shape.randint(4, 6),
+            "d_f": shape.randint(5, 8),
+            "length": shape.randint(4, 6),
+            "inputs": shape.randint(5, 9),
+            "outputs": shape.randint(3, 7),
+        }
+        return Transformer(TransformerSpec.uniform(**(tiny | settings)), shape.randrange(1000))
+
+    def rebuild(structure: dict) -> Transformer:
+        return Transformer(TransformerSpec.from_dict(structure), seed=12345)
+
+    return Row(name, build, transformer_inputs, rebuild)
+
+
+def transformer_inputs(model: Transformer, generator: torch.Generator) -> Tensor:
+    spec = model.birth
+    if spec.input_kind == "tokens":
+        return torch.randint(spec.inputs, (2, spec.length), generator=generator)
+    return torch.randn(2, spec.length, spec.inputs, generator=generator, dtype=torch.float64)
+
+
+ROWS = [
+    transformer("rope"),
+    transformer("rope_positions", positions=True),
+    transformer("grouped_keys", heads=4, kv_heads=2),
+    transformer("full_no_rope", rope=False, causal=False),
+    transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
+]
+SEEDS = (0, 1)
+CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) for seed in SEEDS]
+
+
+def make(case: Case) -> Any:
+    """The case's model, in eval mode, free to be changed."""
+    return copy.deepcopy(_made(case))
+
+
+@functools.cache
+def _made(case: Case) -> Compressible:
+    model = case.row.build(random.Random(case.seed)).double().eval()
+    generator = torch.Generator().manual_seed(case.seed)
+    _roughen_(model, generator)
+    if case.dropped:
+        decision = random_decision(model, generator)
+        cut_(model, model.axis_table(), decision.keeps, decision.removed)
+    return model
+
+
+@torch.no_grad()
+def _roughen_(model: Compressible, generator: torch.Generator) -> None:
+    """Nothing stays at a value of birth that could hide a mistake."""
+
+    def between(tensor: Tensor, low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(tensor.shape, generator=generator).double()
+
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            sign = torch.where(between(parameter, -1, 1) > 0, 1, -1)
+            parameter.copy_(sign * between(parameter, 0.5, 2))
+    tensors = named_tensors(model)
+    for norm in model.axis_table().norms:
+        weight, energy = tensors[norm.weight], tensors[norm.energy]
+        weight.copy_(weight * between(weight, 0.5, 2))
+        energy.copy_(between(energy, 0.5, 2))
+
+
+def random_decision(model: Compressible, generator: torch.Generator, removed: int = 0) -> Decision:
+    """Losses on every axis, with exactly `removed` operators gone."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    owners = table.owners()
+    victims = [owner for owner in owners if owner not in table.required][:removed]
+    for _ in range(100):
+        keeps = {}
+        for axis in table.axes:
+            order = torch.randperm(width(axis, tensors), generator=generator)
+            most = max(1, len(order) // 3)
+            gone = int(torch.randint(1, most + 1, (), generator=generator))
+            keeps[axis.name] = order >= gone
+        for owner in victims:
+            keeps[owners[owner][-1]].zero_()
+        decision = cascade(table, tensors, keeps)
+        if decision is not None and len(decision.removed) == removed:
+            return decision
+    raise AssertionError("no random decision fits; widen the row's shapes")
+
+
+def output(model: Compressible, case: Case) -> Tensor:
+    """The model's answer to the case's own inputs."""
+    with torch.no_grad():
+        return model(case.row.inputs(model, torch.Generator().manual_seed(7)))
+
+
+def loss(model: Compressible, case: Case) -> Tensor:
+    """A scalar whose gradient reaches every parameter."""
+    answer = model(case.row.inputs(model, torch.Generator().manual_seed(7)))
+    weights = torch.randn(answer.shape, generator=torch.Generator().manual_seed(8))
+    return (answer * weights.double()).sum() + answer.square().mean()
+
+
+def difference(new: Tensor, old: Tensor) -> float:
+    """The largest deviation, relative to the largest value."""
+    new, old = new.detach(), old.detach()
+    return float((new - old).abs().max() / old.abs().max())
+
+
+@torch.no_grad()
+def silence_(model: Compressible, keeps: dict[str, Tensor]) -> None:
+    """Zero the indices that are to go: both sides, and their share of the normalisers."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    shares = {norm.weight for norm in table.norms}
+    for name, keep in keeps.items():
+        axis = table[name]
+        shares_here = tuple(slot for slot in axis.riders if slot.tensor in shares)
+        for slot in axis.side_a + axis.side_b + shares_here:
+            tensors[slot.tensor].mul_(spread(keep.double(), slot, tensors))
+
+
+def sliced(tensor: Tensor, name: str, table: AxisTable, keeps: dict[str, Tensor]) -> Tensor:
+    """What a cut should leave of a tensor, dim by dim."""
+    for axis in table.axes:
+        for slot in axis.direct():
+            if slot.tensor == name:
+                tensor = tensor.movedim(slot.dim, 0)[keeps[axis.name]].movedim(0, slot.dim)
+    return tensor

@@ -1,0 +1,69 @@
+"""The penalty on flat storage equals the penalty slice by slice."""
+
+import math
+
+import pytest
+import torch
+
+from gaugelasso.axes import collect, named_tensors, width
+from gaugelasso.penalty import Penalty
+from gaugelasso.pricing import ACCOUNTINGS, prices
+from gaugelasso.storage import FlatStore
+from tests.contract.models import CASES, Case, difference, make
+
+
+def slices(case: Case, name: str, side: str) -> list[list[torch.Tensor]]:
+    """For each index of an axis: its parts of every tensor on one side."""
+    model = make(case)
+    axis, tensors = model.axis_table()[name], named_tensors(model)
+    parts: list[list[torch.Tensor]] = [[] for _ in range(width(axis, tensors))]
+    for slot in getattr(axis, f"side_{side}"):
+        rows = tensors[slot.tensor].detach().movedim(slot.dim, 0)
+        owners = tensors[slot.link].tolist() if slot.link else range(len(rows))
+        for row, owner in zip(rows, owners, strict=True):
+            parts[owner].append(row)
+    return parts
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_norms_and_strengths_are_those_of_the_slices(case: Case) -> None:
+    model = make(case)
+    table = model.axis_table()
+    price = prices(table, ACCOUNTINGS["fma"], named_tensors(model))
+    store = FlatStore(model, table)
+    penalty = Penalty(table, named_tensors(model), store, price)
+    norms = penalty.norms(store.weight)
+    for axis in table.axes:
+        for side in ("a", "b"):
+            span = penalty.ranges[axis.name].side(side)
+            for j, parts in enumerate(slices(case, axis.name, side)):
+                square = sum(float(part.square().sum()) for part in parts)
+                count = sum(part.numel() for part in parts)
+                strength = price[axis.name][j] / math.sqrt(count)
+                assert norms[span][j].item() == pytest.approx(math.sqrt(square), rel=1e-12)
+                assert penalty.strength[span][j].item() == pytest.approx(strength, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradient_is_that_of_the_summed_norms(case: Case) -> None:
+    model = make(case)
+    table, tensors = model.axis_table(), named_tensors(model)
+    price = prices(table, ACCOUNTINGS["fma"], tensors)
+    total = torch.zeros(()).double()
+    for axis in table.axes:
+        size = width(axis, tensors)
+        for _, slots in axis.sides():
+            squares = sum(collect(tensors[s.tensor].square(), s, tensors, size) for s in slots)
+            ones = {s: torch.ones_like(tensors[s.tensor]) for s in slots}
+            counts = sum(collect(ones[s], s, tensors, size) for s in slots)
+            total = total + (torch.tensor(price[axis.name]) * (squares / counts).sqrt()).sum()
+    total.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    store = FlatStore(model, table)
+    penalty = Penalty(table, named_tensors(model), store, price)
+    assert float(penalty.value(store.weight)) == pytest.approx(total.item(), rel=1e-12)
+    for name, gradient in store.views(penalty.gradient(store.weight)).items():
+        if expected[name] is None:
+            assert gradient.count_nonzero() == 0, name
+        else:
+            assert difference(gradient, expected[name]) < 1e-12, name

@@ -1,0 +1,247 @@
+"""The conductor: when events happen, what hooks may do, what is on record."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.compressor import Compressor, CompressorOptions, Drop
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer, TransformerSpec
+
+SPEC = TransformerSpec.uniform(
+    width=6, layers=1, heads=2, d_k=6, d_v=4, d_f=5, length=5, inputs=7, outputs=7
+)
+TOKENS = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
+FILTERS = "operators.mlp_0.d_f"
+
+
+def start(
+    probe: Callable[[Transformer], float] | None = None, target: float = 1e9, **options: Any
+) -> Compressor:
+    model = Transformer(SPEC).double()
+    return Compressor(
+        model,
+        target,
+        CompressorOptions(**({"lr": 1e-3} | options)),
+        (lambda: probe(model)) if probe else None,
+    )
+
+
+def task_loss(model: Any) -> Tensor:
+    logits = model(TOKENS)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS.flatten())
+
+
+def train(compressor: Compressor, steps: int) -> list[Any]:
+    events = []
+    for _ in range(steps):
+        loss = task_loss(compressor.model)
+        loss.backward()
+        events.append(compressor.step(loss))
+    return events
+
+
+@torch.no_grad()
+def fade_(compressor: Compressor, name: str, indices: list[int]) -> None:
+    """Bring indices of an axis within the trust of zero."""
+    axis, tensors = compressor.table[name], named_tensors(compressor.model)
+    for slot in axis.side_a + axis.side_b:
+        tensors[slot.tensor].movedim(slot.dim, 0)[indices] *= 1e-6
+
+
+# --- hooks ---------------------------------------------------------------------------
+
+
+def test_a_hook_sees_the_drop_before_it_happens() -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+    prices, seen = compressor.prices[FILTERS], []
+
+    @compressor.on_drop
+    def look(drop: Drop) -> None:
+        assert compressor.widths[FILTERS] == SPEC.operators[1].filters
+        seen.append(drop)
+
+    compressor.event_()
+    (drop,) = seen
+    assert (drop.axis, drop.indices) == (FILTERS, (1, 3))
+    assert all(0 < rms <= compressor.options.lr for rms in drop.rms)
+    assert drop.prices == tuple(prices[[1, 3]])
+    assert compressor.widths[FILTERS] == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [(None, 3), (True, 3), (False, 5), ((), 5), ((3,), 4), ((0, 3), 4)],
+    ids=["none", "true", "false", "empty", "subset", "subset and a stranger"],
+)
+def test_a_hook_decides_what_may_go(answer: Any, left: int) -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+    compressor.on_drop(lambda drop: answer)
+    event = compressor.event_()
+    assert compressor.widths[FILTERS] == left
+    assert event.dropped.get(FILTERS, 0) == 5 - left
+
+
+def test_a_vetoed_index_is_the_one_that_stays() -> None:
+    compressor = start(sinkhorn_sweeps=0, norm_rate=0, anchor=0)
+    fade_(compressor, FILTERS, [1, 3])
+    up = named_tensors(compressor.model)["operators.mlp_0.up"].detach().clone()
+    compressor.on_drop(lambda drop: (3,))
+    compressor.event_()
+    left = named_tensors(compressor.model)["operators.mlp_0.up"]
+    assert torch.equal(left, up[:, [0, 1, 2, 4]])
+
+
+def test_a_later_hook_sees_what_earlier_ones_allowed() -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+    seen = []
+    compressor.on_drop(lambda drop: (3,))
+    compressor.on_drop(lambda drop: seen.append(drop.indices))
+    compressor.event_()
+    assert seen == [(3,)]
+
+
+# --- record --------------------------------------------------------------------------
+
+
+def test_an_event_is_on_record() -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1])
+    price, before = compressor.prices[FILTERS][1], compressor.fma
+    event = compressor.event_()
+    assert compressor.history == [event]
+    assert event.dropped == {FILTERS: 1}
+    assert event.prices == {FILTERS: price}
+    assert (event.fma_before, event.fma) == (before, before - price)
+    assert compressor.fma == before - price
+    assert compressor.fma_initial == before
+    assert event.widths == compressor.widths
+    assert not event.refused
+    json.dumps(event.to_dict())
+
+
+def test_the_structure_is_the_surviving_one() -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1])
+    fade_(compressor, "D", [2])
+    compressor.event_()
+    again = TransformerSpec.from_dict(json.loads(json.dumps(compressor.structure)))
+    assert again == compressor.model.spec()
+    assert again.sites == (0, 1, 3, 4, 5)
+    assert again.operators[1].filters == 4
+
+
+def test_a_faded_operator_is_removed() -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, list(range(5)))
+    event = compressor.event_()
+    assert event.removed == ("operators.mlp_0",)
+    assert not any(name.startswith("operators.mlp_0") for name in compressor.widths)
+    train(compressor, 2)
+
+
+def test_what_would_end_the_network_is_refused() -> None:
+    compressor = start(trust=1e9)
+    structure = compressor.structure
+    event = compressor.event_()
+    assert event.refused
+    assert event.dropped == {}
+    assert compressor.structure == structure
+
+
+def test_balance_keeps_the_probed_loss() -> None:
+    compressor = start(probe=lambda model: task_loss(model).item(), norm_rate=0, anchor=0)
+    for parameter in compressor.model.parameters():
+        parameter.data.mul_(torch.linspace(0.5, 2, parameter.numel()).view(parameter.shape))
+    fade_(compressor, FILTERS, [1])
+    event = compressor.event_()
+    assert event.loss_balanced == pytest.approx(event.loss_before, rel=1e-10)
+    assert event.loss_after == pytest.approx(event.loss_before, rel=1e-6)
+    assert event.loss_after == task_loss(compressor.model).item()
+
+
+# --- the order of things -------------------------------------------------------------
+
+
+def test_events_come_at_the_interval() -> None:
+    events = train(start(solver="fixed", rho=1e-6, interval=3), 7)
+    assert [event is not None for event in events] == [False, False, True] * 2 + [False]
+
+
+def test_no_event_without_pressure() -> None:
+    assert train(start(target=-1.0, interval=1), 3) == [None] * 3
+
+
+def test_pressure_anywhere_since_the_last_event_counts() -> None:
+    compressor = start(interval=2, solver="fixed", rho=1e-6)
+    train(compressor, 1)
+    compressor.pressure.fill_(0)
+    assert train(compressor, 1) != [None]
+
+
+def test_switched_off_is_plain_training() -> None:
+    compressor = start(interval=1, solver="fixed", rho=1.0)
+    plain = start(target=-1.0)
+    compressor.press_(False)
+    assert train(compressor, 3) == [None] * 3
+    train(plain, 3)
+    assert torch.equal(compressor.optimizer.store.weight, plain.optimizer.store.weight)
+
+
+def test_pressure_moves_weights_but_not_momentum() -> None:
+    pressed, plain = start(solver="fixed", rho=1.0), start(solver="fixed", rho=0.0)
+    train(pressed, 1)
+    train(plain, 1)
+    assert torch.equal(pressed.optimizer.momentum, plain.optimizer.momentum)
+    assert torch.equal(pressed.optimizer.second, plain.optimizer.second)
+    assert not torch.equal(pressed.optimizer.store.weight, plain.optimizer.store.weight)
+
+
+def test_the_step_clears_the_gradient() -> None:
+    compressor = start()
+    train(compressor, 1)
+    assert compressor.optimizer.store.grad.count_nonzero() == 0
+
+
+def test_a_restored_compressor_goes_on_as_the_first_would() -> None:
+    first = start(interval=2, loss_smoothing=0.5)
+    fade_(first, FILTERS, [1])
+    fade_(first, "D", [2])
+    train(first, 3)
+    model = Transformer(TransformerSpec.from_dict(first.structure)).double()
+    model.load_state_dict(first.model.state_dict())
+    second = Compressor(model, 1e9, first.options)
+    second.load_state_tensors_(first.state_tensors(), first.steps)
+    train(first, 3)
+    train(second, 3)
+    assert first.widths[FILTERS] == 4
+    assert torch.equal(first.optimizer.store.weight, second.optimizer.store.weight)
+
+
+# --- options -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", 0.0),
+        ("trust", -1.0),
+        ("beta", 1.0),
+        ("norm_rate", -0.1),
+        ("interval", 0),
+        ("accounting", "joules"),
+        ("sinkhorn_sweeps", -1),
+        ("anchor", -1.0),
+    ],
+)
+def test_a_senseless_option_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=name):
+        CompressorOptions(**{name: value})

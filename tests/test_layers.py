@@ -1,0 +1,266 @@
+"""The network against textbook formulas written out plainly."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import Norm, named_tensors
+from gaugelasso.gauge import anchor_, follow_gain_
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.layers import EPS, Extractor
+from gaugelasso.surgery import cut_
+from tests.contract.models import difference, silence_, transformer_inputs
+from tests.toys import gaussian
+
+BASE = {
+    "width": 8,
+    "layers": 2,
+    "heads": 4,
+    "d_k": 6,
+    "d_v": 5,
+    "d_f": 7,
+    "length": 6,
+    "inputs": 9,
+    "outputs": 5,
+}
+KINDS = {
+    "rope": {},
+    "positions": {"positions": True},
+    "grouped keys": {"kv_heads": 2},
+    "full": {"causal": False},
+    "no rope": {"rope": False},
+    "patches": {"input_kind": "patches", "rope": False, "causal": False, "positions": True},
+    "tied": {"norm": "tied"},
+}
+
+
+def build(**settings: object) -> Transformer:
+    """A float64 model at birth, its constants never rounded, its vectors not all ones."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = Transformer(TransformerSpec.uniform(**(BASE | settings))).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for seed, parameter in enumerate(model.parameters()):
+        if parameter.ndim == 1:
+            parameter.data.copy_(1 + 0.3 * gaussian(len(parameter), seed=seed))
+    return model
+
+
+def inputs_for(model: Transformer) -> Tensor:
+    return transformer_inputs(model, torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def textbook(model: Transformer, inputs: Tensor) -> Tensor:
+    """RMSNorm, RoPE by rotated halves, softmax attention head by head, SwiGLU; [B, S, D]."""
+    spec, weights = model.birth, dict(model.named_parameters())
+    length = inputs.shape[1]
+
+    def norm(x: Tensor, gain: Tensor) -> Tensor:
+        if spec.norm == "tied":
+            # The paper's prescaled RMS: weights gamma^2 / |gamma|^2.
+            square = ((gain * x) ** 2).sum(-1, keepdim=True) / gain.square().sum()
+        else:
+            square = (x**2).mean(-1, keepdim=True)
+        return gain * x / (square + 1e-6).sqrt()
+
+    def turn(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        frequency = 10_000.0 ** (-2 * torch.arange(half, dtype=torch.float64) / x.shape[-1])
+        angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).repeat(1, 2)
+        rotated = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+        return x * angle.cos() + rotated * angle.sin()
+
+    def attention(x: Tensor, name: str) -> Tensor:
+        y = norm(x, weights[f"{name}.read.gain"])
+        query, key, value, out = (weights[f"{name}.{w}"] for w in ("query", "key", "value", "out"))
+        total = torch.zeros_like(x)
+        for head in range(query.shape[1]):
+            group = head * key.shape[1] // query.shape[1]
+            q = y @ query[:, head].flatten(1)
+            k = y @ key[:, group].flatten(1)
+            if model.operators["attention_0"].rope:
+                q, k = turn(q), turn(k)
+            scores = q @ k.mT / math.sqrt(q.shape[-1])
+            if spec.causal:
+                future = torch.ones(length, length, dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(future, -math.inf)
+            total += scores.softmax(-1) @ (y @ value[:, group]) @ out[head]
+        return total * weights[f"{name}.write.scale"]
+
+    def mlp(x: Tensor, name: str) -> Tensor:
+        y = norm(x, weights[f"{name}.read.gain"])
+        gate = y @ weights[f"{name}.gate"]
+        hidden = (y @ weights[f"{name}.up"]) * gate * torch.sigmoid(gate)
+        return hidden @ weights[f"{name}.down"] * weights[f"{name}.write.scale"]
+
+    table = weights["embedding.table"]
+    x = table[inputs] if spec.input_kind == "tokens" else inputs @ table
+    if spec.positions:
+        x = x + weights["embedding.positions"]
+    x = x * weights["embedding.write.scale"]
+    for depth in range(spec.layers):
+        x = x + attention(x, f"operators.attention_{depth}")
+        x = x + mlp(x, f"operators.mlp_{depth}")
+    return norm(x, weights["classifier.read.gain"]) @ weights["classifier.out"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_newborn_model_is_the_textbook_transformer(kind: str) -> None:
+    model = build(**KINDS[kind])
+    inputs = inputs_for(model)
+    with torch.no_grad():
+        assert difference(model(inputs), textbook(model, inputs)) < 1e-10
+
+
+def test_shorter_sequences_are_prefixes() -> None:
+    model = build(positions=True)
+    tokens = inputs_for(model)
+    with torch.no_grad():
+        assert difference(model(tokens[:, :3]), model(tokens)[:, :3]) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_past_sees_the_future_only_without_a_mask(causal: bool) -> None:
+    model = build(causal=causal)
+    tokens = inputs_for(model)
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % BASE["inputs"]
+    with torch.no_grad():
+        before, after = model(tokens), model(other)
+    assert (difference(after[:, :-1], before[:, :-1]) < 1e-12) == causal
+    assert difference(after[:, -1], before[:, -1]) > 1e-3
+
+
+def test_sequences_of_a_batch_do_not_mix() -> None:
+    model = build()
+    tokens = inputs_for(model)
+    with torch.no_grad():
+        assert difference(model(tokens[:1]), model(tokens)[:1]) < 1e-12
+
+
+@pytest.mark.parametrize("rope", [True, False])
+def test_a_narrower_head_is_no_sharper(rope: bool) -> None:
+    """The softmax scale and the frequencies are those of birth after d_k shrinks."""
+    model = build(rope=rope)
+    tokens = inputs_for(model)
+    name = "operators.attention_0.d_k"
+    keep = torch.ones(model.axis_table().widths(named_tensors(model))[name], dtype=torch.bool)
+    keep[0] = False
+    silence_(model, {name: keep})
+    expected = textbook(model, tokens)
+    cut_(model, model.axis_table(), {name: keep})
+    again = Transformer(TransformerSpec.from_dict(model.structure())).double().eval()
+    again.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert difference(model(tokens), expected) < 1e-10
+        assert difference(again(tokens), expected) < 1e-10
+
+
+NORM = Norm("gain", "weight", "energy")
+
+
+def extractor(tied: bool = False) -> Extractor:
+    read = Extractor((3, 0, 4), tied=tied).double()
+    read.gain.data.copy_(torch.tensor([0.5, -2.0, 1.5]))
+    read.weight.copy_(torch.tensor([0.1, 0.7, 0.3]))
+    return read
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_extractor_reads_its_sites(tied: bool) -> None:
+    read, x = extractor(tied), gaussian(5, 7, seed=2)
+    picked, gain = x[[3, 0, 4]], read.gain.detach()[:, None]
+    weight = gain**2 / (gain**2).sum() if tied else read.weight[:, None]
+    expected = gain * picked / ((weight * picked**2).sum(0) + EPS).sqrt()
+    assert torch.allclose(read(x), expected, rtol=1e-12)
+
+
+def test_energy_is_taken_in_training_only() -> None:
+    read, x = extractor(), gaussian(5, 7, seed=2)
+    read.eval()(x)
+    assert read.energy.tolist() == [1, 1, 1]
+    read.train()(x)
+    assert torch.allclose(read.energy, x[[3, 0, 4]].square().mean(1))
+
+
+def test_following_the_gain_keeps_the_mean_normaliser() -> None:
+    model = build().train()
+    tokens = inputs_for(model)
+    model(tokens)
+    tensors, norms = named_tensors(model), model.axis_table().norms
+
+    def mean_squares() -> list[float]:
+        return [float((tensors[n.weight] * tensors[n.energy]).sum()) for n in norms]
+
+    before, weights = mean_squares(), [tensors[n.weight].clone() for n in norms]
+    for norm in norms:
+        follow_gain_(norm, tensors, rate=0.2)
+    assert mean_squares() == pytest.approx(before, rel=1e-12)
+    for norm, old in zip(norms, weights, strict=True):
+        assert not torch.allclose(tensors[norm.weight], old)
+
+
+def test_slow_weights_end_as_the_gain_s_squares() -> None:
+    read = extractor()
+    follow_gain_(NORM, named_tensors(read), rate=1.0)
+    share = read.weight / read.weight.sum()
+    assert torch.allclose(share, read.gain.detach() ** 2 / (read.gain.detach() ** 2).sum())
+
+
+def test_a_dead_channel_leaves_its_normaliser_smoothly() -> None:
+    read = extractor()
+    read.gain.data[1] = 0
+    tensors = named_tensors(read)
+    shares = []
+    for _ in range(3):
+        follow_gain_(NORM, tensors, rate=0.2)
+        shares.append(read.weight[1].item())
+    assert shares == pytest.approx([0.7 * 0.8, 0.7 * 0.8**2, 0.7 * 0.8**3])
+
+
+def test_without_gain_the_slow_weights_stay() -> None:
+    read = extractor()
+    read.gain.data.zero_()
+    follow_gain_(NORM, named_tensors(read))
+    assert read.weight.tolist() == pytest.approx([0.1, 0.7, 0.3])
+
+
+def anchored(model: Transformer, to: float) -> dict[str, Tensor]:
+    """Anchor every normaliser; returns the gradient, carried over as momentum is."""
+    task(model).backward()
+    momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
+    second = {name: gradient.square() for name, gradient in momentum.items()}
+    for norm in model.axis_table().norms:
+        anchor_(norm, named_tensors(model), momentum, second, to)
+    model.zero_grad()
+    for name, gradient in momentum.items():
+        assert torch.allclose(second[name], gradient.square())
+    return momentum
+
+
+def task(model: Transformer) -> Tensor:
+    return model(inputs_for(model)).square().mean()
+
+
+@pytest.mark.parametrize("to", [1.0, 0.3])
+def test_anchoring_sets_the_mean_normaliser(to: float) -> None:
+    model = build().train()
+    anchored(model, to)
+    tensors = named_tensors(model)
+    for norm in model.axis_table().norms:
+        assert float((tensors[norm.weight] * tensors[norm.energy]).sum()) == pytest.approx(to)
+
+
+def test_anchoring_changes_nothing_but_the_weight_of_eps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaugelasso.models.layers.EPS", 0.0)
+    model = build().train()
+    before = model(inputs_for(model))
+    momentum = anchored(model, 0.3)
+    assert difference(model(inputs_for(model)), before) < 1e-10
+    task(model).backward()
+    for name, parameter in model.named_parameters():
+        assert difference(momentum[name], parameter.grad) < 1e-9, name

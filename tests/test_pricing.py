@@ -1,0 +1,136 @@
+"""The figures of the paper, and the real work of a small model counted by hand."""
+
+import pytest
+import torch
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.layers import Attention
+from gaugelasso.pricing import ACCOUNTINGS, total_fma
+from tests.contract.models import CASES, Case, make
+
+TEXT = {"length": 512, "inputs": 256, "outputs": 256, "positions": True}
+FACES = {
+    "length": 256,
+    "inputs": 192,
+    "positions": True,
+    "outputs": 192,
+    "input_kind": "patches",
+    "causal": False,
+    "rope": False,
+    "heads": 8,
+}
+PAPER = {
+    "FF31": (
+        {"width": 192, "layers": 8, "heads": 8, "d_k": 48, "d_v": 48, "d_f": 2048}
+        | {"length": 283, "inputs": 44, "outputs": 44, "positions": True},
+        13_179_840,
+    ),
+    "char LM 12 layers": (
+        TEXT | {"width": 576, "layers": 12, "heads": 6, "d_k": 96, "d_v": 96, "d_f": 1536},
+        53_706_240,
+    ),
+    "char LM 6 layers": (
+        TEXT | {"width": 288, "layers": 6, "heads": 6, "d_k": 48, "d_v": 48, "d_f": 768},
+        7_602_336,
+    ),
+    "char LM 24 layers": (
+        TEXT | {"width": 480, "layers": 24, "heads": 8, "d_k": 90, "d_v": 90, "d_f": 1920},
+        113_351_040,
+    ),
+    "retrieval": (
+        {"width": 128, "layers": 4, "heads": 4, "d_k": 32, "d_v": 32, "d_f": 256}
+        | {"length": 192, "inputs": 4096, "outputs": 4097, "positions": True},
+        1_878_656,
+    ),
+    "CelebA d_k 96": (
+        FACES | {"width": 768, "layers": 12, "d_k": 96, "d_v": 96, "d_f": 2048},
+        90_183_168,
+    ),
+    "CelebA d_k 256": (
+        FACES | {"width": 768, "layers": 12, "d_k": 256, "d_v": 256, "d_f": 2048},
+        145_233_408,
+    ),
+    "CelebA baseline": (
+        FACES | {"width": 384, "layers": 6, "d_k": 48, "d_v": 48, "d_f": 1024},
+        12_052_224,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_paper_accounting_gives_the_paper_s_figure(name: str) -> None:
+    settings, figure = PAPER[name]
+    with torch.device("meta"):
+        model = Transformer(TransformerSpec.uniform(**settings))
+    assert total_fma(model.axis_table(), ACCOUNTINGS["paper"], named_tensors(model)) == figure
+
+
+SMALL = {
+    "width": 4,
+    "layers": 1,
+    "heads": 2,
+    "d_k": 6,
+    "d_v": 5,
+    "d_f": 7,
+    "length": 9,
+    "inputs": 11,
+    "outputs": 3,
+}
+# gain, W_q W_k W_v, W_o, delta
+ATTENTION = 4 + 4 * 2 * (6 + 6 + 5) + 2 * 5 * 4 + 4
+MLP = 4 + 3 * 4 * 7 + 4
+CLASSIFIER = 4 + 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "work"),
+    [
+        # A query sees 1, 2, ..., 9 keys: 5 on average.
+        ({"causal": True}, 4 + ATTENTION + 2 * 5 * (6 + 5) + MLP + CLASSIFIER),
+        ({"causal": False}, 4 + ATTENTION + 2 * 9 * (6 + 5) + MLP + CLASSIFIER),
+        # Without RoPE the same channels do the same work; positions are looked up.
+        ({"rope": False, "positions": True}, 4 + ATTENTION + 2 * 5 * (6 + 5) + MLP + CLASSIFIER),
+        # One key and value head for both query heads: 4 * (6 + 5) less to project.
+        ({"kv_heads": 1}, 4 + ATTENTION - 44 + 2 * 5 * (6 + 5) + MLP + CLASSIFIER),
+        # Patches are multiplied, not looked up.
+        (
+            {"input_kind": "patches"},
+            11 * 4 + 4 + ATTENTION + 2 * 5 * (6 + 5) + MLP + CLASSIFIER,
+        ),
+    ],
+    ids=["causal", "full", "no rope", "grouped keys", "patches"],
+)
+def test_fma_accounting_counts_the_work_done(settings: dict, work: float) -> None:
+    model = Transformer(TransformerSpec.uniform(**SMALL | settings))
+    assert total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model)) == work
+
+
+def attentions(model: Transformer) -> list[Attention]:
+    return [part for part in model.operators.values() if isinstance(part, Attention)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_paper_accounting_is_every_parameter_and_attention(case: Case) -> None:
+    model = make(case)
+    work = sum(parameter.numel() for parameter in model.parameters())
+    for part in attentions(model):
+        heads, keys, values = part.query.shape[1], part.query.shape[-1], part.value.shape[-1]
+        work += heads * model.birth.length * (keys + values) + heads * keys * part.rope
+    assert total_fma(model.axis_table(), ACCOUNTINGS["paper"], named_tensors(model)) == work
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fma_accounting_is_every_multiplied_parameter_and_visible_keys(case: Case) -> None:
+    model = make(case)
+    work = sum(parameter.numel() for parameter in model.parameters())
+    if model.embedding.tokens:
+        work -= model.embedding.table.numel()
+    if model.embedding.positions is not None:
+        work -= model.embedding.positions.numel()
+    length = model.birth.length
+    visible = sum(range(1, length + 1)) / length if model.birth.causal else length
+    for part in attentions(model):
+        heads, values = part.query.shape[1], part.value.shape[-1]
+        work += heads * visible * (part.query[0, 0].numel() + values)
+    assert total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model)) == work

@@ -1,0 +1,81 @@
+"""rho against its formula, and the cases in which it must be zero."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.solver import RhoSolver, smooth_
+from tests.toys import exact
+
+LR = exact(0.1)
+MOMENTUM = exact([1.0, -2.0, 0.5])
+# <sign m, r> = -3 - 1 + 2 = -2, ||m||_1 = 3.5
+PENALTY = exact([-3.0, 1.0, 2.0])
+
+
+def rho(method: str, loss: float, gradient: Tensor = PENALTY, target: float = 1.0) -> float:
+    solver = RhoSolver(method, target, rho=0.25)
+    return float(solver.solve(exact(loss), LR, MOMENTUM, gradient))
+
+
+def test_conservative_spends_the_margin() -> None:
+    assert rho("conservative", loss=0.4) == pytest.approx((1 - 0.4) / (0.1 * 2))
+
+
+def test_sign_step_spends_the_predicted_gain_too() -> None:
+    assert rho("sign_step", loss=0.4) == pytest.approx((1 - 0.4 + 0.1 * 3.5) / (0.1 * 2))
+
+
+def test_sign_step_may_press_above_the_target() -> None:
+    assert rho("sign_step", loss=1.2) == pytest.approx((1 - 1.2 + 0.1 * 3.5) / (0.1 * 2))
+
+
+@pytest.mark.parametrize(("method", "loss"), [("conservative", 1.01), ("sign_step", 1.36)])
+def test_no_margin_no_pressure(method: str, loss: float) -> None:
+    assert rho(method, loss) == 0
+
+
+@pytest.mark.parametrize("method", ["conservative", "sign_step"])
+def test_a_penalty_that_helps_descent_gets_no_pressure(method: str) -> None:
+    assert rho(method, loss=0.4, gradient=-PENALTY) == 0
+
+
+@pytest.mark.parametrize("method", ["conservative", "sign_step"])
+@pytest.mark.parametrize(("share", "pressed"), [(0.9e-3, False), (1.1e-3, True)])
+def test_opposition_must_be_a_share_of_the_penalty(
+    method: str, share: float, pressed: bool
+) -> None:
+    # <sign m, r> = -2 share, ||r||_1 = 2
+    gradient = exact([1 - share, 1 + share, 0])
+    assert (rho(method, loss=0.4, gradient=gradient) > 0) == pressed
+
+
+@pytest.mark.parametrize("loss", [0.4, 5.0])
+def test_fixed_ignores_the_target(loss: float) -> None:
+    assert rho("fixed", loss) == 0.25
+
+
+def test_conservative_step_lands_on_the_target() -> None:
+    """Along sign descent, the loss to first order after the step is the target."""
+    strength = rho("conservative", loss=0.4)
+    predicted = 0.4 - float(LR * torch.dot(MOMENTUM.sign(), strength * PENALTY))
+    assert predicted == pytest.approx(1.0)
+
+
+def test_smoothing_is_an_exponential_average_from_the_first_loss() -> None:
+    average, seen = torch.zeros(()).double(), torch.zeros(()).double()
+    values = [smooth_(average, seen, exact(x), 0.9).item() for x in (2.0, 1.0, 4.0)]
+    assert values == pytest.approx([2.0, 0.9 * 2.0 + 0.1, 0.9 * 1.9 + 0.1 * 4.0])
+    assert seen == 3
+
+
+def test_without_smoothing_the_loss_passes_through() -> None:
+    average, seen = torch.zeros(()).double(), torch.zeros(()).double()
+    losses = [exact(x) for x in (2.0, 1.0, 4.0)]
+    assert [smooth_(average, seen, x, 0.0).item() for x in losses] == [2.0, 1.0, 4.0]
+
+
+def test_without_smoothing_an_overflowed_loss_is_forgotten() -> None:
+    average, seen = torch.zeros(()).double(), torch.zeros(()).double()
+    smooth_(average, seen, exact(float("inf")), 0.0)
+    assert smooth_(average, seen, exact(2.0), 0.0) == 2.0
