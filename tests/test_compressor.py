@@ -148,6 +148,13 @@ def test_a_faded_operator_is_removed() -> None:
     train(compressor, 2)
 
 
+def test_the_last_key_stays_while_attention_does() -> None:
+    compressor = start()
+    fade_(compressor, "operators.attention_0.d_k", [0, 1, 2])
+    assert compressor.event_().removed == ()
+    assert compressor.widths["operators.attention_0.d_k"] == 1
+
+
 def test_what_would_end_the_network_is_refused() -> None:
     compressor = start(trust=1e9)
     structure = compressor.structure
@@ -239,7 +246,6 @@ def test_a_restored_compressor_goes_on_as_the_first_would() -> None:
         ("interval", 0),
         ("accounting", "joules"),
         ("sinkhorn_sweeps", -1),
-        ("anchor", -1.0),
     ],
 )
 def test_a_senseless_option_is_named(name: str, value: Any) -> None:

@@ -1,5 +1,7 @@
 """What goes, and what its going takes along."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,8 +21,16 @@ def test_channel_rms_is_the_geometric_mean_of_both_sides() -> None:
 
 
 def test_an_index_goes_at_the_threshold_and_stays_above_it() -> None:
-    rms = {"axis": exact([0.5, 1.0, 1.5])}
-    assert trust_drop(rms, 1.0)["axis"].tolist() == [False, False, True]
+    keeps = trust_drop(pairs((3, 1, 1)).axis_table(), {"axis0": exact([0.5, 1.0, 1.5])}, 1.0)
+    assert keeps["axis0"].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("silences", [True, False])
+def test_an_axis_that_does_not_silence_its_owner_keeps_its_strongest(silences: bool) -> None:
+    table = pairs((3, 1, 1)).axis_table()
+    table = replace(table, axes=(replace(table["axis0"], silences=silences),))
+    keeps = trust_drop(table, {"axis0": exact([0.1, 0.3, 0.2])}, 1.0)
+    assert keeps["axis0"].tolist() == [False, not silences, False]
 
 
 def relay() -> Transformer:

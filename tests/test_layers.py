@@ -65,7 +65,7 @@ def textbook(model: Transformer, inputs: Tensor) -> Tensor:
             square = ((gain * x) ** 2).sum(-1, keepdim=True) / gain.square().sum()
         else:
             square = (x**2).mean(-1, keepdim=True)
-        return gain * x / (square + 1e-6).sqrt()
+        return gain * x / (square + EPS).sqrt()
 
     def turn(x: Tensor) -> Tensor:
         half = x.shape[-1] // 2

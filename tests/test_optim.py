@@ -114,13 +114,10 @@ def test_coupled_adam_by_hand() -> None:
     assert optimizer.second.tolist() == pytest.approx(v)
 
 
-def muon(weight_decay: float = 0.0) -> CoupledOptimizer:
-    return CoupledOptimizer(matrices((3, 4)), {"m0": 1}, weight_decay=weight_decay)
-
-
 def test_weight_decay_spares_the_matrices() -> None:
-    optimizer = muon(weight_decay=0.5)
-    store, before = optimizer.store, optimizer.store.weight.clone()
+    store = matrices((3, 4))
+    optimizer = CoupledOptimizer(store, rows_of(store), weight_decay=0.5)
+    before = store.weight.clone()
     optimizer.observe_()
     optimizer.step_(torch.zeros_like(before), exact(0.1))
     end = store.matrix_end
@@ -128,17 +125,27 @@ def test_weight_decay_spares_the_matrices() -> None:
     assert torch.allclose(store.weight[end:], before[end:] * 0.95)
 
 
-def test_muon_steps_along_momentum_and_pressure_together() -> None:
-    optimizer = muon()
-    store = optimizer.store
-    before, end = store.weight.clone(), store.matrix_end
-    store.grad.copy_(gaussian(len(store), seed=8))
-    pressure = gaussian(len(store), seed=9)
-    optimizer.observe_()
-    optimizer.step_(pressure, exact(0.1))
-    aim = (0.05 * store.grad + pressure)[:end].view(3, 4)
-    moved = (before - store.weight)[:end].view(3, 4) / 0.1
-    assert torch.allclose(moved, orthogonal(aim), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("scaling", ["unit", "signal"])
+def test_muon_by_hand(scaling: str) -> None:
+    """Orthogonalised m^ + p; `signal` shrinks each matrix by |m^ + p| / |sqrt(v^ + p^2)|."""
+    store = matrices((3, 4), (5, 2))
+    optimizer = CoupledOptimizer(store, rows_of(store), beta=0.9, beta_second=0.8, scaling=scaling)
+    m = v = torch.zeros_like(store.weight)
+    for t in (1, 2, 3):
+        gradient, pressure = gaussian(len(store), seed=t), 0.3 * gaussian(len(store), seed=t + 9)
+        before = store.weight.clone()
+        store.grad.copy_(gradient)
+        optimizer.observe_()
+        optimizer.step_(pressure, exact(0.1))
+        m, v = 0.9 * m + 0.1 * gradient, 0.8 * v + 0.2 * gradient**2
+        aim = m / (1 - 0.9**t) + pressure
+        spread = (v / (1 - 0.8**t) + pressure**2).sqrt()
+        for name in rows_of(store):
+            view = store.segments[name].view
+            size = min(1.0, float(view(aim).norm() / view(spread).norm()))
+            expected = orthogonal(view(aim)) * (size if scaling == "signal" else 1)
+            moved = (view(before) - view(store.weight)) / 0.1
+            assert torch.allclose(moved, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["muon", "adam"])
@@ -159,11 +166,11 @@ def test_momentum_follows_the_task_gradient_alone(kind: str) -> None:
 
 
 def test_state_views_write_through() -> None:
-    optimizer = muon()
-    states = optimizer.states()
-    assert set(states["momentum"]) == {"m0", "vector"}
-    assert set(states["second"]) == {"vector"}
-    states["momentum"]["vector"].fill_(3)
-    states["second"]["vector"].fill_(5)
-    assert optimizer.momentum[optimizer.split :].tolist() == [3] * 4
-    assert optimizer.second.tolist() == [5] * 4
+    store = matrices((3, 4))
+    optimizer = CoupledOptimizer(store, rows_of(store))
+    for kind, flat in {"momentum": optimizer.momentum, "second": optimizer.second}.items():
+        views = optimizer.states()[kind]
+        assert views.keys() == store.segments.keys()
+        views["vector"].fill_(3)
+        assert flat[: store.matrix_end].count_nonzero() == 0
+        assert flat[store.matrix_end :].tolist() == [3] * 4

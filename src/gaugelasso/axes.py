@@ -44,7 +44,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Axis:
-    """A removable set of indices: two penalised gauge sides and the riders freed with them."""
+    """A removable set of indices: two penalised gauge sides and the riders freed with them.
+
+    `silences`: whether its owner writes nothing once the axis is empty. Keys do not
+    silence attention (without them it is a plain mean of the values), so their last
+    index stays as long as the operator does.
+    """
 
     name: str
     kind: str
@@ -52,6 +57,7 @@ class Axis:
     side_b: tuple[Slot, ...]
     riders: tuple[Slot, ...] = ()
     owner: str | None = None
+    silences: bool = True
 
     def sides(self) -> Iterator[tuple[Side, tuple[Slot, ...]]]:
         yield "a", self.side_a

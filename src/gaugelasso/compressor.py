@@ -84,6 +84,7 @@ class CompressorOptions:
     optimizer: Literal["muon", "adam"] = "muon"
     beta: float = 0.95
     beta_second: float = 0.99
+    step_scaling: Literal["unit", "signal"] = "signal"
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -146,6 +147,7 @@ class Compressor:
             self.options.beta,
             self.options.beta_second,
             self.options.weight_decay,
+            self.options.step_scaling,
         )
         # Device scalars: the step reads and writes them without asking the host.
         self.lr = weight.new_tensor(self.options.lr)
@@ -245,7 +247,7 @@ class Compressor:
 
     def _decide(self, tensors: dict[str, Tensor]) -> tuple[Decision | None, dict[str, np.ndarray]]:
         rms = channel_rms(self.table, tensors)
-        keeps = trust_drop(rms, self.options.trust * float(self.lr))
+        keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr))
         prices = self._plan.prices
         for name, keep in keeps.items():
             for hook in self.hooks:

@@ -37,9 +37,17 @@ def channel_rms(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return dict(zip(names, flat.split([len(v) for v in values]), strict=True))
 
 
-def trust_drop(rms: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
-    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop)."""
-    return {name: values > threshold for name, values in rms.items()}
+def trust_drop(table: AxisTable, rms: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
+    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop).
+
+    An axis that does not silence its owner keeps its strongest index: emptying it
+    would take away an operator that still works.
+    """
+    keeps = {name: values > threshold for name, values in rms.items()}
+    for axis in table.axes:
+        if not axis.silences:
+            keeps[axis.name][rms[axis.name].argmax()] = True
+    return keeps
 
 
 def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:

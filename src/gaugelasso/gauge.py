@@ -10,17 +10,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, AxisTable, Norm, Tensors, side_rms, spread
+from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
 
 CLIP = 10.0
 
 
-def rescale_(axis: Axis, factor: Tensor, tensors: Tensors, *, riders: bool = True) -> None:
+def _powers(axis: Axis) -> list[tuple[Slot, int]]:
+    """How every slot of an axis follows a balance by c."""
+    sides = [(slot, 1) for slot in axis.side_a] + [(slot, -1) for slot in axis.side_b]
+    return sides + [(slot, slot.power) for slot in axis.riders if slot.power]
+
+
+def rescale_(axis: Axis, factor: Tensor, tensors: Tensors) -> None:
     """A <- A c, B <- B / c, riders <- rider c**power, per index."""
-    powers = [(slot, 1) for slot in axis.side_a] + [(slot, -1) for slot in axis.side_b]
-    if riders:
-        powers += [(slot, slot.power) for slot in axis.riders if slot.power]
-    for slot, power in powers:
+    for slot, power in _powers(axis):
         tensor = tensors[slot.tensor]
         tensor.detach().mul_(spread(factor.to(tensor.dtype) ** power, slot, tensors))
 
@@ -32,11 +35,11 @@ def rescale_state_(
 
     m_A <- m_A / c, m_B <- m_B c; second moments by the square.
     """
-    for slot, power in [(s, -1) for s in axis.side_a] + [(s, 1) for s in axis.side_b]:
+    for slot, power in _powers(axis):
         along = spread(factor, slot, tensors)
-        momentum[slot.tensor].mul_(along**power)
-        if slot.tensor in second:
-            second[slot.tensor].mul_(along ** (2 * power))
+        if slot.tensor in momentum:
+            momentum[slot.tensor].mul_(along**-power)
+            second[slot.tensor].mul_(along ** (-2 * power))
 
 
 def balance_(
@@ -84,12 +87,13 @@ def anchor_(
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     level = (weight * tensors[norm.energy]).sum()
-    level = torch.where(level > 0, level / to, 1.0).to(gain.dtype)
+    level = torch.where(level > 0, level / abs(to), 1.0).to(gain.dtype)
+    if to < 0:
+        level = level.clamp(max=1.0)
     weight.div_(level)
     gain.detach().div_(level.sqrt())
     momentum[norm.gain].mul_(level.sqrt())
-    if norm.gain in second:
-        second[norm.gain].mul_(level)
+    second[norm.gain].mul_(level)
 
 
 def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: float = 0.2) -> None:

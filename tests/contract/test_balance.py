@@ -7,14 +7,8 @@ import torch
 
 from gaugelasso import gauge
 from gaugelasso.axes import named_tensors, width
-from tests.contract.models import CASES, SEEDS, Case, difference, loss, make, output
+from tests.contract.models import AXES, CASES, SEEDS, Case, difference, loss, make, output
 from tests.toys import exact
-
-AXES = [
-    pytest.param(case, axis.name, id=f"{case}-{axis.name}")
-    for case in CASES
-    for axis in make(case).axis_table().axes
-]
 
 
 @pytest.mark.parametrize(("case", "name"), AXES)

@@ -14,10 +14,11 @@ from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut_, kept_elements
 from tests.contract.models import (
+    AXES,
     CASES,
+    SEEDS,
     Case,
     difference,
-    loss,
     make,
     output,
     random_decision,
@@ -26,11 +27,15 @@ from tests.contract.models import (
 )
 from tests.toys import exact
 
-AXES = [
-    pytest.param(case, axis.name, id=f"{case}-{axis.name}")
-    for case in CASES
-    for axis in make(case).axis_table().axes
+# Axes, at birth, of operators that may vanish.
+OPERATORS = [
+    pytest.param(case, name, id=f"{case}-{name}")
+    for case in CASES[:: 2 * len(SEEDS)]
+    for owner, names in make(case).axis_table().owners().items()
+    if owner not in make(case).axis_table().required
+    for name in names
 ]
+FIRST_SEED = [axis for axis in AXES if axis.values[0].seed == CASES[0].seed]
 
 
 def all_kept(table: AxisTable, tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -53,11 +58,10 @@ def random_loss_on(model: Compressible, name: str, seed: int) -> Decision:
 def test_dropping_zeroed_indices_of_one_axis_changes_no_output(case: Case, name: str) -> None:
     model = make(case)
     table = model.axis_table()
-    untouched, old_width = output(model, case), table.widths(named_tensors(model))[name]
+    old_width = table.widths(named_tensors(model))[name]
     decision = random_loss_on(model, name, case.seed)
     silence_(model, {name: decision.keeps[name]})
     before = output(model, case)
-    assert not torch.equal(before, untouched)
     cut_(model, table, decision.keeps, decision.removed)
     left = model.axis_table().widths(named_tensors(model)).get(name, 0)
     assert left == int(decision.keeps[name].sum()) < old_width
@@ -74,16 +78,32 @@ def test_dropping_zeroed_indices_of_all_axes_changes_no_output(case: Case) -> No
     assert difference(output(model, case), before) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("case", "name"), [axis for axis in AXES if axis.values[0].seed == CASES[0].seed]
-)
+@pytest.mark.parametrize(("case", "name"), OPERATORS)
+def test_removing_a_silenced_operator_changes_no_output(case: Case, name: str) -> None:
+    """Where the table says that an empty axis silences its owner, and only there."""
+    model = make(case)
+    table, tensors = model.axis_table(), named_tensors(model)
+    keeps = all_kept(table, tensors)
+    keeps[name].zero_()
+    decision = cascade(table, tensors, keeps)
+    assert decision is not None
+    assert decision.removed == (table[name].owner,)
+    silence_(model, {name: keeps[name]})
+    before = output(model, case)
+    cut_(model, table, decision.keeps, decision.removed)
+    assert (difference(output(model, case), before) < 1e-10) == table[name].silences
+
+
+@pytest.mark.parametrize(("case", "name"), FIRST_SEED)
 def test_predicted_saving_is_the_counted_one(case: Case, name: str) -> None:
     model = make(case)
     table, tensors = model.axis_table(), named_tensors(model)
     ways = pricing.ACCOUNTINGS.values()
     before = {way: pricing.total_fma(table, way, tensors) for way in ways}
     predicted = {way: pricing.prices(table, way, tensors)[name] for way in ways}
-    for index in range(width(table[name], tensors)):
+    size = width(table[name], tensors)
+    # At birth an axis's indices are all alike.
+    for index in range(size) if case.dropped else (0, size - 1):
         keeps = all_kept(table, tensors)
         keeps[name][index] = False
         decision = cascade(table, tensors, keeps)
@@ -104,12 +124,12 @@ def test_predicted_saving_is_the_counted_one(case: Case, name: str) -> None:
                 assert before[way] - after == predicted[way][index]
 
 
-def trained(case: Case) -> tuple[Compressible, CoupledOptimizer]:
-    """A model some steps into training by Adam, with full momentum and second moments."""
+def trained(case: Case, kind: str = "adam") -> tuple[Compressible, CoupledOptimizer]:
+    """A model some steps into training, with full momentum and second moments."""
     model = make(case)
     table = model.axis_table()
     optimizer = CoupledOptimizer(
-        FlatStore(model, table), table.matrices, kind="adam", weight_decay=0.1
+        FlatStore(model, table), table.matrices, kind=kind, weight_decay=0.1
     )
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
@@ -157,8 +177,9 @@ def test_surgery_and_an_elementwise_step_commute(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_weights_and_state_are_slices_of_the_old(case: Case) -> None:
-    model, optimizer = trained(case)
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_weights_and_state_are_slices_of_the_old(case: Case, kind: str) -> None:
+    model, optimizer = trained(case, kind)
     table = model.axis_table()
     decision = random_decision(model, torch.Generator().manual_seed(4), removed=1)
     old = {"weight": named_tensors(model), **optimizer.states()}
@@ -208,18 +229,18 @@ def test_after_surgery_every_parameter_lives_in_the_store(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("kind", ["muon", "adam"])
-def test_after_surgery_every_parameter_moves(case: Case, kind: str) -> None:
+def test_after_surgery_every_parameter_is_trained(case: Case) -> None:
     model = make(case)
-    compressor = Compressor(model, 0.0, CompressorOptions(lr=1e-3, optimizer=kind))
+    compressor = Compressor(model, 0.0, CompressorOptions(lr=1e-3))
     silence_(model, random_decision(model, torch.Generator().manual_seed(9), removed=1).keeps)
     assert compressor.event_().dropped
-    old = {name: p.detach().clone() for name, p in model.named_parameters()}
-    value = loss(model, case)
+    old = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    # The task may not reach them all: a random structure writes where nobody reads.
+    value = sum(parameter.square().sum() for parameter in model.parameters())
     value.backward()
     compressor.step(value)
     for name, parameter in model.named_parameters():
-        assert bool((parameter != old[name]).any()), name
+        assert parameter.detach().norm() < old[name].norm(), name
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

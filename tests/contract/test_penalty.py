@@ -5,19 +5,17 @@ import math
 import pytest
 import torch
 
-from gaugelasso.axes import collect, named_tensors, width
+from gaugelasso.axes import Axis, Slot, Tensors, collect, named_tensors, width
 from gaugelasso.penalty import Penalty
 from gaugelasso.pricing import ACCOUNTINGS, prices
 from gaugelasso.storage import FlatStore
 from tests.contract.models import CASES, Case, difference, make
 
 
-def slices(case: Case, name: str, side: str) -> list[list[torch.Tensor]]:
+def slices(axis: Axis, slots: tuple[Slot, ...], tensors: Tensors) -> list[list[torch.Tensor]]:
     """For each index of an axis: its parts of every tensor on one side."""
-    model = make(case)
-    axis, tensors = model.axis_table()[name], named_tensors(model)
     parts: list[list[torch.Tensor]] = [[] for _ in range(width(axis, tensors))]
-    for slot in getattr(axis, f"side_{side}"):
+    for slot in slots:
         rows = tensors[slot.tensor].detach().movedim(slot.dim, 0)
         owners = tensors[slot.link].tolist() if slot.link else range(len(rows))
         for row, owner in zip(rows, owners, strict=True):
@@ -34,9 +32,9 @@ def test_norms_and_strengths_are_those_of_the_slices(case: Case) -> None:
     penalty = Penalty(table, named_tensors(model), store, price)
     norms = penalty.norms(store.weight)
     for axis in table.axes:
-        for side in ("a", "b"):
+        for side, slots in axis.sides():
             span = penalty.ranges[axis.name].side(side)
-            for j, parts in enumerate(slices(case, axis.name, side)):
+            for j, parts in enumerate(slices(axis, slots, named_tensors(model))):
                 square = sum(float(part.square().sum()) for part in parts)
                 count = sum(part.numel() for part in parts)
                 strength = price[axis.name][j] / math.sqrt(count)

@@ -244,6 +244,7 @@ class Attention(Operator):
                 (Slot(f"{name}.key", pairs_dim),),
                 frequencies,
                 owner=name,
+                silences=False,
             ),
             Axis(
                 f"{name}.d_v",

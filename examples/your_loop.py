@@ -1,0 +1,38 @@
+"""Drop the compressor into your own training loop: two lines beside yours."""
+
+import torch
+import torch.nn.functional as F
+
+from gaugelasso import Compressor, CompressorOptions, Transformer, TransformerSpec
+from gaugelasso.tasks import Retrieval
+
+
+def main(steps: int = 3000) -> Compressor:
+    torch.manual_seed(0)
+    task = Retrieval(vocabulary=64, modulus=7, length=32)
+    spec = TransformerSpec.uniform(
+        width=32, layers=2, heads=4, d_k=8, d_v=8, d_f=64, length=32, inputs=64, outputs=65
+    )
+    model = Transformer(spec)
+    compressor = Compressor(
+        model, loss_target=0.05, options=CompressorOptions(lr=3e-3, interval=25)
+    )
+
+    @compressor.on_drop
+    def watch(drop):
+        # Look at each drop before it happens; return False or some indices to hold it back.
+        print(f"step {drop.step}: {drop.axis} loses {len(drop.indices)} channels")
+        return True
+
+    for step in range(steps):
+        inputs, targets = task.batch(32, seed=step, device="cpu")
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()
+        compressor.step(loss)
+
+    print(f"{compressor.fma_initial:,.0f} -> {compressor.fma:,.0f} FMA per token")
+    return compressor
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Run folders, read: everything the report knows of a run.
+
+Reads files and rearranges what they say; draws nothing, formats nothing. A run that is
+still going on is read as far as it has got.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.errors import UserError
+from gaugelasso.runs import read_json, read_rows
+
+# The axes that every layer has, in the order of the network: attention, then MLP.
+LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+
+_NEEDED = ("config.json", "environment.json", "initial.json")
+_SECTIONS = ("task", "model", "target", "compress", "train")
+# Columns of metrics.jsonl that are not the task's metric, whose name only the task knows.
+_PLAIN_COLUMNS = {
+    "step", "phase", "loss", "fma", "parameters", "sites", "operators", "rho", "lr", "step_ms",
+    "wall_s", "memory_mib",
+}  # fmt: skip
+# Of [train], what shapes the course of a run; the rest is bookkeeping and machinery.
+_COURSE = ("steps", "warmup", "cooldown", "saturation", "lr_min", "batch", "accumulate")
+_LAYER_AXIS = re.compile(r"_(\d+)\.(\w+)$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder as it stood when it was read."""
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    initial: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def task(self) -> str:
+        return str(self.config["task"]["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["train"]["seed"])
+
+    @property
+    def accounting(self) -> str:
+        return str(self.config["compress"]["accounting"])
+
+    @property
+    def loss_target(self) -> float:
+        return float(self.config["target"]["loss"])
+
+    @property
+    def metric_name(self) -> str:
+        if self.summary:
+            return str(self.summary["metric"]["name"])
+        row = self.metrics[0] if self.metrics else {}
+        return next((key for key in row if key not in _PLAIN_COLUMNS), "metric")
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that the folder speaks of."""
+        return max((rows[-1]["step"] for rows in (self.metrics, self.events) if rows), default=0)
+
+    @property
+    def layers(self) -> int:
+        depths = [depth + 1 for _, depth in _layer_widths(self.initial["widths"])]
+        return max([self.initial.get("structure", {}).get("layers", 0), *depths])
+
+    @property
+    def cooldown_start(self) -> int | None:
+        """Where the structure froze, exact to one log interval; None if it has not."""
+        before = 0
+        for row in self.metrics:
+            if row["phase"] == "cooldown":
+                return before
+            before = row["step"]
+        return None
+
+    def widths_at(self, step: int) -> dict[str, int]:
+        """Axis name -> surviving indices after `step`; a removed operator has no axes."""
+        widths = self.initial["widths"]
+        for event in self.events:
+            if event["step"] > step:
+                break
+            widths = event["widths"]
+        return widths
+
+    def depth_widths(self, kind: str, step: int) -> list[int]:
+        """Extent of one kind of axis in every layer after `step`; 0 where there is no operator."""
+        widths = _layer_widths(self.widths_at(step))
+        return [widths.get((kind, depth), 0) for depth in range(self.layers)]
+
+    def axis_trajectory(self, axis: str) -> tuple[list[int], list[float]]:
+        """(steps, extents) of one axis from step 0 on, constant between the points."""
+        points = [(0, self.initial["widths"]), *((e["step"], e["widths"]) for e in self.events)]
+        return self._to_the_end([(step, float(widths.get(axis, 0))) for step, widths in points])
+
+    def fma_trajectory(self) -> tuple[list[int], list[float]]:
+        """(steps, work per token) from step 0 on, constant between the points."""
+        points = [(0, self.initial["fma"]), *((e["step"], e["fma"]) for e in self.events)]
+        return self._to_the_end(points)
+
+    def _to_the_end(self, points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+        if points[-1][0] < self.last_step:
+            points = [*points, (self.last_step, points[-1][1])]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one column of the metrics, rows without a finite value left out."""
+        rows = [(row["step"], row.get(name)) for row in self.metrics]
+        kept = [(step, v) for step, v in rows if v is not None and math.isfinite(v)]
+        return [step for step, _ in kept], [float(value) for _, value in kept]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a run stands: its summary or, before there is one, its newest row.
+
+    `loss` and `metric` are on held-out data once finished; before that `loss` is the
+    training loss.
+    """
+
+    finished: bool
+    steps: int
+    fma_initial: float
+    fma_final: float
+    parameters_initial: int | None
+    parameters_final: int | None
+    loss: float | None
+    metric: float | None
+    reached_step: int | None
+    training_fma: float | None
+    wall_s: float | None
+
+    @property
+    def compression(self) -> float:
+        return self.fma_initial / self.fma_final if self.fma_final else math.inf
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder; UserError, naming folder and file, where it is none."""
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is no run folder: no such folder")
+    for name in _NEEDED:
+        if not (folder / name).is_file():
+            raise UserError(f"{str(folder)!r} is no run folder: it has no {name}{_hint(folder)}")
+    config, environment, initial = (read_json(folder / name) for name in _NEEDED)
+    _check_keys(folder / "config.json", config, _SECTIONS)
+    _check_keys(folder / "initial.json", initial, ("fma", "widths"))
+    summary = folder / "summary.json"
+    return Run(
+        path=folder,
+        config=config,
+        environment=environment,
+        initial=initial,
+        metrics=tuple(read_rows(folder / "metrics.jsonl")),
+        events=tuple(read_rows(folder / "events.jsonl")),
+        summary=read_json(summary) if summary.exists() else None,
+    )
+
+
+def outcome(run: Run) -> Outcome:
+    """The figures a run is judged by."""
+    if (summary := run.summary) is not None:
+        return Outcome(
+            finished=True,
+            steps=summary["steps"],
+            fma_initial=summary["fma_initial"],
+            fma_final=summary["fma_final"],
+            parameters_initial=summary["parameters_initial"],
+            parameters_final=summary["parameters_final"],
+            loss=summary["loss"],
+            metric=summary["metric"]["value"],
+            reached_step=summary["target_reached_step"],
+            training_fma=summary["training_fma"],
+            wall_s=summary["wall_s"],
+        )
+    first: Mapping[str, Any] = run.metrics[0] if run.metrics else {}
+    last: Mapping[str, Any] = run.metrics[-1] if run.metrics else {}
+    # A first row that comes after a first drop no longer knows the size at birth.
+    at_birth = first.get("fma") == run.initial["fma"]
+    return Outcome(
+        finished=False,
+        steps=run.last_step,
+        fma_initial=run.initial["fma"],
+        fma_final=run.fma_trajectory()[1][-1],
+        parameters_initial=first["parameters"] if at_birth else None,
+        parameters_final=last.get("parameters"),
+        loss=last.get("loss"),
+        metric=last.get(run.metric_name),
+        reached_step=None,
+        training_fma=None,
+        wall_s=last.get("wall_s"),
+    )
+
+
+def load_condition(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs of one condition, by seed; UserError unless they differ by seed alone."""
+    if not folders:
+        raise UserError("no run folder given")
+    runs = sorted(map(load_run, folders), key=lambda run: run.seed)
+    for before, run in pairwise(runs):
+        pair = f"{str(before.path)!r} and {str(run.path)!r}"
+        ours, theirs = _condition(before), _condition(run)
+        for key in sorted(ours.keys() & theirs.keys()):
+            if ours[key] != theirs[key]:
+                raise UserError(
+                    f"{pair} are not runs of one condition: {key} is {ours[key]!r} in one and "
+                    f"{theirs[key]!r} in the other"
+                )
+        if before.seed == run.seed:
+            raise UserError(f"{pair} are both of seed {run.seed}: give one of them")
+    return runs
+
+
+def _condition(run: Run) -> dict[str, Any]:
+    """Every setting that changes what a run's figures mean, except its seed."""
+    sections = {key: dict(run.config[key]) for key in _SECTIONS}
+    train = sections["train"]
+    sections["train"] = {key: train[key] for key in _COURSE if key in train}
+    return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
+
+
+def operator_count(widths: Mapping[str, int]) -> int:
+    return len({name.split(".")[1] for name in widths if name.startswith("operators.")})
+
+
+def _layer_widths(widths: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    """(kind, depth) -> extent, for the axes that belong to a layer."""
+    found = {}
+    for name, width in widths.items():
+        if match := _LAYER_AXIS.search(name):
+            found[match[2], int(match[1])] = width
+    return found
+
+
+def _check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
+    missing = [key for key in keys if not isinstance(data, dict) or key not in data]
+    if missing:
+        raise UserError(f"{str(path)!r} is of no run: it has no {missing[0]!r}")
+
+
+def _hint(folder: Path) -> str:
+    """The runs right under a folder that was taken for one."""
+    inside = sorted(child.name for child in folder.iterdir() if (child / "initial.json").exists())
+    return f"; there are runs under it: {', '.join(inside[:5])}" if inside else ""

@@ -1,0 +1,176 @@
+"""What all pictures share: size, ink, axes, and the spread over seeds.
+
+Works on Figure objects alone: no pyplot, no rcParams, nothing global.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from gaugelasso.report.data import Run
+from gaugelasso.report.words import short
+
+DPI = 200
+WIDTH_PX = 2000
+# Okabe and Ito: told apart with any colour vision, and in grey.
+BLUE, RED, GREEN, ORANGE, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#222222"
+GREY = "#8a8a8a"
+FONT, SMALL = 9.0, 8.0
+
+Curve = tuple[list[int], list[float]]
+
+
+def new_figure(height_px: int) -> Figure:
+    return Figure(
+        figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI, facecolor="white", layout="constrained"
+    )
+
+
+def save(figure: Figure, path: Path | IO[bytes]) -> None:
+    """A PNG of exactly the size asked for."""
+    figure.savefig(path, format="png", dpi=DPI)
+
+
+def dress(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> None:
+    axes.set_title(title, fontsize=FONT + 1, color=INK)
+    axes.set_xlabel(x_label, fontsize=SMALL, color=INK)
+    axes.set_ylabel(y_label, fontsize=SMALL, color=INK)
+    axes.tick_params(labelsize=SMALL, colors=INK, length=2.5, width=0.6)
+    axes.grid(visible=True, which="major", color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_linewidth(0.6)
+        side.set_color(GREY)
+
+
+def twin(axes: Axes, label: str, color: str) -> Axes:
+    """A second y axis on the right, in the colour of what it measures."""
+    right = axes.twinx()
+    dress(right, y_label=label)
+    right.grid(visible=False)
+    right.yaxis.label.set_color(color)
+    right.tick_params(axis="y", colors=color)
+    return right
+
+
+def step_axis(axes: Axes, last_step: int) -> None:
+    axes.set_xlim(0, max(last_step, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+
+
+def log_axis(axes: Axes, low: float, high: float, base: int = 10) -> None:
+    """A log y axis over [low, high] whose few ticks are round numbers."""
+    axes.set_yscale("log", base=base)
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
+
+
+def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:
+    """Powers of the base in [low, high], the greatest and at most `most`; 1-2-5 where few."""
+    first, last = (math.floor(math.log(bound, base)) for bound in (low, high))
+    powers = [float(base) ** exponent for exponent in range(first, last + 1)]
+    inside = [power for power in powers if low <= power <= high]
+    if len(inside) > most:
+        return inside[:: -math.ceil(len(inside) / most)][::-1]
+    if base == 10 and len(inside) < 3:
+        inside = [m * p for p in powers for m in (1.0, 2.0, 5.0) if low <= m * p <= high]
+    return inside
+
+
+def _short(value: float, _position: int = 0) -> str:
+    return short(value)
+
+
+def _whole(value: float, _position: int = 0) -> str:
+    return f"{value:,.0f}" if value >= 1 else ""
+
+
+def mark_cooldown(axes: Axes, runs: Sequence[Run]) -> None:
+    """Grey dashed lines where the structure froze."""
+    for start in sorted({run.cooldown_start for run in runs} - {None}, key=lambda s: s or 0):
+        axes.axvline(float(start or 0), color=GREY, linestyle="--", linewidth=0.9, zorder=1)
+
+
+def spread(
+    curves: Sequence[Curve], *, steps: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(grid, median, lowest, highest) over curves, one a run; empty ones are left out.
+
+    `steps`: a curve is constant between its points and holds its last value, as a
+    structure does; otherwise it is joined by lines and ends with its run.
+    """
+    curves = [curve for curve in curves if curve[0]]
+    if not curves:
+        return (np.empty(0),) * 4
+    grid = np.unique(np.concatenate([np.asarray(x) for x, _ in curves]))
+    rows = []
+    for xs, ys in curves:
+        x, y = np.asarray(xs), np.asarray(ys)
+        if steps:
+            rows.append(y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)])
+        else:
+            rows.append(np.interp(grid, x, y, left=np.nan, right=np.nan))
+    values = np.stack(rows)
+    return grid, np.nanmedian(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+
+
+def draw_spread(
+    axes: Axes,
+    band: Sequence[np.ndarray],
+    color: str,
+    label: str,
+    *,
+    steps: bool = False,
+    width: float = 1.5,
+) -> None:
+    """The median line of `spread` and, where runs differ, the hatched range behind it."""
+    grid, median, low, high = band
+    if len(grid) and (high > low).any():
+        axes.fill_between(
+            grid, low, high, step="post" if steps else None, zorder=1.5, **hatched(color)
+        )
+    drawstyle = "steps-post" if steps else "default"
+    axes.plot(
+        grid, median, color=color, linewidth=width, drawstyle=drawstyle, label=label, zorder=2.5
+    )
+
+
+def hatched(color: str) -> dict[str, Any]:
+    """How a range over seeds is filled."""
+    return {
+        "facecolor": color + "1c",
+        "edgecolor": color + "60",
+        "hatch": "//////",
+        "linewidth": 0.0,
+    }
+
+
+def legend_above(axes: Axes, right: Axes) -> None:
+    """One legend for both y axes where a title would be: inside, some curve is in the way."""
+    lines = [*axes.lines, *right.lines]
+    axes.legend(
+        handles=[line for line in lines if not str(line.get_label()).startswith("_")],
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=SMALL,
+        handlelength=1.4, columnspacing=0.9, handletextpad=0.4, borderaxespad=0.1,
+    )  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Text that any font has: a strange name must not spoil a picture."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def heading(runs: Sequence[Run]) -> str:
+    """One line over a picture: which runs these are."""
+    first = runs[0]
+    which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
+    return plain(f"{first.task}, loss target {first.loss_target:g}, {which}")

@@ -1,0 +1,163 @@
+"""One self-contained HTML page about a run, or about the seeds of one condition.
+
+Pictures are inlined, nothing is fetched, nothing is executed. Every string that comes
+from a run is escaped.
+"""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from gaugelasso.report import words
+from gaugelasso.report.data import Run
+from gaugelasso.report.layout import Table, to_html
+from gaugelasso.report.profile import draw_profile
+from gaugelasso.report.tables import before_after, events_table, runs_table, structure_table
+from gaugelasso.report.training import draw_training
+
+_ORIGIN = (
+    "command", "commit", "hardware", "date", "gaugelasso", "torch", "numpy", "python",
+    "platform", "threads",
+)  # fmt: skip
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d5dae0;
+  --back: #ffffff; --card: #f6f8fa; --good: #1a6b3c; --bad: #9a4b00; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #363d45;
+  --back: #14181d; --card: #1d2229; --good: #6fcf97; --bad: #f2a65a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; background: var(--back);
+  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; text-wrap: balance; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+p { margin: .2rem 0; } .soft, figcaption { color: var(--soft); font-size: .875rem; }
+.held { color: var(--good); } .missed { color: var(--bad); }
+figure { margin: 0; } figcaption { margin-top: .4rem; max-width: 60rem; }
+img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px;
+  border: 1px solid var(--line); padding: .4rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; border-bottom-width: 2px; vertical-align: bottom; }
+td { white-space: nowrap; } .text { text-align: left; }
+td.text:not(:first-child) { white-space: normal; min-width: 7rem; }
+tr.foot td { background: var(--card); font-weight: 600; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 1rem;
+  font-size: .8125rem; line-height: 1.45; white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
+@media print { :root { --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --card: #f4f4f4;
+  --good: #000; --bad: #000; color-scheme: light; }
+  body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8pt; }
+  th, td { padding: .15rem .4rem; } details::details-content { content-visibility: visible; } }
+"""
+# Said to the browser too: should a string ever slip through, it can load and run nothing.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def write_page(
+    runs: Sequence[Run], path: Path, profile: bytes | None = None, training: bytes | None = None
+) -> None:
+    """Write the page; `profile` and `training` are the PNGs, where they are drawn already."""
+    held, sentence = words.verdict(runs)
+    mood = {True: "held", False: "missed", None: "soft"}[held]
+    headline = words.headline(runs)
+    spread = " A line is the median over seeds, hatching their range." if len(runs) > 1 else ""
+    parts = [
+        f"<h1>{html.escape(headline)}</h1>",
+        f'<p class="{mood}">{html.escape(sentence)}</p>',
+        f'<p class="soft">{html.escape(_subject(runs))}</p>',
+        to_html(before_after(runs)),
+        to_html(runs_table(runs)) if len(runs) > 1 else "",
+        "<h2>Structural profile</h2>",
+        _image(
+            profile or _png(draw_profile, runs),
+            "Surviving channels of every axis against depth, at several training steps",
+            "Channels that survive on each axis, by depth; colour is training step, a cross a "
+            "removed operator. Last panel: residual sites D, embedding d_e and classifier d_c "
+            "(left) and work per token (right) against training step." + spread,
+        ),
+        "<h2>Training</h2>",
+        _image(
+            training or _png(draw_training, runs),
+            "Loss, metric, step time and work per token against training step",
+            "Left: training loss with its target, and the metric on held-out data. Right: step "
+            "time and work per token. Grey dashed: the structure is frozen, cooldown starts."
+            + spread,
+        ),
+        *_structures(runs),
+        to_html(events_table(runs)),
+        to_html(_origin(runs)),
+        "<h2>Configuration</h2>",
+        f"<pre>{html.escape(_config(runs))}</pre>",
+    ]
+    title = html.escape(f"{runs[0].task}: {headline}")
+    path.write_text(
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(filter(None, parts))
+        + "\n</body>\n</html>\n",
+        encoding="utf-8",
+    )
+
+
+def _png(draw: Callable[[Sequence[Run], IO[bytes]], None], runs: Sequence[Run]) -> bytes:
+    buffer = io.BytesIO()
+    draw(runs, buffer)
+    return buffer.getvalue()
+
+
+def _image(png: bytes, alternative: str, caption: str) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    return (
+        f'<figure><img alt="{html.escape(alternative)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
+
+
+def _subject(runs: Sequence[Run]) -> str:
+    first = runs[0]
+    seeds = ", ".join(str(run.seed) for run in runs)
+    which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
+    return f"task {first.task}; {which} {seeds}; FMA by the accounting {first.accounting!r}"
+
+
+def _structures(runs: Sequence[Run]) -> list[str]:
+    """The structure of every run; of several, the first unfolded."""
+    if len(runs) == 1:
+        return [to_html(structure_table(runs[0]))]
+    parts = ["<h2>Structures</h2>"]
+    for run in runs:
+        is_open = " open" if run is runs[0] else ""
+        table = to_html(structure_table(run), title=False)
+        parts.append(f"<details{is_open}><summary>seed {run.seed}</summary>{table}</details>")
+    return parts
+
+
+def _origin(runs: Sequence[Run]) -> Table:
+    """What is needed to make the figures again; values that differ are all there."""
+    rows = [[key, _distinct(run.environment.get(key) for run in runs)] for key in _ORIGIN]
+    rows.append(["seed", _distinct(run.seed for run in runs)])
+    for key in ("device", "precision"):
+        rows.append([key, _distinct((run.summary or {}).get(key) for run in runs)])
+    rows.append(["run folder", _distinct(run.path for run in runs)])
+    return Table("Where the figures come from", ["", ""], rows, left=(0, 1))
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    known = [str(value) for value in values if value is not None]
+    return "; ".join(dict.fromkeys(known)) or words.DASH
+
+
+def _config(runs: Sequence[Run]) -> str:
+    """The config as TOML, of the first run where they differ by seed."""
+    lines = [] if len(runs) == 1 else [f"# seed {runs[0].seed}; the others differ by train.seed"]
+    for section, values in runs[0].config.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
+    return "\n".join(lines).strip()

@@ -1,0 +1,72 @@
+"""Results files: the outcome of all seeds of one condition, small enough to keep."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.errors import UserError
+from gaugelasso.report import words
+from gaugelasso.report.data import Run, load_condition
+from gaugelasso.report.layout import Table, to_markdown
+
+
+def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
+    """The results of finished runs of one condition, by seed.
+
+    UserError where a run is not finished, or where the runs differ in more than their
+    seed (task, model, target, accounting, ...). Commands, commits and hardware that
+    differ are all listed, "; " between them; dates become "first/last".
+    """
+    runs = load_condition(folders)
+    dates = sorted(run.environment["date"] for run in runs)
+    return {
+        **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
+        "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",
+        "accounting": runs[0].accounting,
+        "runs": [_result(run) for run in runs],
+    }
+
+
+def results_table(results: dict[str, Any], title: str) -> str:
+    """A results file as a Markdown table: every seed, then mean ± standard deviation."""
+    runs = results["runs"]
+    cells = [
+        [words.known(run[key], form) for run in runs]
+        + ([words.over_seeds([run[key] for run in runs], form)] if len(runs) > 1 else [])
+        for key, _, form in _COLUMNS
+    ]
+    names = [str(run["seed"]) for run in runs] + (["mean ± std"] if len(runs) > 1 else [])
+    note = f"Accounting: {results['accounting']}. {results['hardware']}, {results['date']}, "
+    note += f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
+    rows = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
+    return to_markdown(Table(title, ["seed", *(name for _, name, _ in _COLUMNS)], rows, note))
+
+
+_COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
+    ("steps", "steps", words.count),
+    ("fma_initial", "FMA before", words.count),
+    ("fma_final", "FMA after", words.count),
+    ("compression", "compression", words.ratio),
+    ("loss", "loss", words.figure),
+    # A results file keeps no metric's name: the plain value, with figures for 99.996%.
+    ("metric", "metric", "{:.5g}".format),
+    ("wall_s", "wall time", words.seconds),
+)
+
+
+def _result(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    if summary is None:
+        raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
+    keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
+    return {
+        **{key: summary[key] for key in keys},
+        "metric": summary["metric"]["value"],
+        "wall_s": summary["wall_s"],
+        "structure": summary["structure"],
+    }
+
+
+def _all(runs: Sequence[Run], key: str) -> str | None:
+    values = [run.environment[key] for run in runs if run.environment.get(key) is not None]
+    return "; ".join(dict.fromkeys(values)) or None

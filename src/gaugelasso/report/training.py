@@ -1,0 +1,110 @@
+"""Training curves: the loss against its target, and what a step costs as the model shrinks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from gaugelasso.report.data import Run
+from gaugelasso.report.figure import (
+    BLUE,
+    FONT,
+    GREEN,
+    INK,
+    RED,
+    SMALL,
+    Curve,
+    draw_spread,
+    dress,
+    heading,
+    legend_above,
+    log_axis,
+    mark_cooldown,
+    new_figure,
+    plain,
+    save,
+    spread,
+    step_axis,
+    twin,
+)  # fmt: skip
+
+_HEIGHT_PX = 800
+
+
+def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
+    """Write the two-panel PNG: loss and metric, step time and work, against training step.
+
+    With several runs a line is the median over seeds, the hatched band their range.
+    """
+    figure = new_figure(_HEIGHT_PX)
+    left, right = figure.subplots(1, 2)
+    _draw_loss(left, runs)
+    _draw_time(right, runs)
+    for axes in (left, right):
+        mark_cooldown(axes, runs)
+        step_axis(axes, max(run.last_step for run in runs))
+    figure.suptitle(heading(runs), fontsize=FONT + 1, color=INK, parse_math=False)
+    save(figure, path)
+
+
+def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
+    dress(axes, "training step", "training loss")
+    axes.yaxis.label.set_color(RED)
+    target, metric = runs[0].loss_target, runs[0].metric_name
+    loss = spread([run.column("loss") for run in runs])
+    values = np.concatenate([loss[2], loss[3], [target]])
+    positive = values[values > 0]
+    if len(positive):
+        log_axis(axes, positive.min() / 1.4, positive.max() * 1.4)
+    draw_spread(axes, loss, RED, "training loss")
+    axes.axhline(target, color=INK, linewidth=1.0, linestyle=":", zorder=4, label="loss target")
+    right = twin(axes, "", GREEN)
+    right.set_ylabel(plain(metric), fontsize=SMALL, color=GREEN, parse_math=False)
+    scores = [_evaluations(run) for run in runs]
+    # A second band over the first would hide both: here each seed is a thin line.
+    for score in scores if len(runs) > 1 else ():
+        right.plot(*score, color=GREEN, alpha=0.45, linewidth=0.7)
+    grid, median, low, high = spread(scores)
+    right.plot(grid, median, color=GREEN, linewidth=1.5, label=plain(metric).replace("$", r"\$"))
+    if len(grid) and low.min() >= 0 and high.max() <= 1:
+        right.set_ylim(0, 1.03)
+        right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    legend_above(axes, right)
+
+
+def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
+    dress(axes, "training step", "step time (ms)")
+    axes.yaxis.label.set_color(BLUE)
+    if len(runs) == 1:
+        axes.plot(*runs[0].column("step_ms"), color=BLUE, alpha=0.35, linewidth=0.6, zorder=1)
+    time = spread([_smooth_time(run) for run in runs])
+    draw_spread(axes, time, BLUE, "step time (running median)")
+    if len(time[0]):
+        # A graph capture or a busy machine makes single rows tower: the medians set the scale.
+        axes.set_ylim(0, 1.25 * time[3].max())
+    right = twin(axes, "FMA per token", INK)
+    work = spread([run.fma_trajectory() for run in runs], steps=True)
+    draw_spread(right, work, INK, "FMA per token", steps=True)
+    right.lines[-1].set_linestyle((0, (4, 1.5)))
+    top = float(work[3].max())
+    log_axis(right, min(float(work[2].min()), top / 8) / 1.25, top * 1.35)
+    legend_above(axes, right)
+
+
+def _evaluations(run: Run) -> Curve:
+    """The metric where it was measured; the rows between repeat it."""
+    every = run.config["train"]["eval_every"]
+    points = zip(*run.column(run.metric_name), strict=True)
+    kept = [(step, v) for step, v in points if step % every == 0 or step == run.last_step]
+    return [step for step, _ in kept], [value for _, value in kept]
+
+
+def _smooth_time(run: Run) -> Curve:
+    """Running median of step times: rows with an event in them take longer than the next."""
+    steps, times = run.column("step_ms")
+    half = max(4, len(times) // 80)
+    smooth = [float(np.median(times[max(0, i - half) : i + half + 1])) for i in range(len(times))]
+    return steps, smooth

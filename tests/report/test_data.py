@@ -1,0 +1,122 @@
+"""What is read off a run folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso.errors import UserError
+from gaugelasso.report.data import load_condition, load_run, operator_count, outcome
+from tests.report.folders import make_run
+
+
+def test_structure_follows_the_events(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    assert run.layers == 2
+    assert run.depth_widths("d_f", 0) == [16, 16]
+    assert run.depth_widths("d_f", 19) == [16, 16]
+    assert run.depth_widths("d_f", 20) == [4, 16]
+    assert run.depth_widths("d_ai", 39) == [8, 8]
+    assert run.depth_widths("d_ai", 40) == [8, 0]  # the operator is gone
+    assert run.widths_at(100)["D"] == 6
+    assert operator_count(run.widths_at(0)) == 4
+    assert operator_count(run.widths_at(100)) == 3
+
+
+def test_trajectories_span_the_run(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    assert run.fma_trajectory() == ([0, 10, 20, 40, 100], [1000, 1000, 600, 100, 100])
+    assert run.axis_trajectory("D") == ([0, 10, 20, 40, 100], [8, 8, 8, 6, 6])
+    assert run.axis_trajectory("operators.attention_1.d_k")[1] == [4, 4, 4, 0, 0]
+    assert run.cooldown_start == 80
+    steps, values = run.column("accuracy")
+    assert steps[0] == 20  # rows before the first evaluation have none
+    assert values[0] == pytest.approx(0.58)
+
+
+def test_outcome_of_a_finished_run_is_its_summary(tmp_path: Path) -> None:
+    end = outcome(load_run(make_run(tmp_path / "r")))
+    assert end.finished
+    assert (end.fma_initial, end.fma_final, end.compression) == (1000, 100, 10)
+    assert (end.loss, end.metric, end.reached_step, end.wall_s) == (0.03, 0.9996, 15, 12.5)
+
+
+def test_outcome_of_a_run_still_going_on_is_its_last_row(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match"))
+    end = outcome(run)
+    assert not end.finished
+    assert run.metric_name == "exact_match"
+    assert run.cooldown_start is None
+    assert end.loss == pytest.approx(5 / 9)
+    assert end.metric == pytest.approx(0.58)
+    assert (end.parameters_initial, end.parameters_final) == (2000, 500)
+    assert end.training_fma is None
+
+
+def test_a_run_without_rows_or_events(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r", rows=0, events=[], finished=False))
+    end = outcome(run)
+    assert (run.last_step, end.compression, end.loss, end.metric) == (0, 1.0, None, None)
+    assert run.fma_trajectory() == ([0], [1000])
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json", "initial.json"])
+def test_a_folder_that_is_no_run_names_what_is_missing(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "r")
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"'{folder}' is no run folder: it has no {name}"):
+        load_run(folder)
+
+
+def test_a_folder_of_runs_is_pointed_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "sweep" / "seed7")
+    with pytest.raises(UserError, match="runs under it: seed7"):
+        load_run(tmp_path / "sweep")
+    with pytest.raises(UserError, match="no such folder"):
+        load_run(tmp_path / "nowhere")
+
+
+def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    (folder / "config.json").write_text(json.dumps({"task": {}}))
+    with pytest.raises(UserError, match=r"config\.json' is of no run: it has no 'model'"):
+        load_run(folder)
+
+
+def test_runs_of_a_condition_come_by_seed(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / f"s{seed}", seed=seed) for seed in (5, 1, 3)]
+    assert [run.seed for run in load_condition(folders)] == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("task.name", {"task": {"name": "other"}}),
+        ("task.length", {"task": {"length": 32}}),
+        ("compress.accounting", {"compress": {"accounting": "paper"}}),
+        ("target.loss", {"target": {"loss": 0.5}}),
+        ("train.steps", {"train": {"steps": 200}}),
+    ],
+)
+def test_runs_of_two_conditions_are_refused(
+    tmp_path: Path, key: str, changes: dict[str, Any]
+) -> None:
+    first = make_run(tmp_path / "a", seed=1)
+    second = make_run(tmp_path / "b", seed=2, changes=changes)
+    with pytest.raises(UserError, match=f"not runs of one condition: {key} is"):
+        load_condition([first, second])
+
+
+def test_bookkeeping_and_new_settings_make_no_new_condition(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", seed=1)
+    changes = {"train": {"eval_every": 40, "threads": 2}, "compress": {"later": 1.0}}
+    assert len(load_condition([first, make_run(tmp_path / "b", seed=2, changes=changes)])) == 2
+
+
+def test_one_seed_twice_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", seed=1)
+    with pytest.raises(UserError, match="both of seed 1"):
+        load_condition([folder, folder])
+    with pytest.raises(UserError, match="no run folder given"):
+        load_condition([])

@@ -1,0 +1,124 @@
+"""The page and the whole report: escaped, self-contained, for every state of a run."""
+
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import gaugelasso.report
+from gaugelasso.errors import UserError
+from gaugelasso.report import profile, training, write_report
+from gaugelasso.report.data import load_run
+from gaugelasso.report.page import write_page
+from tests.report.folders import make_run
+
+EVIL = "<script>alert('x')</script>\"&"
+
+
+class Tags(HTMLParser):
+    """The elements of a page, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
+    # A slash cannot be in a folder's name.
+    folder = make_run(
+        tmp_path / EVIL.replace("/", ""),
+        task=EVIL,
+        metric=EVIL,
+        changes={"compress": {"accounting": EVIL}, "model": {EVIL: EVIL}},
+    )
+    for name in ("environment.json", "events.jsonl"):
+        text = (folder / name).read_text()
+        text = text.replace("CPU, 2 cores", "<script>").replace("attention_1", "attention_1<b>")
+        (folder / name).write_text(text)
+    page = tmp_path / "page.html"
+    write_page([load_run(folder)], page, b"one", b"two")
+    parsed = Tags(page.read_text())
+    names = {tag for tag, _ in parsed.tags}
+    assert not names & {"script", "b", "link", "iframe"}
+    assert parsed.text.count(EVIL) >= 4  # title, subject, table, config
+    attributes = {key for _, found in parsed.tags for key in found}
+    assert not any(key.startswith("on") for key in attributes)
+
+
+def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(2)]
+    write_page(runs, tmp_path / "page.html", b"one", b"two")
+    page = (tmp_path / "page.html").read_text()
+    parsed = Tags(page)
+    sources = [found["src"] for tag, found in parsed.tags if tag == "img"]
+    assert sources == ["data:image/png;base64,b25l", "data:image/png;base64,dHdv"]
+    assert not re.search(r"https?:|url\(|@import|href=", page)
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+    assert [tag for tag, _ in parsed.tags].count("details") == 2
+    for text in ("means of 2 seeds", "Where the figures come from", "abc123", "train.seed=1"):
+        assert text in parsed.text
+
+
+def test_report_of_one_run_lies_in_it(tmp_path: Path) -> None:
+    files = write_report([make_run(tmp_path / "r")])
+    assert files.page == tmp_path / "r" / "report" / "index.html"
+    parts = (files.page, files.profile, files.training, files.tables)
+    assert all(part.stat().st_size > 500 for part in parts)
+    assert files.profile.read_bytes().startswith(b"\x89PNG")
+    assert "10.0× smaller at 99.96% accuracy" in files.page.read_text()
+    assert "| 1 | — | — |" in files.tables.read_text()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty pictures: drawing takes a second, and test_pictures draws."""
+    monkeypatch.setattr(profile, "draw_profile", lambda runs, path: path.write_bytes(b"1"))
+    monkeypatch.setattr(training, "draw_training", lambda runs, path: path.write_bytes(b"2"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_report_of_seeds_lies_beside_them(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "sweep" / f"r{seed}", seed=seed) for seed in range(2)]
+    files = write_report(folders)
+    assert files.page.parent == tmp_path / "sweep" / "report"
+    assert "mean" in files.tables.read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_report_of_a_run_still_going_on_without_an_event(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rows=3, events=[], finished=False)
+    files = write_report([folder], tmp_path / "elsewhere")
+    assert files.page.parent == tmp_path / "elsewhere"
+    assert "Not finished: step 30 of at most 100." in files.page.read_text()
+
+
+def test_no_place_for_the_report(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(UserError, match=r"cannot make the folder '.*file'"):
+        write_report([make_run(tmp_path / "r")], taken)
+
+
+def test_the_report_reads_run_folders_only() -> None:
+    allowed = {"gaugelasso.errors", "gaugelasso.runs"}
+    for path in Path(gaugelasso.report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = [node.module] if isinstance(node, ast.ImportFrom) else []
+            found += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for module in filter(None, found):
+                assert module.split(".")[0] != "torch", path
+                ours = module.startswith("gaugelasso") and not module.startswith(
+                    "gaugelasso.report"
+                )
+                assert not ours or module in allowed, f"{path.name} imports {module}"

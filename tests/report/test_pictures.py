@@ -1,0 +1,116 @@
+"""The pictures: their size, that something is on them, and that odd runs do not stop them."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from gaugelasso.report import profile
+from gaugelasso.report.data import Run, load_run
+from gaugelasso.report.figure import WIDTH_PX, round_ticks, spread
+from gaugelasso.report.profile import draw_profile, snapshots
+from gaugelasso.report.training import draw_training
+from tests.report.folders import make_run
+
+HOSTILE = "$\\frac{x</b>\u2603\n%"
+
+
+def pixels(draw: Callable[..., None], runs: list[Run]) -> np.ndarray:
+    buffer = io.BytesIO()
+    draw(runs, buffer)
+    buffer.seek(0)
+    return imread(buffer, format="png")[..., :3]
+
+
+def ink(image: np.ndarray) -> float:
+    return float((image.min(axis=2) < 0.9).mean())
+
+
+def test_profile_of_seeds(tmp_path: Path) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(3)]
+    before = dict(matplotlib.rcParams)
+    image = pixels(draw_profile, runs)
+    assert image.shape[1] == WIDTH_PX
+    assert 0.02 < ink(image) < 0.5
+    assert dict(matplotlib.rcParams) == before
+
+
+def panels(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> dict[str, Axes]:
+    """The profile's panels by title, as they are before they become pixels."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
+    draw_profile(runs, io.BytesIO())
+    return {axes.get_title().split("$")[1]: axes for axes in figures[0].axes if axes.get_title()}
+
+
+def test_lines_and_crosses_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = panels(monkeypatch, [load_run(make_run(tmp_path / "r"))])
+    assert len(found) == 7
+    *lines, cross = found["d_{ai}"].lines
+    assert [line.get_ydata().tolist() for line in lines[:2]] == [[8, 8], [8, 8]]
+    np.testing.assert_equal(lines[-1].get_ydata(), [8, np.nan])
+    assert cross.get_marker() == "x"
+    assert list(cross.get_xdata()) == [1]
+    # Gone at step 40, the third of four snapshots: the cross has that line's colour.
+    assert cross.get_color() == lines[2].get_color()
+    assert [line.get_marker() for line in found["d_f"].lines] == ["o"] * 4
+
+
+def test_the_range_over_seeds_is_hatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(3)]
+    axes = panels(monkeypatch, runs)["d_f"]
+    (band,) = [c for c in axes.collections if c.get_hatch()]
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (4, 16)
+    at_first = band.get_paths()[0].vertices[:, 1][band.get_paths()[0].vertices[:, 0] == 0]
+    assert sorted(set(at_first)) == [4, 5]
+    assert axes.lines[-1].get_ydata().tolist() == [4, 16]  # the median
+
+
+def test_training_curves_of_a_metric_with_a_strange_name(tmp_path: Path) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{n}", seed=n, metric=HOSTILE)) for n in range(2)]
+    image = pixels(draw_training, runs)
+    assert image.shape[1] == WIDTH_PX
+    half = WIDTH_PX // 2
+    assert ink(image[:, :half]) > 0.01
+    assert ink(image[:, half:]) > 0.01
+
+
+@pytest.mark.parametrize("draw", [draw_profile, draw_training])
+def test_a_run_that_has_hardly_begun_and_bears_strange_names(
+    tmp_path: Path, draw: Callable[..., None]
+) -> None:
+    folder = make_run(tmp_path / "r", layers=1, rows=0, events=[], finished=False, task=HOSTILE)
+    assert ink(pixels(draw, [load_run(folder)])) > 0.005
+
+
+def test_snapshots_take_equal_ratios_of_work(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    assert snapshots([run]) == [0, 20, 40, 100]
+    still = load_run(make_run(tmp_path / "s", events=[]))
+    assert snapshots([still]) == [0, 100]
+
+
+def test_spread_over_curves_of_different_steps() -> None:
+    structure = [([0, 10], [8.0, 4.0]), ([0, 20], [6.0, 2.0]), ([0], [7.0])]
+    grid, median, low, high = spread(structure, steps=True)
+    assert grid.tolist() == [0, 10, 20]
+    assert median.tolist() == [7, 6, 4]
+    assert low.tolist() == [6, 4, 2]
+    assert high.tolist() == [8, 7, 7]
+    # A loss ends with its run and is joined by lines.
+    grid, median, _, high = spread([([0, 10], [0.0, 1.0]), ([0, 20], [0.0, 4.0]), ([], [])])
+    assert median.tolist() == [0, 1.5, 4]
+    assert high.tolist() == [0, 2, 4]
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert round_ticks(0.9, 150, base=2) == [2, 8, 32, 128]
+    assert round_ticks(0.003, 20) == [0.01, 0.1, 1, 10]
+    assert round_ticks(1800, 26_000) == pytest.approx([2000, 5000, 10_000, 20_000])

@@ -1,0 +1,136 @@
+"""The tables: the right figure in the right cell, and text that stays text."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gaugelasso.report import words
+from gaugelasso.report.data import load_run
+from gaugelasso.report.layout import Table, render, to_html, to_markdown
+from gaugelasso.report.tables import (
+    before_after,
+    events_table,
+    print_outcome,
+    print_structure,
+    runs_table,
+    structure_table,
+)
+from tests.report.folders import birth_widths, event, make_run
+
+
+def test_before_and_after_of_one_run(tmp_path: Path) -> None:
+    rows = {row[0]: row[1:] for row in before_after([load_run(make_run(tmp_path / "r"))]).rows}
+    assert rows["FMA per token (accounting: fma)"] == ["1,000", "100", "10.0×"]
+    assert rows["parameters"] == ["2,000", "500", "4.00×"]
+    assert rows["residual sites D"] == ["8", "6", "1.33×"]
+    assert rows["operators"] == ["4", "3", "1.33×"]
+    assert rows["held-out loss"] == ["—", "0.03", "target 0.05"]
+    assert rows["accuracy"] == ["—", "99.96%", ""]
+    assert rows["step time"] == ["20.0 ms", "5.00 ms", "4.00×"]
+    assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
+    assert rows["loss target reached at step"][1] == "15"
+    assert rows["wall time"][1] == "12.5 s"
+
+
+def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in (0, 100)]
+    rows = {row[0]: row[1:] for row in before_after(runs).rows}
+    assert rows["FMA per token (accounting: fma)"] == ["1,000", "150 ± 70.7", "7.50× ± 3.54×"]
+    going = load_run(make_run(tmp_path / "going", rows=0, events=[], finished=False))
+    rows = {row[0]: row[1:] for row in before_after([going]).rows}
+    assert rows["training loss"][1] == "—"
+    assert rows["step time"] == ["—", "—", "—"]
+
+
+def test_structure_table(tmp_path: Path) -> None:
+    table = structure_table(load_run(make_run(tmp_path / "r")))
+    assert table.headers == ["layer", "d_ai", "H", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo"]
+    assert table.rows == [
+        ["0", "8", "4/2", "4", "8", "8", "8", "4", "8"],
+        ["1", "—", "—", "—", "—", "—", "8", "16", "8"],
+        ["at birth", "8", "4/2", "4", "8", "8", "8", "16", "8"],
+    ]
+    assert "D 6 of 8" in table.note
+
+
+def test_runs_table_ends_with_mean_and_std(tmp_path: Path) -> None:
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in (0, 10, 20)]
+    table = runs_table(runs)
+    fma = table.headers.index("FMA")
+    assert [row[0] for row in table.rows] == ["0", "10", "20", "mean", "std"]
+    assert [row[fma] for row in table.rows] == ["100", "110", "120", "110", "10"]
+
+
+def test_events_come_by_the_work_they_freed(tmp_path: Path) -> None:
+    table = events_table([load_run(make_run(tmp_path / "r"))])
+    assert [row[0] for row in table.rows] == ["40", "20"]  # step 10 dropped nothing
+    largest = dict(zip(table.headers, table.rows[0], strict=True))
+    assert largest["freed"] == "83.3%"
+    assert (largest["loss before"], largest["after"]) == ("0.04", "0.0625")
+    assert largest["channels dropped"] == "10: attention_1.d_ai 8, D 2"
+    assert largest["removed"] == "attention_1"
+    assert table.note.startswith("3 events, 2 with a drop, 0 refused")
+
+
+def test_only_the_largest_events_are_shown(tmp_path: Path) -> None:
+    widths = birth_widths(2)
+    many = [event(s, 1000.0 - s, 999.0 - 2 * s, {"D": 1}, [], widths) for s in range(1, 31)]
+    table = events_table([load_run(make_run(tmp_path / "r", events=many))], most=3)
+    assert [row[0] for row in table.rows] == ["30", "29", "28"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "held", "sentence"),
+    [
+        (0.03, True, "Held-out loss 0.03, within the loss target of 0.05."),
+        (0.5, False, "Held-out loss 0.5, above the loss target of 0.05."),
+    ],
+)
+def test_verdict_says_whether_the_target_was_held(
+    tmp_path: Path, loss: float, held: bool, sentence: str
+) -> None:
+    run = load_run(make_run(tmp_path / "r", loss=loss))
+    assert words.verdict([run]) == (held, sentence)
+
+
+def test_headlines(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "a"))
+    assert words.headline([run]) == ("1,000 → 100 FMA per token: 10.0× smaller at 99.96% accuracy")
+    runs = [run, load_run(make_run(tmp_path / "b", seed=100, loss=0.5))]
+    assert words.headline(runs).endswith("(means of 2 seeds)")
+    assert words.verdict(runs)[1].startswith("1 of 2 seeds end within the loss target")
+    going = load_run(make_run(tmp_path / "c", rows=3, events=[], finished=False))
+    assert words.headline([going]) == (
+        "1,000 → 1,000 FMA per token: not smaller at 58.00% accuracy"
+    )
+    assert words.verdict([going]) == (None, "Not finished: step 30 of at most 100.")
+
+
+def test_printed_forms_keep_text_as_text() -> None:
+    table = Table("<t>", ["a|b", "n"], [["[red]x[/red] | <i>", "1"]], note="<script>")
+    console = Console(file=io.StringIO(), width=60)
+    render(table, console)
+    assert "[red]x[/red]" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert r"| [red]x[/red] \| &lt;i&gt; | 1 |" in to_markdown(table)
+    page = to_html(table)
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_what_the_command_line_prints(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    run = load_run(make_run(tmp_path / "r"))
+    print_structure(run, console)
+    print_outcome(run, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "at birth" in text
+    assert "10.0× smaller at 99.96% accuracy" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.5, "12.5 s"), (287.7, "4 min 48 s"), (7500.0, "2 h 05 min")]
+)
+def test_times_read_well(value: float, text: str) -> None:
+    assert words.seconds(value) == text
