@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import named_tensors
+from gaugelasso.axes import named_tensors, spread
 from gaugelasso.compressor import Compressor, CompressorOptions, Drop
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -47,11 +47,16 @@ def train(compressor: Compressor, steps: int) -> list[Any]:
 
 
 @torch.no_grad()
-def fade_(compressor: Compressor, name: str, indices: list[int]) -> None:
-    """Bring indices of an axis within the trust of zero."""
-    axis, tensors = compressor.table[name], named_tensors(compressor.model)
-    for slot in axis.side_a + axis.side_b:
-        tensors[slot.tensor].movedim(slot.dim, 0)[indices] *= 1e-6
+def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = True) -> None:
+    """Bring indices of an axis within the trust of zero, with their share of the normalisers."""
+    table, tensors = compressor.table, named_tensors(compressor.model)
+    shares = {norm.weight for norm in table.norms} if norms else set()
+    axis = table[name]
+    factor = torch.ones(compressor.widths[name]).double()
+    factor[indices] = 1e-6
+    riders = tuple(slot for slot in axis.riders if slot.tensor in shares)
+    for slot in axis.side_a + axis.side_b + riders:
+        tensors[slot.tensor].mul_(spread(factor, slot, tensors))
 
 
 # --- hooks ---------------------------------------------------------------------------
@@ -153,6 +158,14 @@ def test_the_last_key_stays_while_attention_does() -> None:
     fade_(compressor, "operators.attention_0.d_k", [0, 1, 2])
     assert compressor.event_().removed == ()
     assert compressor.widths["operators.attention_0.d_k"] == 1
+
+
+@pytest.mark.parametrize(("norms", "left"), [(False, 6), (True, 5)])
+def test_an_input_that_rules_its_normaliser_stays(norms: bool, left: int) -> None:
+    compressor = start()
+    fade_(compressor, "classifier.d_c", [2], norms=norms)
+    compressor.event_()
+    assert compressor.widths["classifier.d_c"] == left
 
 
 def test_what_would_end_the_network_is_refused() -> None:

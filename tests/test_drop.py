@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.drop import Decision, cascade, channel_rms, trust_drop
+from gaugelasso.drop import Decision, cascade, channel_rms, ruling, trust_drop
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from tests.toys import exact, pairs
 
@@ -20,17 +20,44 @@ def test_channel_rms_is_the_geometric_mean_of_both_sides() -> None:
     assert torch.allclose(rms, by_hand)
 
 
+def kept_of_three(rms: list[float], held: list[bool], silences: bool = True) -> list[bool]:
+    """Trust-drop at threshold 1 on an axis of three indices."""
+    table = pairs((3, 1, 1)).axis_table()
+    table = replace(table, axes=(replace(table["axis0"], silences=silences),))
+    keeps = trust_drop(table, {"axis0": exact(rms)}, 1.0, {"axis0": torch.tensor(held)})
+    return keeps["axis0"].tolist()
+
+
 def test_an_index_goes_at_the_threshold_and_stays_above_it() -> None:
-    keeps = trust_drop(pairs((3, 1, 1)).axis_table(), {"axis0": exact([0.5, 1.0, 1.5])}, 1.0)
-    assert keeps["axis0"].tolist() == [False, False, True]
+    assert kept_of_three([0.5, 1.0, 1.5], [False] * 3) == [False, False, True]
+
+
+def test_a_held_index_stays() -> None:
+    assert kept_of_three([0.5, 1.0, 1.5], [True, False, False]) == [True, False, True]
 
 
 @pytest.mark.parametrize("silences", [True, False])
 def test_an_axis_that_does_not_silence_its_owner_keeps_its_strongest(silences: bool) -> None:
-    table = pairs((3, 1, 1)).axis_table()
-    table = replace(table, axes=(replace(table["axis0"], silences=silences),))
-    keeps = trust_drop(table, {"axis0": exact([0.1, 0.3, 0.2])}, 1.0)
-    assert keeps["axis0"].tolist() == [False, not silences, False]
+    kept = kept_of_three([0.1, 0.3, 0.2], [False] * 3, silences)
+    assert kept == [False, not silences, False]
+
+
+def test_an_input_rules_by_its_share_of_the_normaliser() -> None:
+    """A share of weight times energy, on the reader's own axis and at its site."""
+    model = relay()
+    table, tensors = model.axis_table(), named_tensors(model)
+    assert ruling(table, tensors)["D"].tolist() == [True, True, True]
+    wide = uniform()
+    tensors = named_tensors(wide)
+    for norm in wide.axis_table().norms:
+        tensors[norm.weight].copy_(torch.tensor([0.5, 1e-3, 0.5]))
+        tensors[norm.energy].copy_(torch.tensor([1.0, 1.0, 1e-3]))
+    tensors["classifier.read.energy"][1] = 100
+    held = ruling(wide.axis_table(), tensors)
+    assert held["operators.mlp_0.d_mi"].tolist() == [True, False, False]
+    assert held["classifier.d_c"].tolist() == [True, True, False]
+    assert held["D"].tolist() == [True, True, False]
+    assert not held["operators.mlp_0.d_f"].any()
 
 
 def relay() -> Transformer:

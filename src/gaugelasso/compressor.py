@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors
-from gaugelasso.drop import Decision, cascade, channel_rms, trust_drop
+from gaugelasso.drop import Decision, cascade, channel_rms, ruling, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.penalty import Calibration, Form, Penalty
@@ -75,7 +75,7 @@ class CompressorOptions:
     trust: float = 1.0
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
-    anchor: float = 1.0
+    anchor: float = 0.01
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -84,7 +84,6 @@ class CompressorOptions:
     optimizer: Literal["muon", "adam"] = "muon"
     beta: float = 0.95
     beta_second: float = 0.99
-    step_scaling: Literal["unit", "signal"] = "signal"
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class CompressorOptions:
         for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
-        for key in ("rho", "weight_decay", "sinkhorn_sweeps"):
+        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor"):
             if getattr(self, key) < 0:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
         if self.interval < 1:
@@ -108,6 +107,7 @@ class CompressorOptions:
 class _Plan:
     """What is built anew whenever the structure changes."""
 
+    tensors: dict[str, Tensor] = field(repr=False)
     store: FlatStore
     penalty: Penalty
     prices: dict[str, np.ndarray] = field(repr=False)
@@ -147,7 +147,6 @@ class Compressor:
             self.options.beta,
             self.options.beta_second,
             self.options.weight_decay,
-            self.options.step_scaling,
         )
         # Device scalars: the step reads and writes them without asking the host.
         self.lr = weight.new_tensor(self.options.lr)
@@ -156,6 +155,8 @@ class Compressor:
         self.pressed = weight.new_zeros(())
         self.smoothed = weight.new_zeros(())
         self.seen = weight.new_zeros(())
+        # `norm_rate` is what slow weights follow in one interval; this is one step's share.
+        self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         self.fma_initial = self.fma
 
     # --- one step ---------------------------------------------------------------
@@ -177,6 +178,9 @@ class Compressor:
         self.pressed.copy_(torch.maximum(self.pressed, (self.rho > 0).to(self.rho)))
         optimizer.step_(self.rho * gradient, self.lr)
         store.grad.zero_()
+        follow = self._norm_rate * (self.rho > 0)
+        for norm in self.table.norms:
+            gauge.follow_gain_(norm, self._plan.tensors, follow)
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step: count, and hold an event when one is due."""
@@ -204,12 +208,10 @@ class Compressor:
         fma_before, loss_before = self.fma, self._probe()
         tensors = named_tensors(self.model)
         states = self.optimizer.states()
-        for norm in self.table.norms if self.options.anchor else ():
+        for norm in self.table.norms:
             gauge.anchor_(norm, tensors, states["momentum"], states["second"], self.options.anchor)
         if self.options.sinkhorn_sweeps:
             self._balance_(tensors)
-        for norm in self.table.norms:
-            gauge.follow_gain_(norm, tensors, self.options.norm_rate)
         loss_balanced = self._probe()
         decision, prices = self._decide(tensors)
         dropped = decision.dropped() if decision else {}
@@ -247,7 +249,8 @@ class Compressor:
 
     def _decide(self, tensors: dict[str, Tensor]) -> tuple[Decision | None, dict[str, np.ndarray]]:
         rms = channel_rms(self.table, tensors)
-        keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr))
+        held = ruling(self.table, tensors)
+        keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
         prices = self._plan.prices
         for name, keep in keeps.items():
             for hook in self.hooks:
@@ -282,7 +285,12 @@ class Compressor:
             self.table, tensors, store, prices, self.options.penalty, self.options.calibration
         )
         return _Plan(
-            store, penalty, prices, pricing.total_fma(self.table, self.accounting, tensors)
+            # Named anew: the store has put views of itself in the parameters' place.
+            tensors=named_tensors(self.model),
+            store=store,
+            penalty=penalty,
+            prices=prices,
+            fma=pricing.total_fma(self.table, self.accounting, tensors),
         )
 
     def _probe(self) -> float | None:

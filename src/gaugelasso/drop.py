@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Tensors, side_rms
+from gaugelasso.axes import AxisTable, Tensors, side_rms, width
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,33 @@ def channel_rms(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return dict(zip(names, flat.split([len(v) for v in values]), strict=True))
 
 
-def trust_drop(table: AxisTable, rms: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
-    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop).
+def ruling(table: AxisTable, tensors: Tensors, share: float = 0.01) -> dict[str, Tensor]:
+    """Indices that still carry more than `share` of a normaliser's mean (CPU).
+
+    Such an index may have no gain left and yet set the scale of all others: cut, it
+    would change every output. Its slow weight fades after its gain; then it may go.
+    """
+    held = {axis.name: torch.zeros(width(axis, tensors), dtype=torch.bool) for axis in table.axes}
+    homes = {slot.tensor: axis.name for axis in table.axes for slot in axis.direct()}
+    for norm in table.norms:
+        parts = tensors[norm.weight] * tensors[norm.energy]
+        held[homes[norm.gain]] |= (parts > share * parts.sum()).cpu()
+    for axis in table.axes:
+        for slot in axis.linked():
+            positions = tensors[str(slot.link)].cpu()
+            held[axis.name][positions[held[table.home(slot)]]] = True
+    return held
+
+
+def trust_drop(
+    table: AxisTable, rms: dict[str, Tensor], threshold: float, held: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop) or held.
 
     An axis that does not silence its owner keeps its strongest index: emptying it
     would take away an operator that still works.
     """
-    keeps = {name: values > threshold for name, values in rms.items()}
+    keeps = {name: (values > threshold) | held[name] for name, values in rms.items()}
     for axis in table.axes:
         if not axis.silences:
             keeps[axis.name][rms[axis.name].argmax()] = True

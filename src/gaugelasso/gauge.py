@@ -39,6 +39,7 @@ def rescale_state_(
         along = spread(factor, slot, tensors)
         if slot.tensor in momentum:
             momentum[slot.tensor].mul_(along**-power)
+        if slot.tensor in second:
             second[slot.tensor].mul_(along ** (-2 * power))
 
 
@@ -74,38 +75,38 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
-def anchor_(
-    norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, to: float = 1.0
-) -> None:
-    """Put the mean normaliser, level = sum(nu2 E), back to `to`; the gain takes up the rest.
+def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, floor: float) -> None:
+    """Lift a mean normaliser, level = sum(nu2 E), that has faded below `floor` back to it.
 
-    nu2 <- nu2 / level, gamma <- gamma / sqrt(level), state contravariant. A normaliser
-    forgets the stream's scale, so pressure on the writers is free: the stream shrinks,
-    balance hands that to gain and nu2, and both fade until eps rules and nothing is
-    normalised any more. Anchored, a weaker stream shows as a stronger gain and the
-    product, which balance and drop look at, stays honest. Exact up to eps / level.
+    nu2 <- nu2 floor / level, gamma <- gamma sqrt(floor / level), state contravariant.
+    A normaliser forgets the stream's scale, so pressure on the writers is free: the
+    stream shrinks, balance hands that on to gain and nu2, and the level fades until
+    eps rules and nothing is normalised any more. Held up, a weaker stream shows as a
+    stronger gain, and the product that balance and drop look at stays honest. Exact up
+    to eps / floor.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     level = (weight * tensors[norm.energy]).sum()
-    level = torch.where(level > 0, level / abs(to), 1.0).to(gain.dtype)
-    if to < 0:
-        level = level.clamp(max=1.0)
-    weight.div_(level)
-    gain.detach().div_(level.sqrt())
-    momentum[norm.gain].mul_(level.sqrt())
-    second[norm.gain].mul_(level)
+    lift = torch.where(level > 0, floor / level.clamp(min=1e-38), 1.0).clamp(min=1.0)
+    lift = lift.to(gain.dtype)
+    weight.mul_(lift)
+    gain.detach().mul_(lift.sqrt())
+    momentum[norm.gain].div_(lift.sqrt())
+    if norm.gain in second:
+        second[norm.gain].div_(lift)
 
 
-def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: float = 0.2) -> None:
+def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: Tensor) -> None:
     """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
 
     E is the mean square of the normaliser's inputs; s keeps the mean normaliser
-    where it is.
+    where it is. Meant for every step at a small rate: the same change at once, at an
+    event, is a shock where one input rules the normaliser.
     """
     gain, weight = tensors[norm.gain].detach(), tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
     aim = gain.square()
     there = (aim * energy).sum()
-    scale = torch.where(there > 0, (weight * energy).sum() / there.clamp(min=1e-38), 0.0)
+    scale = (weight * energy).sum() / there.clamp(min=1e-38)
     # Without energy or gain there is nothing to follow.
-    weight.copy_(torch.where(scale > 0, torch.lerp(weight, scale * aim, rate), weight))
+    weight.lerp_(scale * aim, torch.where(there > 0, rate, 0.0))

@@ -74,13 +74,6 @@ class MatrixPlan:
             scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
             self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
         self.place = place
-        starts = [store.segments[name].start for name in rows_of] + [self.size]
-        self.ends = torch.tensor(sorted(starts), device=device)
-        self.lengths = self.ends.diff()
-
-    def per_matrix(self, flat: Tensor) -> Tensor:
-        """Sum the flat matrices' elements, matrix by matrix."""
-        return torch.segment_reduce(flat, "sum", offsets=self.ends, initial=0.0, unsafe=True)
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""
@@ -113,9 +106,7 @@ class CoupledOptimizer:
         beta: float = 0.95,
         beta_second: float = 0.99,
         weight_decay: float = 0.0,
-        scaling: Literal["unit", "signal"] = "signal",
     ):
-        self.scaling = scaling
         self.kind, self.beta, self.beta_second = kind, beta, beta_second
         self.weight_decay = weight_decay
         # beta**t of both averages, kept on the device so that a step reads no host value.
@@ -123,7 +114,7 @@ class CoupledOptimizer:
         self._rates = self.decay.new_tensor([beta, beta_second])
         self.momentum = torch.zeros_like(store.weight)
         self.attach(store, matrices)
-        self.second = torch.zeros_like(store.weight)
+        self.second = torch.zeros_like(store.weight[self.split :])
 
     def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
         """Work on this store from now on; the state must already have its layout."""
@@ -133,38 +124,38 @@ class CoupledOptimizer:
 
     def follow_cut_(self, kept: Tensor) -> None:
         """Cut the state as the weights were cut; `attach` the new store next."""
-        self.second = self.second[kept]
+        self.second = self.second[kept[kept >= self.split] - self.split]
         self.momentum = self.momentum[kept]
 
     def observe_(self) -> None:
         """Take the task gradient into momentum and second moment."""
         gradient = self.store.grad
         self.momentum.lerp_(gradient, 1 - self.beta)
-        self.second.lerp_(gradient * gradient, 1 - self.beta_second)
+        tail = gradient[self.split :]
+        self.second.lerp_(tail * tail, 1 - self.beta_second)
         self.decay.mul_(self._rates)
 
     def step_(self, pressure: Tensor, lr: Tensor) -> None:
         """One step along m + pressure, where pressure is rho r."""
         weight, split = self.store.weight, self.split
-        first, second = 1 - self.decay
-        aim = self.momentum / first + pressure
-        power = self.second / second + pressure * pressure
         if self.plan is not None:
-            update = self.plan.orthogonalise(aim[:split])
-            if self.scaling == "signal":
-                signal = self.plan.per_matrix(aim[:split].square())
-                noise = self.plan.per_matrix(power[:split])
-                size = (signal / (noise + 1e-30)).sqrt().clamp(max=1.0)
-                update = update * size.repeat_interleave(self.plan.lengths, output_size=split)
+            update = self.plan.orthogonalise(self.momentum[:split] + pressure[:split])
             weight[:split].sub_(lr * update)
-        update = (aim[split:] / (power[split:].sqrt() + 1e-12)).clamp(-1, 1)
+        push = pressure[split:]
+        first, second = 1 - self.decay
+        aim = self.momentum[split:] / first + push
+        spread = (self.second / second + push * push).sqrt()
+        update = (aim / (spread + 1e-12)).clamp(-1, 1)
         if self.weight_decay:
             weight[split:].mul_(1 - lr * self.weight_decay)
         weight[split:].sub_(lr * update)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """The state as named tensors, for balance and checkpoints."""
-        return {
-            "momentum": self.store.views(self.momentum),
-            "second": self.store.views(self.second),
+        momentum = self.store.views(self.momentum)
+        second = {
+            name: self.second[s.start - self.split : s.end - self.split].view(s.shape)
+            for name, s in self.store.segments.items()
+            if s.start >= self.split
         }
+        return {"momentum": momentum, "second": second}

@@ -147,7 +147,12 @@ def hardware(device: str) -> str:
 
 
 def _commit() -> str | None:
-    """Hash of the source tree this package runs from, '+' when it was changed; None outside git."""
+    """Hash of the source this package runs from, '+' when it was changed; None if unknown.
+
+    GAUGELASSO_COMMIT names it where the code was copied without its repository.
+    """
+    if told := os.environ.get("GAUGELASSO_COMMIT"):
+        return told
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
