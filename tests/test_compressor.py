@@ -200,11 +200,12 @@ def test_no_event_without_pressure() -> None:
     assert train(start(target=-1.0, interval=1), 3) == [None] * 3
 
 
-def test_pressure_anywhere_since_the_last_event_counts() -> None:
+def test_pressure_counts_until_the_next_event() -> None:
     compressor = start(interval=2, solver="fixed", rho=1e-6)
     train(compressor, 1)
     compressor.pressure.fill_(0)
     assert train(compressor, 1) != [None]
+    assert train(compressor, 2) == [None, None]
 
 
 def test_switched_off_is_plain_training() -> None:
@@ -223,6 +224,33 @@ def test_pressure_moves_weights_but_not_momentum() -> None:
     assert torch.equal(pressed.optimizer.momentum, plain.optimizer.momentum)
     assert torch.equal(pressed.optimizer.second, plain.optimizer.second)
     assert not torch.equal(pressed.optimizer.store.weight, plain.optimizer.store.weight)
+
+
+def slow_weights(compressor: Compressor) -> dict[str, Tensor]:
+    tensors = named_tensors(compressor.model)
+    return {norm.weight: tensors[norm.weight].clone() for norm in compressor.table.norms}
+
+
+def test_slow_weights_follow_the_gain_under_pressure() -> None:
+    """One step's share of `norm_rate`, after the step's own update of the gain."""
+    compressor = start(solver="fixed", rho=1e-3, norm_rate=0.19, interval=2, lr=0.1)
+    before = slow_weights(compressor)
+    train(compressor, 1)
+    tensors = named_tensors(compressor.model)
+    for norm in compressor.table.norms:
+        aim, energy = tensors[norm.gain].detach().square(), tensors[norm.energy]
+        old = before[norm.weight]
+        scaled = aim * (old * energy).sum() / (aim * energy).sum()
+        assert torch.allclose(tensors[norm.weight], 0.9 * old + 0.1 * scaled, rtol=1e-6)
+        assert not torch.allclose(tensors[norm.weight], old, rtol=1e-3)
+
+
+def test_slow_weights_rest_without_pressure() -> None:
+    compressor = start(target=-1.0)
+    before = slow_weights(compressor)
+    train(compressor, 3)
+    for name, weight in slow_weights(compressor).items():
+        assert torch.equal(weight, before[name])
 
 
 def test_the_step_clears_the_gradient() -> None:

@@ -85,7 +85,6 @@ class TrainConfig:
     warmup: int = 500
     cooldown: int = 5_000
     saturation: int = 0
-    lr_decay: float = 1.0
     lr_min: float = 1e-4
     batch: int = 32
     accumulate: int = 1

@@ -1,9 +1,8 @@
 """Phases and learning rate: warm-up, compression, cooldown.
 
-Warm-up: linear rate, no pressure. Compression: the full rate, falling linearly to
-`decay` times it at the planned end (1: constant). Cooldown: the structure is frozen
-and the rate follows a cosine to its minimum; it starts a fixed number of steps before
-the end, or when the work target was met ("saturation").
+Warm-up: linear rate, no pressure. Compression: constant rate. Cooldown: the
+structure is frozen and the rate follows a cosine to its minimum; it starts a fixed
+number of steps before the end, or when the work target was met ("saturation").
 """
 
 import math
@@ -21,7 +20,6 @@ class Schedule:
     saturation: int
     lr: float
     lr_min: float
-    decay: float = 1.0
 
     def end(self, frozen_at: int | None) -> int:
         """The number of steps of the whole run, given when the target froze it."""
@@ -39,14 +37,6 @@ class Schedule:
         """Learning rate of step `step`, counted from 0."""
         start = self._anneal_start(frozen_at)
         if step < start:
-            return self._pressing_rate(step)
+            return self.lr * min(1.0, (step + 1) / max(self.warmup, 1))
         through = (step - start) / max(self.end(frozen_at) - start, 1)
-        peak = self._pressing_rate(start)
-        return self.lr_min + (peak - self.lr_min) * 0.5 * (1 + math.cos(math.pi * through))
-
-    def _pressing_rate(self, step: int) -> float:
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        planned = max(self.steps - self.cooldown - self.warmup, 1)
-        through = min((step - self.warmup) / planned, 1.0)
-        return self.lr * (1 - (1 - self.decay) * through)
+        return self.lr_min + (self.lr - self.lr_min) * 0.5 * (1 + math.cos(math.pi * through))

@@ -80,7 +80,6 @@ class Trainer:
             self.train.saturation,
             config.compress.lr,
             self.train.lr_min,
-            self.train.lr_decay,
         )
         self.state: dict[str, Any] = {
             "frozen_at": None,
