@@ -7,12 +7,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "axes", "storage"], 0),
+    **dict.fromkeys(["errors", "version", "axes", "storage", "events"], 0),
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "solver", "optim"], 1),
     **dict.fromkeys(["models", "kernels"], 1),
-    "drop": 2,
+    **dict.fromkeys(["drop", "options"], 2),
     "compressor": 3,
-    **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs"], 4),
+    **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
     **dict.fromkeys(["trainer", "display", "graph", "report", "baselines"], 5),
     **dict.fromkeys(["sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.

@@ -2,9 +2,11 @@
 
 from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot
 from gaugelasso.checkpoint import load_model
-from gaugelasso.compressor import Compressor, CompressorOptions, Drop, Event
+from gaugelasso.compressor import Compressor
 from gaugelasso.errors import UserError
+from gaugelasso.events import Drop, Event
 from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.options import CompressorOptions
 from gaugelasso.pricing import ACCOUNTINGS, Accounting
 from gaugelasso.version import __version__
 

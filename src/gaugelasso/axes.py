@@ -148,8 +148,14 @@ class AxisTable:
         names = [axis.name for axis in self.axes]
         if len(set(names)) != len(names):
             raise AxisError(f"two axes share a name: {sorted(names)}")
+        owner_of = self._claim_dims(tensors)
+        self._check_sides(tensors)
+        self._check_links(tensors, owner_of)
+        self._check_mentions(tensors, names)
+
+    def _claim_dims(self, tensors: Tensors) -> dict[tuple[str, int], str]:
+        """Who each (tensor, dim) belongs to; every one to exactly one."""
         seen: dict[tuple[str, int], str] = {}
-        penalised: dict[str, int] = {}
         for axis in self.axes:
             if not axis.side_a or not axis.side_b:
                 raise AxisError(f"axis {axis.name!r}: both sides need at least one slot")
@@ -159,8 +165,6 @@ class AxisTable:
                 _check_slot(f"axis {axis.name!r}", slot, tensors)
             for slot in axis.direct():
                 _claim(seen, slot, f"axis {axis.name!r}")
-            for slot in axis.side_a + axis.side_b:
-                penalised[slot.tensor] = penalised.get(slot.tensor, 0) + 1
             width(axis, tensors)
         for slot in self.fixed:
             _check_slot("fixed", slot, tensors)
@@ -172,18 +176,49 @@ class AxisTable:
                         f"tensor {name!r} dim {dim} (size {tensor.shape[dim]}) is on no axis "
                         "and not declared fixed"
                     )
+        return seen
+
+    def _check_sides(self, tensors: Tensors) -> None:
+        penalised: dict[str, int] = {}
         for axis in self.axes:
-            for slot in axis.linked():
-                if seen[slot.tensor, slot.dim] == "fixed":
+            for slot in axis.side_a + axis.side_b:
+                if not isinstance(tensors[slot.tensor], nn.Parameter):
+                    raise AxisError(
+                        f"axis {axis.name!r}: {slot.tensor!r} is a buffer, it cannot be penalised"
+                    )
+                penalised[slot.tensor] = penalised.get(slot.tensor, 0) + 1
+        for name, number in penalised.items():
+            if number > 2:
+                raise AxisError(f"tensor {name!r} is penalised on {number} axes, at most 2")
+
+    def _check_links(self, tensors: Tensors, owner_of: Mapping[tuple[str, int], str]) -> None:
+        for axis in self.axes:
+            for slot in axis.slots():
+                if slot.link is None:
+                    continue
+                home = owner_of[slot.tensor, slot.dim]
+                if home == "fixed":
                     raise AxisError(
                         f"axis {axis.name!r}: {slot.tensor!r} cannot shrink, it is fixed"
                     )
                 _check_link(axis, slot, tensors)
-        for name in penalised:
-            if penalised[name] > 2:
-                raise AxisError(
-                    f"tensor {name!r} is penalised on {penalised[name]} axes, at most 2"
-                )
+                if owner_of[slot.link, 0] != home:
+                    raise AxisError(
+                        f"axis {axis.name!r}: {slot.link!r} does not shrink with {slot.tensor!r}"
+                    )
+
+    def _check_mentions(self, tensors: Tensors, names: list[str]) -> None:
+        for name, rows in self.matrices.items():
+            if name not in tensors:
+                raise AxisError(f"matrices: the model has no tensor {name!r}")
+            if not 0 < rows < tensors[name].ndim:
+                raise AxisError(f"matrices: {name!r} has {tensors[name].ndim} dims, {rows} as rows")
+        for norm in self.norms:
+            for name in (norm.gain, norm.weight, norm.energy):
+                if name not in tensors:
+                    raise AxisError(f"norms: the model has no tensor {name!r}")
+        for owner in self.required - self.owners().keys():
+            raise AxisError(f"required: no axis is owned by {owner!r}")
         for cost in self.costs:
             for axis_name in cost.axes:
                 if axis_name not in names:

@@ -48,17 +48,25 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
 
-def find(folder: Path) -> Path:
-    """The checkpoint of a run, or its predecessor where a crash fell between two renames."""
+def find(folder: Path) -> Path | None:
+    """The checkpoint here, or its predecessor where a crash fell between two renames."""
     for candidate in (folder, folder.with_name(folder.name + ".old")):
         if (candidate / "state.json").exists():
             return candidate
-    raise UserError(f"{str(folder)!r} holds no checkpoint")
+    return None
 
 
-def load_model(folder: Path, device: str = "cpu") -> Transformer:
-    """Rebuild the network a checkpoint describes, with its weights."""
-    folder = find(folder)
+def _found(folder: Path) -> Path:
+    found = find(folder)
+    if found is None:
+        raise UserError(f"{str(folder)!r} holds no checkpoint")
+    return found
+
+
+def load_model(folder: Path | str, device: str = "cpu") -> Transformer:
+    """Rebuild the network of a run folder, or of a checkpoint folder, with its weights."""
+    folder = Path(folder)
+    folder = find(folder / "checkpoint") or _found(folder)
     path = folder / "structure.json"
     try:
         model = Transformer(TransformerSpec.from_dict(read_json(path)))
@@ -70,7 +78,7 @@ def load_model(folder: Path, device: str = "cpu") -> Transformer:
 
 def load_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Where training stood, and the optimizer's tensors."""
-    folder = find(folder)
+    folder = _found(folder)
     return read_json(folder / "state.json"), _read(folder / "optimizer.safetensors")
 
 

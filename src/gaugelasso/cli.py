@@ -13,13 +13,14 @@ from gaugelasso import checkpoint
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
+from gaugelasso.evaluation import choose_device, evaluate
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.runs import Existing, read_json, write_json
 from gaugelasso.sweep import parse_seeds, run_sweep
-from gaugelasso.trainer import Trainer, choose_device, evaluate
+from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
 
 app = typer.Typer(
@@ -45,13 +46,22 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an existing r
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        console.print(__version__)
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(__version__, highlight=False)
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -89,7 +99,7 @@ def eval_(
     """
     settings = Config.from_dict(read_json(run / "config.json"))
     where = choose_device(device or "auto")
-    model = checkpoint.load_model(run / "checkpoint", where)
+    model = checkpoint.load_model(run, where)
     loss, metric = evaluate(model, settings, batches, where)
     console.print(
         f"loss {loss:.6f}  {settings.task.metric_name} {metric:.6f}  ({batches} batches of "
@@ -156,17 +166,19 @@ def sweep(
     arguments += ["--overwrite"] if overwrite else []
     _existing(resume, overwrite)
     on_gpu = choose_device(settings.train.device).startswith("cuda")
-    done = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
-    if done:
-        collected = collect_results(done)
+    outcome = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
+    if outcome.ended:
+        collected = collect_results(outcome.ended)
         # The sweep's own command, not the one of its last run.
         collected["command"] = " ".join(["gaugelasso", *sys.argv[1:]])
-        write_json(results or folder / "results.json", collected)
+        for path in filter(None, (folder / "results.json", results)):
+            write_json(path, collected)
         console.print(results_table(collected, config.stem), highlight=False)
-        files = write_report(done, folder / "report")
+        files = write_report(outcome.ended, folder / "report")
         console.print(f"report: {files.page}", highlight=False, soft_wrap=True)
-    if len(done) < len(numbers):
-        raise UserError(f"{len(numbers) - len(done)} of {len(numbers)} runs failed")
+    if outcome.failed:
+        seeds_said = ", ".join(map(str, outcome.failed))
+        raise UserError(f"{len(outcome.failed)} of {len(numbers)} runs failed: seeds {seeds_said}")
 
 
 def _load(path: Path, changes: list[str] | None, device: str | None) -> Config:

@@ -11,8 +11,7 @@ The compressor owns the optimizer: it takes the step and clears the gradients.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,85 +21,13 @@ from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.drop import Decision, cascade, channel_rms, ruling, trust_drop
 from gaugelasso.errors import UserError
+from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.optim import CoupledOptimizer
-from gaugelasso.penalty import Calibration, Form, Penalty
-from gaugelasso.solver import Method, RhoSolver, smooth_
+from gaugelasso.options import CompressorOptions
+from gaugelasso.penalty import Penalty
+from gaugelasso.solver import RhoSolver, smooth_
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut_, kept_elements
-
-
-@dataclass(frozen=True)
-class Drop:
-    """One axis's share of a structural event, shown to hooks before anything is cut."""
-
-    step: int
-    axis: str
-    indices: tuple[int, ...]
-    rms: tuple[float, ...]
-    prices: tuple[float, ...]
-
-
-# Called for each axis that is to lose indices; returns the indices that may go.
-DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a structural event did. Losses are on one batch, None without a probe."""
-
-    step: int
-    fma_before: float
-    fma: float
-    dropped: dict[str, int]
-    prices: dict[str, float]
-    removed: tuple[str, ...]
-    widths: dict[str, int]
-    seconds: float
-    loss_before: float | None = None
-    loss_balanced: float | None = None
-    loss_after: float | None = None
-    refused: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class CompressorOptions:
-    """Every switch of the method; the defaults are the method itself."""
-
-    lr: float = 1e-3
-    accounting: str = "fma"
-    interval: int = 100
-    trust: float = 1.0
-    sinkhorn_sweeps: int = 3
-    norm_rate: float = 0.2
-    anchor: float = 0.01
-    penalty: Form = "symmetric"
-    calibration: Calibration = "efficiency"
-    solver: Method = "conservative"
-    rho: float = 0.0
-    loss_smoothing: float = 0.0
-    optimizer: Literal["muon", "adam"] = "muon"
-    beta: float = 0.95
-    beta_second: float = 0.99
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("lr", "trust"):
-            if not getattr(self, key) > 0:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
-        for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
-        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor"):
-            if getattr(self, key) < 0:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
-        if self.interval < 1:
-            raise UserError(f"compress.interval = {self.interval}: must be at least 1")
-        if self.accounting not in pricing.ACCOUNTINGS:
-            known = ", ".join(pricing.ACCOUNTINGS)
-            raise UserError(f"compress.accounting = {self.accounting!r}; choose one of: {known}")
 
 
 @dataclass
@@ -163,6 +90,7 @@ class Compressor:
 
     def step(self, loss: Tensor) -> Event | None:
         """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
+        self._plan.store.collect_grads_()
         self.update_(loss.detach())
         return self.finish_step_()
 
@@ -203,7 +131,7 @@ class Compressor:
 
     @torch.no_grad()
     def event_(self) -> Event:
-        """Balance, follow norms, decide, cascade, cut."""
+        """Anchor, balance, decide, cascade, cut."""
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
         tensors = named_tensors(self.model)
@@ -264,7 +192,7 @@ class Compressor:
                     tuple(rms[name][going].tolist()),
                     tuple(prices[name][going.numpy()].tolist()),
                 )
-                allowed = _allowed(hook(drop), drop)
+                allowed = allowed_indices(hook(drop), drop)
                 keep[[i for i in drop.indices if i not in allowed]] = True
         return cascade(self.table, tensors, keeps), prices
 
@@ -360,11 +288,3 @@ class Compressor:
         """
         self.hooks.append(hook)
         return hook
-
-
-def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
-    if answer is None or answer is True:
-        return set(drop.indices)
-    if answer is False:
-        return set()
-    return set(answer)

@@ -6,6 +6,7 @@ dataclass; an unknown key is refused with the nearest valid name.
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gaugelasso.compressor import CompressorOptions
 from gaugelasso.errors import UserError
 from gaugelasso.models.spec import SpecError, TransformerSpec
+from gaugelasso.options import CompressorOptions
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
@@ -43,6 +44,8 @@ class ModelConfig:
         for key in ("width", "layers", "heads", "d_k", "d_v", "d_f"):
             _in_range(f"model.{key}", getattr(self, key), 1, _ABSURD)
         _in_range("model.kv_heads", self.kv_heads, 0, self.heads)
+        if not 0 < self.rope_base < math.inf:
+            raise UserError(f"model.rope_base = {self.rope_base}: must be more than 0")
 
     def spec(self, task: Task) -> TransformerSpec:
         try:
@@ -75,6 +78,12 @@ class TargetConfig:
     loss: float = 0.05
     fma: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.loss):
+            raise UserError(f"target.loss = {self.loss}: must be a finite number")
+        if not 0 <= self.fma < math.inf:
+            raise UserError(f"target.fma = {self.fma}: must be 0 (no target) or more")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -105,6 +114,8 @@ class TrainConfig:
             _in_range(f"train.{key}", getattr(self, key), 1, 10**9)
         for key in ("seed", "warmup", "cooldown", "saturation", "threads"):
             _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
+        if not 0 <= self.lr_min < math.inf:
+            raise UserError(f"train.lr_min = {self.lr_min}: must not be negative")
         if self.warmup + self.cooldown > self.steps:
             raise UserError(
                 f"train.warmup = {self.warmup} and train.cooldown = {self.cooldown} do not fit "

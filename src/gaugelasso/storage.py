@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable
+from gaugelasso.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class FlatStore:
 
     def __init__(self, model: nn.Module, table: AxisTable):
         parameters = dict(model.named_parameters())
+        _check_plain(model, parameters)
+        self._model = model
         order = [name for name in parameters if name in table.matrices]
         order += [name for name in parameters if name not in table.matrices]
         self.segments: dict[str, Segment] = {}
@@ -56,12 +59,33 @@ class FlatStore:
             parameter.grad = segment.view(self.grad)
             replace_tensor(model, name, parameter)
 
+    def collect_grads_(self) -> None:
+        """Take in gradients that were set to None or replaced (`zero_grad` does that)."""
+        for name, parameter in self._model.named_parameters():
+            here = self.segments[name].view(self.grad)
+            if parameter.grad is None:
+                here.zero_()
+            elif parameter.grad.data_ptr() != here.data_ptr():
+                here.copy_(parameter.grad)
+            parameter.grad = here
+
     def __len__(self) -> int:
         return self.weight.numel()
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """A state vector as named tensors of the parameters' shapes."""
         return {name: segment.view(flat) for name, segment in self.segments.items()}
+
+
+def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    every = dict(model.named_parameters(remove_duplicate=False))
+    for name in every.keys() - parameters.keys():
+        raise UserError(
+            f"parameter {name!r} is shared between modules; shared weights are not supported"
+        )
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            raise UserError(f"parameter {name!r} is frozen; make a constant a buffer")
 
 
 def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -39,6 +39,17 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+@dataclass(frozen=True)
+class SweepOutcome:
+    """Folders of the runs that came to their end, and the seeds that failed.
+
+    A run that missed its target is in both: it failed, and its figures count.
+    """
+
+    ended: list[Path]
+    failed: list[int]
+
+
 @dataclass
 class _Job:
     seed: int
@@ -56,10 +67,10 @@ def run_sweep(
     arguments: list[str],
     console: Console,
     on_gpu: bool,
-) -> list[Path]:
-    """Train every seed, at most `jobs` at a time; returns the folders that finished."""
+) -> SweepOutcome:
+    """Train every seed, at most `jobs` at a time."""
     out.mkdir(parents=True, exist_ok=True)
-    waiting, running, done = list(seeds), list[_Job](), list[Path]()
+    waiting, running, failed = list(seeds), list[_Job](), list[int]()
     threads = max(1, (os.cpu_count() or 1) // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with _shared_gpu() if on_gpu and jobs > 1 else contextlib.nullcontext():
@@ -75,11 +86,11 @@ def run_sweep(
                     running.remove(job)
                     job.log.close()
                     if code == 0:
-                        done.append(job.folder)
                         console.print(
                             f"seed {job.seed}: done, {_last(job.folder)}", highlight=False
                         )
                     else:
+                        failed.append(job.seed)
                         console.print(
                             f"seed {job.seed}: failed with code {code}, see {job.log.name}",
                             highlight=False,
@@ -88,7 +99,8 @@ def run_sweep(
         finally:
             for job in running:
                 job.process.terminate()
-    return sorted(done)
+    folders = [out / f"seed{seed}" for seed in sorted(seeds)]
+    return SweepOutcome([f for f in folders if (f / "summary.json").exists()], sorted(failed))
 
 
 def _start(

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from gaugelasso import checkpoint
-from gaugelasso.compressor import Compressor, Event
+from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
+from gaugelasso.evaluation import autocast, choose_device, evaluate, in_bfloat16
+from gaugelasso.events import Event
 from gaugelasso.graph import GraphedStep
 from gaugelasso.models import Transformer
-from gaugelasso.runs import Existing, RunFolder, environment
+from gaugelasso.runs import Existing, RunFolder, environment, read_json
 from gaugelasso.schedule import Schedule
-from gaugelasso.tasks import EVALUATION, TRAINING, stream_seed
+from gaugelasso.tasks import TRAINING, stream_seed
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,12 @@ class Progress:
     seconds_left: float
 
 
+# What may differ when a run is resumed.
+_FREE = {("train", "device"), ("train", "threads"), ("train", "graph")}
+
+
 class TargetMissed(UserError):
     """The run ended without ever reaching its loss target; the model is uncompressed."""
-
-
-def choose_device(name: str) -> str:
-    """'auto' or a torch device, checked."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported; use auto, cpu or cuda")
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
-    if (device.index or 0) >= count:
-        raise UserError(f"device {name!r} is not there: this machine has {count} CUDA devices")
-    return name
 
 
 class Trainer:
@@ -89,8 +79,9 @@ class Trainer:
             "fma_initial": None,
             "parameters_initial": None,
         }
-        resuming = existing == "resume" and self.folder.checkpoint.exists()
+        resuming = existing == "resume" and checkpoint.find(self.folder.checkpoint) is not None
         if resuming:
+            self._check_same_config()
             model = checkpoint.load_model(self.folder.checkpoint, self.device)
         else:
             spec = config.model.spec(self.task)
@@ -121,8 +112,21 @@ class Trainer:
         self.state["parameters_initial"] = compressor.parameters
         self.folder.write("config.json", self.config.to_dict())
         self.folder.write("environment.json", environment(self.device))
+        self.folder.rewind(0)
         initial = {"fma": compressor.fma, "widths": compressor.widths}
         self.folder.write("initial.json", {**initial, "structure": compressor.structure})
+
+    def _check_same_config(self) -> None:
+        """A run goes on with the settings it began with, but for where it runs."""
+        before = read_json(self.folder.path / "config.json")
+        for section, values in self.config.to_dict().items():
+            for key, value in values.items():
+                old = before.get(section, {}).get(key)
+                if (section, key) not in _FREE and old != value:
+                    raise UserError(
+                        f"--resume: {section}.{key} = {value!r}, but the run began with {old!r}; "
+                        "keep its setting, or start another run"
+                    )
 
     def _resume(self) -> None:
         state, tensors = checkpoint.load_state(self.folder.checkpoint)
@@ -316,32 +320,3 @@ class Trainer:
             "widths": compressor.widths,
             "structure": compressor.structure,
         }
-
-
-def in_bfloat16(config: Config, device: str) -> bool:
-    """'auto' is bfloat16 on a GPU and float32 elsewhere."""
-    precision = config.train.precision
-    return precision == "bfloat16" or (precision == "auto" and device.startswith("cuda"))
-
-
-def autocast(config: Config, device: str) -> torch.autocast:
-    # Weights are used once a step: nothing to cache, and a cache breaks capture.
-    enabled = in_bfloat16(config, device)
-    kind = torch.device(device).type
-    return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)
-
-
-@torch.no_grad()
-def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
-    """Mean loss and metric over the first `batches` of the config's held-out stream."""
-    model.eval()
-    totals = torch.zeros(2, device=device, dtype=torch.float64)
-    for index in range(batches):
-        seed = stream_seed(config.train.seed, EVALUATION, index)
-        inputs, targets = config.task.batch(config.train.batch, seed, device)
-        with autocast(config, device):
-            outputs = model(inputs)
-        loss = config.task.loss(outputs, targets)
-        totals += torch.stack([loss, config.task.metric(outputs, targets)])
-    loss, metric = (totals / batches).tolist()
-    return loss, metric

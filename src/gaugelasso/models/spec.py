@@ -5,6 +5,8 @@ nothing is uniform. Holds no weights.
 """
 
 import math
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -174,26 +176,29 @@ class TransformerSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
         """Rebuild from JSON data; SpecError names what is missing, unknown or wrong."""
-        if not isinstance(data, Mapping):
-            raise SpecError(f"a structure is a JSON object, not {type(data).__name__}")
-        _known("structure", cls, data)
+        plain = _fields("structure", cls, data, leave="operators")
+        entries = data["operators"]
+        if not isinstance(entries, list | tuple):
+            raise SpecError(f"structure: operators = {entries!r} must be a list")
         operators: list[OperatorSpec] = []
-        for entry in data["operators"]:
-            kind = entry.get("kind")
-            kinds: dict[Any, type[OperatorSpec]] = {"attention": AttentionSpec, "mlp": MlpSpec}
-            if kind not in kinds:
+        for entry in entries:
+            kind = entry.get("kind") if isinstance(entry, Mapping) else None
+            if kind == "attention":
+                operators.append(
+                    AttentionSpec(**_fields("attention operator", AttentionSpec, entry))
+                )
+            elif kind == "mlp":
+                operators.append(MlpSpec(**_fields("mlp operator", MlpSpec, entry)))
+            else:
                 raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
-            _known(f"{kind} operator", kinds[kind], entry)
-            operators.append(kinds[kind](**{k: _tupled(v) for k, v in entry.items()}))
-        plain = {k: _tupled(v) for k, v in data.items() if k != "operators"}
         return cls(**plain, operators=tuple(operators))
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _known(what: str, cls: type, data: Mapping[str, Any]) -> None:
+def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[str, Any]:
+    """A dataclass's fields out of JSON data: all there, none unknown, each of its type."""
+    if not isinstance(data, Mapping):
+        raise SpecError(f"{what}: must be a JSON object, not {type(data).__name__}")
+    hints = typing.get_type_hints(cls)
     names = [f.name for f in fields(cls)]
     for key in data:
         if key not in names:
@@ -201,6 +206,38 @@ def _known(what: str, cls: type, data: Mapping[str, Any]) -> None:
     for name in names:
         if name not in data:
             raise SpecError(f"{what}: key {name!r} is missing")
+    values = {}
+    for name in names:
+        if name != leave:
+            value = tuple(data[name]) if isinstance(data[name], list) else data[name]
+            if not _fits(value, hints[name]):
+                raise SpecError(
+                    f"{what}: {name} = {_shown(data[name])} is not {_said(hints[name])}"
+                )
+            values[name] = value
+    return values
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, inner[0]) for part in value)
+    if origin is Literal:
+        return value in inner
+    if origin is types.UnionType:
+        return any(_fits(value, choice) for choice in inner)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint if hint is not types.NoneType else value is None
+
+
+def _said(hint: Any) -> str:
+    return str(hint).removeprefix("typing.") if typing.get_origin(hint) else str(hint.__name__)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _positive(name: str, value: Any) -> None:

@@ -1,0 +1,53 @@
+"""Where and in what precision a model runs, and how well it does on held-out data."""
+
+import torch
+
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
+from gaugelasso.tasks import EVALUATION, stream_seed
+
+
+def choose_device(name: str) -> str:
+    """'auto' or a torch device, checked."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu or cuda")
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise UserError(f"device {name!r} is not there: this machine has {count} CUDA devices")
+    return name
+
+
+def in_bfloat16(config: Config, device: str) -> bool:
+    """'auto' is bfloat16 on a GPU and float32 elsewhere."""
+    precision = config.train.precision
+    return precision == "bfloat16" or (precision == "auto" and device.startswith("cuda"))
+
+
+def autocast(config: Config, device: str) -> torch.autocast:
+    # Weights are used once a step: nothing to cache, and a cache breaks capture.
+    enabled = in_bfloat16(config, device)
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+@torch.no_grad()
+def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
+    """Mean loss and metric over the first `batches` of the config's held-out stream."""
+    model.eval()
+    totals = torch.zeros(2, device=device, dtype=torch.float64)
+    for index in range(batches):
+        seed = stream_seed(config.train.seed, EVALUATION, index)
+        inputs, targets = config.task.batch(config.train.batch, seed, device)
+        with autocast(config, device):
+            outputs = model(inputs)
+        loss = config.task.loss(outputs, targets)
+        totals += torch.stack([loss, config.task.metric(outputs, targets)])
+    loss, metric = (totals / batches).tolist()
+    return loss, metric

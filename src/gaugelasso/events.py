@@ -1,0 +1,53 @@
+"""Structural events as data: what hooks see before a cut, and what is kept after it."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Drop:
+    """One axis's share of a structural event, shown to hooks before anything is cut."""
+
+    step: int
+    axis: str
+    indices: tuple[int, ...]
+    rms: tuple[float, ...]
+    prices: tuple[float, ...]
+
+
+# Called for each axis that is to lose indices; returns the indices that may go.
+DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a structural event did. Losses are on one batch, None without a probe.
+
+    `prices` adds up what the dropped indices of an axis saved each on its own.
+    """
+
+    step: int
+    fma_before: float
+    fma: float
+    dropped: dict[str, int]
+    prices: dict[str, float]
+    removed: tuple[str, ...]
+    widths: dict[str, int]
+    seconds: float
+    loss_before: float | None = None
+    loss_balanced: float | None = None
+    loss_after: float | None = None
+    refused: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def allowed_indices(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
+    """What a hook's answer lets go: None and True all of the drop, False nothing."""
+    if answer is None or answer is True:
+        return set(drop.indices)
+    if answer is False:
+        return set()
+    return set(answer)

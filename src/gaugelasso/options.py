@@ -1,0 +1,47 @@
+"""Every switch of the method, checked. The defaults are the method itself."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gaugelasso import pricing
+from gaugelasso.errors import UserError
+from gaugelasso.penalty import Calibration, Form
+from gaugelasso.solver import Method
+
+
+@dataclass(frozen=True)
+class CompressorOptions:
+    """The [compress] section of a config, and the `options` of a Compressor."""
+
+    lr: float = 1e-3
+    accounting: str = "fma"
+    interval: int = 100
+    trust: float = 1.0
+    sinkhorn_sweeps: int = 3
+    norm_rate: float = 0.2
+    anchor: float = 0.01
+    penalty: Form = "symmetric"
+    calibration: Calibration = "efficiency"
+    solver: Method = "conservative"
+    rho: float = 0.0
+    loss_smoothing: float = 0.0
+    optimizer: Literal["muon", "adam"] = "muon"
+    beta: float = 0.95
+    beta_second: float = 0.99
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "trust"):
+            if not getattr(self, key) > 0:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
+        for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
+        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor"):
+            if getattr(self, key) < 0:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
+        if self.interval < 1:
+            raise UserError(f"compress.interval = {self.interval}: must be at least 1")
+        if self.accounting not in pricing.ACCOUNTINGS:
+            known = ", ".join(pricing.ACCOUNTINGS)
+            raise UserError(f"compress.accounting = {self.accounting!r}; choose one of: {known}")

@@ -1,0 +1,256 @@
+"""Checkpoints: whole, plain, and refused when they are not."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gaugelasso import checkpoint
+from gaugelasso.axes import named_tensors
+from gaugelasso.errors import UserError
+from gaugelasso.trainer import Trainer
+from tests.test_config import tiny
+
+Corruption = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A finished tiny run: its structure has shrunk."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    trainer = Trainer(tiny(folder), folder / "run")
+    trainer.run()
+    assert trainer.compressor.fma < trainer.compressor.fma_initial / 1.5
+    return trainer
+
+
+@pytest.fixture
+def folder(trainer: Trainer, tmp_path: Path) -> Path:
+    """A copy of its checkpoint, to be damaged."""
+    return Path(shutil.copytree(trainer.folder.checkpoint, tmp_path / "checkpoint"))
+
+
+# --- what is in it -------------------------------------------------------------------
+
+
+def test_it_is_json_and_safetensors_alone(folder: Path) -> None:
+    names = {"structure.json", "model.safetensors", "optimizer.safetensors", "state.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    for path in folder.glob("*.json"):
+        json.loads(path.read_text())
+    for path in folder.glob("*.safetensors"):
+        # Eight bytes of header length, a JSON header, raw numbers: no room for a pickle.
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        numbers = [entry["data_offsets"] for key, entry in header.items() if key != "__metadata__"]
+        assert len(data) == 8 + length + max(end for _, end in numbers)
+
+
+def test_it_loads_without_pickle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("pickle")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+        monkeypatch.setattr(module, name, refuse)
+    checkpoint.load_model(folder)
+    checkpoint.load_state(folder)
+
+
+def test_the_model_reloads_to_the_same_outputs(trainer: Trainer, folder: Path) -> None:
+    model = checkpoint.load_model(folder)
+    inputs, _ = trainer.task.batch(5, 1, "cpu")
+    with torch.no_grad():
+        assert torch.equal(model.eval()(inputs), trainer.model.eval()(inputs))
+    assert model.structure() == trainer.compressor.structure
+    here, there = named_tensors(model), named_tensors(trainer.model)
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def test_the_state_is_all_that_training_goes_on_from(trainer: Trainer, folder: Path) -> None:
+    state, tensors = checkpoint.load_state(folder)
+    assert state["steps"] == 40
+    assert state["training_fma"] == trainer.state["training_fma"]
+    live = trainer.compressor.state_tensors()
+    assert tensors.keys() == live.keys()
+    assert all(torch.equal(tensors[name], live[name]) for name in live)
+
+
+# --- how it is written ---------------------------------------------------------------
+
+
+def test_a_crash_while_writing_leaves_the_previous_one(
+    trainer: Trainer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full_disk(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.save(folder, trainer.compressor, trainer.state)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.undo()
+    checkpoint.save(folder, trainer.compressor, trainer.state)  # what the crash left does not mind
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
+def test_a_crash_between_the_renames_is_survived(folder: Path) -> None:
+    folder.rename(folder.with_name("checkpoint.old"))
+    assert checkpoint.find(folder).name == "checkpoint.old"
+    assert checkpoint.load_state(folder)[0]["steps"] == 40
+
+
+def test_no_checkpoint_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        checkpoint.load_model(tmp_path / "checkpoint")
+
+
+# --- what is refused -----------------------------------------------------------------
+
+
+def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Corruption:
+    """Rewrite the model's tensors after `change`."""
+
+    def corrupt(folder: Path) -> None:
+        held = load_file(folder / "model.safetensors")
+        change(held)
+        save_file(held, folder / "model.safetensors")
+
+    return corrupt
+
+
+def structure(change: Callable[[dict[str, Any]], Any]) -> Corruption:
+    """Rewrite the structure after `change`."""
+
+    def corrupt(folder: Path) -> None:
+        data = json.loads((folder / "structure.json").read_text())
+        change(data)
+        (folder / "structure.json").write_text(json.dumps(data))
+
+    return corrupt
+
+
+def text(name: str, content: str) -> Corruption:
+    return lambda folder: (folder / name).write_text(content) and None
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(sites: Tensor) -> None:
+    sites.copy_(sites.flip(0))
+
+
+WEIGHTS = {
+    "truncated": (truncate, "not a readable safetensors file"),
+    "garbage": (text("model.safetensors", "garbage"), "not a readable safetensors file"),
+    "absent": (lambda folder: (folder / "model.safetensors").unlink(), "no such file"),
+    "a tensor missing": (
+        tensors(lambda held: held.pop("classifier.out")),
+        "'classifier.out' of the structure is missing",
+    ),
+    "a tensor too many": (
+        tensors(lambda held: held.update(stray=torch.zeros(2))),
+        "'stray' is not in the structure",
+    ),
+    "a wrong shape": (
+        tensors(lambda held: held.update({"embedding.table": torch.zeros(3, 3)})),
+        r"'embedding.table' is \(3, 3\) float32, the structure wants \(8, \d\) float32",
+    ),
+    "a wrong dtype": (
+        tensors(lambda held: held.update({"classifier.out": held["classifier.out"].double()})),
+        r"float64, the structure wants .* float32",
+    ),
+    "other sites": (
+        tensors(lambda held: flip(held["classifier.read.sites"])),
+        "'classifier.read.sites' names other sites than the structure",
+    ),
+}
+
+STRUCTURES = {
+    "no JSON": (text("structure.json", "{"), "not a readable JSON file"),
+    "absent": (lambda folder: (folder / "structure.json").unlink(), "no such file"),
+    "a list": (text("structure.json", "[]"), "a structure is a JSON object, not list"),
+    "a key missing": (structure(lambda data: data.pop("length")), "'length' is missing"),
+    "an unknown key": (structure(lambda data: data.update(depth=3)), "unknown key 'depth'"),
+    "an unknown operator": (
+        structure(lambda data: data["operators"][0].update(kind="convolution")),
+        "'convolution' is neither",
+    ),
+    "an operator's key missing": (
+        structure(lambda data: data["operators"][0].pop("reads")),
+        "'reads' is missing",
+    ),
+    "operators that are none": (structure(lambda data: data.update(operators=3)), "operators"),
+    "an operator that is none": (structure(lambda data: data.update(operators=[3])), "operator"),
+    "sites that are none": (structure(lambda data: data.update(sites=3)), "sites|width"),
+    "reads that are none": (
+        structure(lambda data: data["operators"][0].update(reads=None)),
+        "reads",
+    ),
+    "a negative width": (
+        structure(lambda data: data["operators"][0].update(values=-1)),
+        "values = -1",
+    ),
+    "a site outside": (structure(lambda data: data.update(embed=[99])), "site 99 is outside"),
+    "a site twice": (structure(lambda data: data.update(embed=[0, 0])), "twice"),
+    "an operator twice": (
+        structure(lambda data: data["operators"].append(data["operators"][0])),
+        "appears twice",
+    ),
+    "an unknown norm": (structure(lambda data: data.update(norm="batch")), "norm"),
+    "frequencies of words": (
+        structure(lambda data: data["operators"][0].update(frequencies=["fast", "slow"])),
+        "frequencies",
+    ),
+    "a wider network": (
+        structure(lambda data: data["operators"][0].update(values=7)),
+        "the structure wants",
+    ),
+    "fewer outputs": (structure(lambda data: data.update(outputs=5)), "the structure wants"),
+}
+
+
+@pytest.mark.parametrize(("corrupt", "said"), WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_tensors_that_do_not_match_are_refused(
+    folder: Path, corrupt: Corruption, said: str
+) -> None:
+    corrupt(folder)
+    with pytest.raises(UserError, match=rf"model\.safetensors'.*{said}"):
+        checkpoint.load_model(folder)
+
+
+@pytest.mark.parametrize(("corrupt", "said"), STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_a_structure_that_is_none_is_refused(folder: Path, corrupt: Corruption, said: str) -> None:
+    corrupt(folder)
+    with pytest.raises(UserError, match=rf"(structure\.json|model\.safetensors)'.*({said})"):
+        checkpoint.load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "said"),
+    [
+        (text("optimizer.safetensors", "garbage"), "not a readable safetensors file"),
+        (lambda folder: (folder / "optimizer.safetensors").unlink(), "no such file"),
+        (text("state.json", "{"), "not a readable JSON file"),
+    ],
+    ids=["garbage", "absent", "no JSON"],
+)
+def test_a_state_that_cannot_be_read_is_refused(
+    folder: Path, corrupt: Corruption, said: str
+) -> None:
+    corrupt(folder)
+    with pytest.raises(UserError, match=said):
+        checkpoint.load_state(folder)

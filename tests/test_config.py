@@ -1,0 +1,337 @@
+"""Configuration: what is read, what is refused, and with which words.
+
+Also the home of `TINY`, the smallest run there is, which the upper floors' tests share.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso.config import Config, load_config
+from gaugelasso.errors import UserError
+from gaugelasso.tasks import Retrieval
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
+
+# Half a second on one core: a target just below the loss of a guess, a high rate and a
+# wide trust, so that drops on most axes come within thirty steps.
+TINY = """
+[task]
+name = "retrieval"
+vocabulary = 8
+modulus = 2
+length = 6
+
+[model]
+width = 8
+layers = 1
+heads = 2
+d_k = 4
+d_v = 4
+d_f = 8
+
+[target]
+loss = 2.0
+
+[compress]
+lr = 0.04
+interval = 5
+trust = 4.0
+
+[train]
+seed = 3
+steps = 40
+warmup = 4
+cooldown = 10
+batch = 4
+log_every = 5
+eval_every = 10
+eval_batches = 1
+final_batches = 2
+checkpoint_every = 10
+device = "cpu"
+"""
+
+
+def write_tiny(folder: Path) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def tiny(folder: Path, **changes: Any) -> Config:
+    """The tiny run with changes, as in train__steps=10."""
+    texts = {key.replace("__", "."): json.dumps(value) for key, value in changes.items()}
+    return load_config(write_tiny(folder), texts)
+
+
+def refusal(folder: Path, **changes: Any) -> str:
+    """What a user is told about these changes."""
+    with pytest.raises(UserError) as told:
+        tiny(folder, **changes)
+    return str(told.value)
+
+
+def from_text(folder: Path, text: str) -> Config:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+# --- what is read --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: "/".join(path.parts[-2:]))
+def test_the_shipped_configs_load(path: Path) -> None:
+    config = load_config(path)
+    assert config.task_name == path.parent.name
+    assert config.model.spec(config.task).outputs == config.task.outputs
+
+
+def test_the_walk_finds_the_shipped_configs() -> None:
+    assert {"demo.toml", "main.toml"} <= {path.name for path in CONFIGS}
+
+
+def test_sections_become_fields_and_the_rest_is_default(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    assert config.task == Retrieval(vocabulary=8, modulus=2, length=6)
+    assert (config.model.width, config.model.d_f, config.model.rope) == (8, 8, True)
+    assert (config.compress.lr, config.compress.interval) == (0.04, 5)
+    assert (config.target.loss, config.target.fma) == (2.0, 0.0)
+    assert (config.train.steps, config.train.accumulate) == (40, 1)
+
+
+def test_a_config_survives_json(tmp_path: Path) -> None:
+    config = tiny(tmp_path, compress__penalty="one_sided", model__norm="tied", train__seed=9)
+    data = json.loads(json.dumps(config.to_dict()))
+    assert data["task"] == {"name": "retrieval", "vocabulary": 8, "modulus": 2, "length": 6}
+    assert Config.from_dict(data) == config
+
+
+def test_whole_numbers_fit_where_fractions_do(tmp_path: Path) -> None:
+    config = tiny(tmp_path, target__loss=1, compress__trust=4)
+    assert (config.target.loss, config.compress.trust) == (1.0, 4.0)
+    assert isinstance(config.compress.trust, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("adam", "adam"), ('"adam"', "adam"), ("'adam'", "adam")],
+    ids=["bare word", "double quotes", "single quotes"],
+)
+def test_a_change_is_toml_or_a_bare_word(tmp_path: Path, text: str, value: str) -> None:
+    config = load_config(write_tiny(tmp_path), {"compress.optimizer": text})
+    assert config.compress.optimizer == value
+
+
+def test_changes_win_over_the_file(tmp_path: Path) -> None:
+    changes = {"train.steps": "77", "compress.lr": "5e-4", "model.rope": "false"}
+    config = load_config(write_tiny(tmp_path), changes)
+    assert (config.train.steps, config.compress.lr, config.model.rope) == (77, 5e-4, False)
+
+
+def test_a_change_may_open_a_section(tmp_path: Path) -> None:
+    path = tmp_path / "short.toml"
+    path.write_text('[task]\nname = "retrieval"\n')
+    assert load_config(path, {"target.loss": "0.5"}).target.loss == 0.5
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("train__stpes", "'steps'"),
+        ("train__checkpoint_evry", "'checkpoint_every'"),
+        ("model__widht", "'width'"),
+        ("compress__sinkhorn", "'sinkhorn_sweeps'"),
+        ("target__los", "'loss'"),
+        ("task__vocab", "'vocabulary'"),
+        ("trian__steps", "'train'"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path, key: str, near: str) -> None:
+    told = refusal(tmp_path, **{key: 1})
+    assert f"did you mean {near}?" in told
+    assert (key.replace("__", ".") if near != "'train'" else "[trian]") in told
+
+
+def test_without_a_near_name_all_are_listed(tmp_path: Path) -> None:
+    told = refusal(tmp_path, target__xyzzy=1)
+    assert "unknown key target.xyzzy" in told
+    assert "valid: fma, loss" in told
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    told = refusal(tmp_path, task__name="retreival")
+    assert "'retreival'" in told
+    assert "choose one of: retrieval" in told
+
+
+def test_a_task_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.name = None"):
+        from_text(tmp_path, "[train]\nsteps = 10\n")
+
+
+# --- values --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("train__steps", "x", "a whole number"),
+        ("train__steps", 1.5, "a whole number"),
+        ("train__steps", True, "a whole number"),
+        ("train__steps", [1], "a whole number"),
+        ("compress__lr", "fast", "a number"),
+        ("compress__lr", True, "a number"),
+        ("model__rope", 1, "true or false"),
+        ("train__device", 3, "a string"),
+    ],
+)
+def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Any, said: str) -> None:
+    told = refusal(tmp_path, **{key: value})
+    assert told == f"{key.replace('__', '.')} = {value!r}: must be {said}"
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("model__norm", "slow, tied"),
+        ("compress__solver", "conservative, sign_step, fixed"),
+        ("compress__penalty", "symmetric, one_sided, product_norm"),
+        ("compress__optimizer", "muon, adam"),
+        ("compress__accounting", "fma, paper"),
+        ("train__precision", "auto, float32, bfloat16"),
+    ],
+)
+def test_choices_are_listed(tmp_path: Path, key: str, choices: str) -> None:
+    told = refusal(tmp_path, **{key: "none of these"})
+    assert told == f"{key.replace('__', '.')} = 'none of these'; choose one of: {choices}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((f"model__{name}", -1) for name in ("width", "layers", "heads", "d_k", "d_v", "d_f")),
+        ("model__width", 0),
+        ("model__width", 10**7),
+        ("model__d_f", 10**12),
+        ("model__kv_heads", 3),
+        ("model__rope_base", 0),
+        ("model__rope_base", -2.0),
+        ("task__vocabulary", 0),
+        ("task__vocabulary", -5),
+        ("task__modulus", 0),
+        ("task__modulus", 9),
+        ("task__length", 0),
+        ("train__steps", 0),
+        ("train__steps", -1),
+        ("train__batch", 0),
+        ("train__accumulate", 0),
+        ("train__log_every", 0),
+        ("train__eval_batches", 0),
+        ("train__checkpoint_every", 0),
+        ("train__seed", -1),
+        ("train__warmup", -1),
+        ("train__cooldown", -1),
+        ("train__saturation", -1),
+        ("train__threads", -1),
+        ("train__threads", 10**12),
+        ("train__lr_min", -1.0),
+        ("target__fma", -1.0),
+        ("compress__lr", 0),
+        ("compress__lr", -1e-3),
+        ("compress__trust", 0),
+        ("compress__interval", 0),
+        ("compress__sinkhorn_sweeps", -1),
+        ("compress__beta", 1.0),
+    ],
+)
+def test_a_senseless_number_is_refused_by_name(tmp_path: Path, key: str, value: Any) -> None:
+    told = refusal(tmp_path, **{key: value})
+    assert key.replace("__", ".") in told
+    assert str(value) in told
+
+
+@pytest.mark.parametrize(
+    "key", ["compress.lr", "compress.trust", "target.loss", "target.fma", "train.lr_min"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_must_be_finite(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(UserError, match=key):
+        load_config(write_tiny(tmp_path), {key: value})
+
+
+def test_phases_must_fit_into_the_run(tmp_path: Path) -> None:
+    told = refusal(tmp_path, train__warmup=30, train__cooldown=11)
+    assert "warmup = 30" in told
+    assert "cooldown = 11" in told
+    assert "steps = 40" in told
+    assert tiny(tmp_path, train__warmup=30, train__cooldown=10).train.steps == 40
+
+
+def test_widths_that_cannot_be_built_are_refused(tmp_path: Path) -> None:
+    assert "d_k = 3 is odd" in refusal(tmp_path, model__d_k=3)
+    assert tiny(tmp_path, model__d_k=3, model__rope=False).model.d_k == 3
+    told = refusal(tmp_path, model__heads=3, model__kv_heads=2)
+    assert "heads = 3 is not a multiple of kv_heads = 2" in told
+
+
+# --- files ---------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.toml'.*no such file"):
+        load_config(tmp_path / "nowhere.toml")
+
+
+def test_a_folder_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_bad_toml_is_refused_with_the_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.toml'.*not valid TOML.*line 2"):
+        from_text(tmp_path, "[task]\nname = \n")
+
+
+def test_a_file_of_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"bytes\.toml'.*cannot be read"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("section", ["task", "model", "target", "compress", "train"])
+def test_a_section_must_be_one(tmp_path: Path, section: str) -> None:
+    head = "" if section == "task" else 'task = { name = "retrieval" }\n'
+    with pytest.raises(UserError, match=rf"\[{section}\] must be a section"):
+        from_text(tmp_path, f"{head}{section} = 3\n")
+
+
+@pytest.mark.parametrize("name", ["[1]", "{ a = 1 }", "3"])
+def test_a_task_name_is_a_word(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"task\.name"):
+        from_text(tmp_path, f"[task]\nname = {name}\n")
+
+
+def test_a_change_needs_its_section(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--set steps=5: name the section too, as in train\."):
+        load_config(write_tiny(tmp_path), {"steps": "5"})
+
+
+def test_a_change_of_what_is_no_section_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "flat.toml"
+    path.write_text('train = 3\n[task]\nname = "retrieval"\n')
+    with pytest.raises(UserError, match=r"\[train\] must be a section"):
+        load_config(path, {"train.steps": "5"})
+
+
+@pytest.mark.parametrize("data", [[], 3, None, "config"])
+def test_json_that_is_no_config_is_refused(data: Any) -> None:
+    with pytest.raises(UserError):
+        Config.from_dict(data)

@@ -1,0 +1,588 @@
+"""One run from config to summary: what it leaves behind, and that it can be repeated."""
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gaugelasso import checkpoint
+from gaugelasso.axes import named_tensors
+from gaugelasso.compressor import Compressor
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
+from gaugelasso.runs import Existing, RunFolder, read_rows
+from gaugelasso.tasks import TRAINING, Retrieval, stream_seed
+from gaugelasso.trainer import TargetMissed, Trainer, choose_device
+from tests.test_config import tiny
+
+# Columns that a clock fills: no two runs agree on them.
+CLOCK = {"step_ms", "wall_s", "seconds"}
+
+
+class Stop(Exception):
+    """The power goes off."""
+
+
+def start(folder: Path, name: str = "run", existing: Existing = "refuse", **changes: Any) -> Trainer:
+    return Trainer(tiny(folder, **changes), folder / name, existing)
+
+
+def finish(folder: Path, name: str = "run", **changes: Any) -> Path:
+    trainer = start(folder, name, **changes)
+    trainer.run()
+    return trainer.folder.path
+
+
+def stop_at(trainer: Trainer, step: int) -> None:
+    """Run until `step` steps are done, then die without a goodbye."""
+    take = trainer._step
+
+    def one() -> Any:
+        if trainer.compressor.steps == step:
+            raise Stop
+        return take()
+
+    trainer._step = one  # type: ignore[method-assign]
+    with pytest.raises(Stop):
+        trainer.run()
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_rows(folder / name)]
+
+
+def final_tensors(folder: Path) -> dict[str, Tensor]:
+    held = load_file(folder / "checkpoint" / "model.safetensors")
+    return held | load_file(folder / "checkpoint" / "optimizer.safetensors")
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    return {k: v for k, v in read(folder / "summary.json").items() if k not in CLOCK}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Equal to the last bit, but for the clock."""
+    assert rows(one, "metrics.jsonl") == rows(other, "metrics.jsonl")
+    assert rows(one, "events.jsonl") == rows(other, "events.jsonl")
+    assert outcome(one) == outcome(other)
+    tensors, others = final_tensors(one), final_tensors(other)
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run, finished."""
+    return finish(tmp_path_factory.mktemp("trainer"))
+
+
+# --- the folder ----------------------------------------------------------------------
+
+
+def test_the_folder_is_complete(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} == {
+        "config.json", "environment.json", "initial.json", "metrics.jsonl", "events.jsonl",
+        "summary.json", "checkpoint",
+    }  # fmt: skip
+
+
+def test_the_config_is_the_resolved_one(run: Path, tmp_path: Path) -> None:
+    assert read(run / "config.json") == tiny(tmp_path).to_dict()
+
+
+def test_the_environment_says_what_a_figure_needs(run: Path) -> None:
+    environment = read(run / "environment.json")
+    needed = ("command", "commit", "date", "hardware", "python", "torch", "numpy", "gaugelasso")
+    assert set(needed) <= environment.keys()
+    assert environment["torch"] == torch.__version__
+    assert "CPU" in environment["hardware"]
+
+
+def test_the_summary_carries_the_outcome(run: Path) -> None:
+    summary, initial = read(run / "summary.json"), read(run / "initial.json")
+    assert (summary["task"], summary["seed"], summary["steps"]) == ("retrieval", 3, 40)
+    assert summary["accounting"] == "fma"
+    assert summary["fma_initial"] == initial["fma"]
+    assert summary["fma_final"] < summary["fma_initial"]
+    assert summary["compression"] == summary["fma_initial"] / summary["fma_final"]
+    assert summary["metric"]["name"] == "accuracy"
+    assert 0 < summary["metric"]["value"] <= 1
+    assert math.isfinite(summary["loss"])
+    assert summary["wall_s"] > 0
+    assert summary["structure"] == read(run / "checkpoint" / "structure.json")
+
+
+def test_the_summary_says_when_the_target_was_reached(run: Path) -> None:
+    # With one step a row the log shows every loss.
+    fine = finish(run.parent, "fine", train__log_every=1)
+    losses = [row["loss"] for row in rows(fine, "metrics.jsonl")]
+    first = next(step for step, loss in enumerate(losses, 1) if loss <= 2.0)
+    assert first > 1
+    assert read(fine / "summary.json")["target_reached_step"] == first
+    assert read(run / "summary.json")["target_reached_step"] == first
+
+
+def test_training_work_is_the_work_of_every_step(run: Path) -> None:
+    summary, events = read(run / "summary.json"), rows(run, "events.jsonl")
+    marks = [0, *(event["step"] for event in events), summary["steps"]]
+    sizes = [summary["fma_initial"], *(event["fma"] for event in events)]
+    assert len(set(sizes)) > 2
+    work = sum(size * (end - start) for size, (start, end) in zip(sizes, pairwise(marks)))  # noqa: B905
+    assert summary["training_fma"] == work
+
+
+def test_rows_come_at_their_interval(run: Path) -> None:
+    metrics = rows(run, "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(5, 41, 5))
+    phases = ["compression"] * 6 + ["cooldown"] * 2
+    assert [row["phase"] for row in metrics] == phases
+    # Held-out data is looked at every second row, and the last look stays in the log.
+    assert metrics[0]["accuracy"] is None
+    assert metrics[1]["accuracy"] == metrics[2]["accuracy"]
+    assert [row["lr"] for row in metrics[:6]] == [0.04] * 6
+    assert metrics[6]["lr"] > metrics[7]["lr"] > 0
+
+
+def test_rows_follow_the_structure(run: Path) -> None:
+    sizes = {0: read(run / "initial.json")["fma"]}
+    sizes |= {event["step"]: event["fma"] for event in rows(run, "events.jsonl")}
+    for row in rows(run, "metrics.jsonl"):
+        assert row["fma"] == sizes[max(step for step in sizes if step <= row["step"])]
+    last, model = row, checkpoint.load_model(run / "checkpoint")
+    assert last["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (last["sites"], last["operators"]) == (len(model.sites), len(model.operators))
+
+
+# --- events --------------------------------------------------------------------------
+
+
+def test_events_carry_each_drop(run: Path) -> None:
+    events, initial = rows(run, "events.jsonl"), read(run / "initial.json")
+    assert sum(bool(event["dropped"]) for event in events) >= 2
+    widths, fma = initial["widths"], initial["fma"]
+    for event in events:
+        assert event["step"] % 5 == 0
+        assert event["fma_before"] == fma
+        assert event["prices"].keys() == event["dropped"].keys()
+        assert all(count > 0 for count in event["dropped"].values())
+        assert all(price > 0 for price in event["prices"].values())
+        assert (event["fma"] < fma) == bool(event["dropped"])
+        assert event["fma"] >= fma - sum(event["prices"].values())
+        left = {name: width - event["dropped"].get(name, 0) for name, width in widths.items()}
+        assert event["widths"] == {name: width for name, width in left.items() if width}
+        assert event["loss_before"] == pytest.approx(event["loss_balanced"], rel=1e-3)
+        assert event["loss_after"] > 0
+        widths, fma = event["widths"], event["fma"]
+    assert read(run / "summary.json")["fma_final"] == fma
+    assert read(run / "summary.json")["widths"] == widths
+
+
+def test_without_a_probe_losses_are_not_known(tmp_path: Path) -> None:
+    run = finish(tmp_path, train__probe=False)
+    events = rows(run, "events.jsonl")
+    assert events
+    for event in events:
+        assert [event[f"loss_{when}"] for when in ("before", "balanced", "after")] == [None] * 3
+
+
+def test_probing_changes_nothing(run: Path) -> None:
+    blind = finish(run.parent, "blind", train__probe=False)
+    assert rows(blind, "metrics.jsonl") == rows(run, "metrics.jsonl")
+
+
+# --- phases --------------------------------------------------------------------------
+
+
+def test_cooldown_freezes_the_structure(run: Path) -> None:
+    events = rows(run, "events.jsonl")
+    assert [event["step"] for event in events if event["step"] > 30] == []
+    assert events[-1]["step"] == 30
+    cold = [row for row in rows(run, "metrics.jsonl") if row["phase"] == "cooldown"]
+    assert {row["fma"] for row in cold} == {events[-1]["fma"]}
+    assert {row["rho"] for row in cold} == {0.0}
+
+
+def test_warmup_does_not_press(tmp_path: Path) -> None:
+    run = finish(tmp_path, train__warmup=30)
+    assert rows(run, "events.jsonl") == []
+    assert {row["rho"] for row in rows(run, "metrics.jsonl")} == {0.0}
+    assert read(run / "summary.json")["compression"] == 1.0
+
+
+def test_a_met_work_target_freezes_and_anneals(tmp_path: Path) -> None:
+    run = finish(tmp_path, target__fma=400, train__saturation=7)
+    summary, metrics = read(run / "summary.json"), rows(run, "metrics.jsonl")
+    frozen = summary["frozen_step"]
+    assert frozen < 30
+    assert summary["steps"] == frozen + 7
+    assert summary["fma_final"] <= 400
+    met = next(row for row in metrics if row["fma"] <= 400 and row["loss"] <= 2.0)
+    assert met["step"] == frozen
+    after = [row for row in metrics if row["step"] > frozen]
+    assert {row["phase"] for row in after} == {"cooldown"}
+    assert {row["fma"] for row in after} == {met["fma"]}
+    assert after[-1]["lr"] < 0.5 * met["lr"]
+    assert max(event["step"] for event in rows(run, "events.jsonl")) <= frozen
+    assert read(run / "checkpoint" / "state.json")["steps"] == summary["steps"]
+
+
+def test_without_saturation_the_run_ends_where_the_target_is_met(tmp_path: Path) -> None:
+    run = finish(tmp_path, target__fma=400)
+    summary = read(run / "summary.json")
+    assert summary["steps"] == summary["frozen_step"] < 30
+    assert read(run / "checkpoint" / "state.json")["steps"] == summary["steps"]
+    assert read(run / "checkpoint" / "structure.json") == summary["structure"]
+
+
+def test_an_unmet_work_target_changes_nothing(run: Path) -> None:
+    far = finish(run.parent, "far", target__fma=1.0, train__saturation=7)
+    assert rows(far, "metrics.jsonl") == rows(run, "metrics.jsonl")
+
+
+# --- again ---------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_run(run: Path) -> None:
+    assert_same_run(run, finish(run.parent, "again"))
+
+
+def test_another_seed_gives_another_run(run: Path) -> None:
+    other = finish(run.parent, "other", train__seed=4)
+    losses, others = ([row["loss"] for row in rows(f, "metrics.jsonl")] for f in (run, other))
+    assert all(loss != there for loss, there in zip(losses, others, strict=True))
+
+
+@pytest.mark.parametrize("died_at", [23, 30, 38])
+def test_a_resumed_run_equals_one_that_never_stopped(
+    run: Path, tmp_path: Path, died_at: int
+) -> None:
+    stop_at(start(tmp_path), died_at)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_resumed_run_remembers_its_metric(run: Path) -> None:
+    """Rows between two looks at held-out data repeat the last look, resumed or not."""
+    sparse: dict[str, Any] = {"train__eval_every": 20, "train__checkpoint_every": 5}
+    whole = finish(run.parent, "sparse", **sparse)
+    stop_at(start(run.parent, "died", **sparse), 28)
+    start(run.parent, "died", "resume", **sparse).run()
+    column, other = (
+        [row["accuracy"] for row in rows(folder, "metrics.jsonl")]
+        for folder in (whole, run.parent / "died")
+    )
+    assert column == other
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(run: Path, tmp_path: Path) -> None:
+    stop_at(start(tmp_path), 8)
+    assert rows(tmp_path / "run", "metrics.jsonl")
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_crash_between_the_renames_of_a_checkpoint_loses_nothing(
+    run: Path, tmp_path: Path
+) -> None:
+    stop_at(start(tmp_path), 23)
+    (tmp_path / "run" / "checkpoint").rename(tmp_path / "run" / "checkpoint.old")
+    trainer = start(tmp_path, existing="resume")
+    assert trainer.compressor.steps == 20
+    trainer.run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_frozen_run_stays_frozen_when_resumed(tmp_path: Path) -> None:
+    goal: dict[str, Any] = {"target__fma": 400, "train__saturation": 9}
+    whole = finish(tmp_path, "whole", **goal)
+    stop_at(start(tmp_path, "died", **goal), read(whole / "summary.json")["steps"] - 1)
+    start(tmp_path, "died", "resume", **goal).run()
+    assert_same_run(whole, tmp_path / "died")
+
+
+def test_resuming_a_finished_run_changes_nothing(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_resuming_another_task_or_model_is_refused(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for change in ({"task__vocabulary": 12}, {"model__width": 6}):
+        with pytest.raises(UserError):
+            start(tmp_path, existing="resume", **change)
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_checkpoints_come_at_their_own_interval(tmp_path: Path) -> None:
+    stop_at(start(tmp_path, train__log_every=20, train__checkpoint_every=5), 12)
+    assert read(tmp_path / "run" / "checkpoint" / "state.json")["steps"] == 10
+
+
+# --- one step ------------------------------------------------------------------------
+
+
+def by_hand(folder: Path, batches: list[tuple[Tensor, Tensor]], **changes: Any) -> Compressor:
+    """One step of a fresh model on the mean loss of the batches."""
+    config = tiny(folder, **changes)
+    model = Transformer(config.model.spec(config.task), config.train.seed)
+    compressor = Compressor(model, config.target.loss, config.compress)
+    compressor.press_(False)
+    compressor.set_lr_(0.01)
+    loss = torch.stack([config.task.loss(model(x), y) for x, y in batches]).mean()
+    loss.backward()
+    compressor.step(loss)
+    return compressor
+
+
+def test_accumulation_is_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__accumulate=2)
+    trainer._step()
+    micro = [trainer.task.batch(4, stream_seed(3, TRAINING, k), "cpu") for k in (0, 1)]
+    # lr 0.04 over a warm-up of four steps: 0.01 at the first.
+    joined = [tuple(torch.cat(pair) for pair in zip(*micro, strict=True))]
+    stepped = named_tensors(trainer.model)
+    for batches in (micro, joined):
+        hand = named_tensors(by_hand(tmp_path, batches).model)  # type: ignore[arg-type]
+        for name, tensor in stepped.items():
+            torch.testing.assert_close(tensor, hand[name], rtol=1e-4, atol=1e-6)
+    # The first micro-batch alone steps elsewhere.
+    alone = named_tensors(by_hand(tmp_path, micro[:1]).model)
+    assert not torch.allclose(stepped["classifier.out"], alone["classifier.out"], atol=1e-4)
+
+
+def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__accumulate=3)
+    with torch.no_grad():
+        pairs = [trainer.task.batch(4, stream_seed(3, TRAINING, k), "cpu") for k in range(3)]
+        losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
+    trainer._step()
+    assert trainer._read_losses() == [pytest.approx(float(sum(losses)) / 3)]
+
+
+def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__accumulate=3)
+    seeds = [trainer._batch_seed(step, micro) for step in range(20) for micro in range(3)]
+    assert len(set(seeds)) == 60
+
+
+def test_bfloat16_runs_on_a_cpu(run: Path, tmp_path: Path) -> None:
+    half = finish(tmp_path, train__precision="bfloat16")
+    assert read(half / "summary.json")["precision"] == "bfloat16"
+    assert read(run / "summary.json")["precision"] == "float32"
+    model = load_file(half / "checkpoint" / "model.safetensors")
+    assert {t.dtype for t in model.values() if t.is_floating_point()} == {torch.float32}
+    first, full = (rows(folder, "metrics.jsonl")[0]["loss"] for folder in (half, run))
+    assert first != full
+    assert first == pytest.approx(full, rel=0.05)
+
+
+def test_adam_trains(tmp_path: Path) -> None:
+    changes = {"compress__lr": 0.01, "target__loss": 0.1, "train__steps": 60, "train__batch": 16}
+    with pytest.raises(TargetMissed):
+        finish(tmp_path, compress__optimizer="adam", **changes)
+    losses = [row["loss"] for row in rows(tmp_path / "run", "metrics.jsonl")]
+    assert losses[-1] < losses[0] - 0.7
+
+
+def test_progress_shows_every_row(tmp_path: Path) -> None:
+    seen = []
+    trainer = Trainer(tiny(tmp_path), tmp_path / "run", on_progress=seen.append)
+    trainer.run()
+    assert [progress.row for progress in seen] == list(read_rows(tmp_path / "run/metrics.jsonl"))
+    last = seen[-1]
+    assert (last.end, last.loss_target, last.metric_name) == (40, 2.0, "accuracy")
+    assert last.fma_initial == trainer.compressor.fma_initial
+    assert (seen[0].seconds_left > 0, last.seconds_left) == (True, 0)
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
+    with pytest.raises(TargetMissed) as told:
+        finish(tmp_path, target__loss=0.01)
+    run = tmp_path / "run"
+    for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoint")):
+        assert part in str(told.value)
+    best = min(row["loss"] for row in rows(run, "metrics.jsonl"))
+    assert float(str(told.value).split("best training loss ")[1].split(")")[0]) <= best
+    summary = read(run / "summary.json")
+    assert summary["target_reached_step"] is None
+    assert summary["compression"] == 1.0
+    assert rows(run, "events.jsonl") == []
+    model = checkpoint.load_model(run / "checkpoint")
+    assert model.structure() == read(run / "initial.json")["structure"]
+
+
+def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path) -> None:
+    """A solver that presses without a target may shrink the model and still miss it."""
+    with pytest.raises(TargetMissed) as told:
+        finish(tmp_path, target__loss=0.01, compress__solver="fixed", compress__rho=1.0)
+    assert read(tmp_path / "run" / "summary.json")["compression"] > 1
+    assert "nothing was compressed" not in str(told.value)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Batches of this seed have no loss."""
+    honest = Retrieval.batch
+
+    def batch(self: Retrieval, size: int, of: int, device: str) -> tuple[Tensor, Tensor]:
+        inputs, targets = honest(self, size, of, device)
+        return inputs, torch.full_like(targets, -100) if of == seed else targets
+
+    monkeypatch.setattr(Retrieval, "batch", batch)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = stream_seed(3, TRAINING, 26)  # step 27, counted from one
+    poison(monkeypatch, seed)
+    with pytest.raises(UserError) as told:
+        finish(tmp_path)
+    run = tmp_path / "run"
+    assert f"loss is nan at step 27 (batch seed {seed})" in str(told.value)
+    assert f"last good checkpoint: {str(run / 'checkpoint')!r}" in str(told.value)
+    assert not (run / "summary.json").exists()
+    assert checkpoint.load_state(run / "checkpoint")[0]["steps"] == 20
+    assert all(t.isfinite().all() for t in final_tensors(run).values())
+    assert rows(run, "metrics.jsonl")[-1]["step"] == 25
+
+
+def test_without_a_checkpoint_the_stop_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, stream_seed(3, TRAINING, 2))
+    with pytest.raises(UserError, match=r"loss is nan at step 3 .*no checkpoint yet"):
+        finish(tmp_path)
+
+
+def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path) -> None:
+    """The step that breaks the weights still has a finite loss: the next one tells."""
+    trainer = start(tmp_path)
+    finish_step = trainer.compressor.finish_step_
+
+    def breaking() -> Any:
+        event = finish_step()
+        if trainer.compressor.steps == 20:
+            trainer.compressor.optimizer.store.weight.fill_(math.nan)
+        return event
+
+    trainer.compressor.finish_step_ = breaking  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="last good checkpoint"):
+        trainer.run()
+    assert all(t.isfinite().all() for t in final_tensors(tmp_path / "run").values())
+
+
+def test_a_poisoned_run_can_be_resumed_from_its_last_good_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, stream_seed(3, TRAINING, 26))
+    with pytest.raises(UserError, match="loss is nan"):
+        finish(tmp_path)
+    monkeypatch.undo()
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "meta", "cuda:-1", "cuda:99", "mps"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"device {name!r}"):
+        choose_device(name)
+
+
+def test_a_device_is_found_by_itself() -> None:
+    assert choose_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'cuda' is not there"):
+        start(tmp_path, train__device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+# --- the output folder ---------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_an_existing_folder_is_refused(run: Path) -> None:
+    before = contents(run)
+    with pytest.raises(UserError, match=r"already exists; add --resume .* --overwrite"):
+        Trainer(tiny(run.parent), run)
+    assert contents(run) == before
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert (finish(tmp_path) / "summary.json").exists()
+
+
+@pytest.mark.parametrize("existing", ["resume", "overwrite"])
+def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path, existing: Existing) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("irreplaceable")
+    with pytest.raises(UserError, match=r"holds no run .*left alone"):
+        start(tmp_path, existing=existing)
+    assert contents(tmp_path / "run") == {"thesis.txt": b"irreplaceable"}
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UserError, match="is a file; give a folder"):
+        start(tmp_path, existing="overwrite")
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.copytree(run / "checkpoint", tmp_path / "run" / "checkpoint.old")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    RunFolder.open(tmp_path / "run", "overwrite")
+    assert contents(tmp_path / "run") == {"notes.txt": b"mine"}
+
+
+def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
+    finish(tmp_path, train__seed=4)
+    start(tmp_path, existing="overwrite").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "optimizer.safetensors").write_text("garbage")
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        start(tmp_path, existing="resume")
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", '{"steps": 20}'])
+def test_a_state_without_its_keys_is_not_resumed(run: Path, tmp_path: Path, state: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "state.json").write_text(state)
+    with pytest.raises(UserError, match=r"state\.json"):
+        start(tmp_path, existing="resume").run()
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5}\n{"step": 10}\n{"st')
+    assert list(read_rows(path)) == [{"step": 5}, {"step": 10}]
