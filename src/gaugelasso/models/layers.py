@@ -117,7 +117,7 @@ class Embedding(Part):
     def forward(self, inputs: Tensor) -> Tensor:
         """[B, S] tokens or [B, S, n] patches -> [d, N]."""
         if self.tokens:
-            rows = self.table.index_select(0, inputs.reshape(-1))
+            rows = look_up(self.table, inputs.reshape(-1))
         else:
             rows = inputs.flatten(0, 1) @ self.table
         if self.positions is not None:
@@ -156,6 +156,13 @@ class Embedding(Part):
         if self.positions is not None:
             costs.append(Cost("lookup", self.positions.shape[0], axis))
         return [*costs, Cost("scale", 1, axis)]
+
+
+def look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of a table. The two forms differ in their backward pass alone."""
+    if table.is_cuda:
+        return table.index_select(0, tokens)  # adds without sorting: safe to capture
+    return F.embedding(tokens, table)  # on a CPU the other form visits rows one by one
 
 
 class Operator(Part):
@@ -316,10 +323,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     d_v = v.shape[-1]
-    if q.is_cuda and q.dtype != torch.float64:
-        # Fused kernels want equal widths in multiples of 8; zero channels change nothing.
-        wide = -(-max(q.shape[-1], d_v) // 8) * 8
-        q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
+    # Fused kernels want equal, contiguous widths, on a GPU in multiples of 8; zero
+    # channels change nothing.
+    wide = max(q.shape[-1], d_v)
+    if q.is_cuda:
+        wide = -(-wide // 8) * 8
+    q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :d_v]
 
 
