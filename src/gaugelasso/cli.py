@@ -118,8 +118,6 @@ def report(
     Example: gaugelasso report runs/demo
     """
     files = write_report(runs, out)
-    if len(runs) == 1:
-        print_outcome(load_run(runs[0]), console)
     for name, path in (
         ("structural profile", files.profile),
         ("training curves", files.training),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors
-from gaugelasso.drop import Decision, cascade, channel_rms, ruling, trust_drop
+from gaugelasso.drop import Decision, cascade, channel_rms, ruling, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.optim import CoupledOptimizer
@@ -44,8 +44,10 @@ class _Plan:
 class Compressor:
     """Shrinks `model` while it trains, holding `loss_target`.
 
-    `probe`, if given, returns the loss of the current batch without gradients; it is
-    called before and after each event so that every event's cost is on record.
+    `probe`, if given, returns the loss of the current batch without gradients. It is
+    called at each event: before and after, so that the event's cost is on record, and
+    with the candidates silenced, so that nothing is cut that the batch misses by more
+    than `drop_tolerance` times the target.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class Compressor:
         if self.options.sinkhorn_sweeps:
             self._balance_(tensors)
         loss_balanced = self._probe()
-        decision, prices = self._decide(tensors)
+        decision, prices = self._decide(tensors, loss_balanced)
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -175,7 +177,9 @@ class Compressor:
                 self.table[name], factor, tensors, states["momentum"], states["second"]
             )
 
-    def _decide(self, tensors: dict[str, Tensor]) -> tuple[Decision | None, dict[str, np.ndarray]]:
+    def _decide(
+        self, tensors: dict[str, Tensor], loss: float | None
+    ) -> tuple[Decision | None, dict[str, np.ndarray]]:
         rms = channel_rms(self.table, tensors)
         held = ruling(self.table, tensors)
         keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
@@ -194,6 +198,9 @@ class Compressor:
                 )
                 allowed = allowed_indices(hook(drop), drop)
                 keep[[i for i in drop.indices if i not in allowed]] = True
+        if self.probe is not None and loss is not None:
+            bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
+            keeps = spare_missed(self.table, tensors, keeps, self._measure, bound)
         return cascade(self.table, tensors, keeps), prices
 
     def _cut_(self, decision: Decision) -> None:
@@ -222,7 +229,17 @@ class Compressor:
         )
 
     def _probe(self) -> float | None:
-        return self.probe() if self.probe else None
+        return self._measure() if self.probe else None
+
+    def _measure(self) -> float:
+        """The probe's loss, with the model not keeping statistics of its inputs."""
+        assert self.probe is not None
+        training = self.model.training
+        self.model.eval()
+        try:
+            return self.probe()
+        finally:
+            self.model.train(training)
 
     # --- state, for checkpoints ---------------------------------------------------
 

@@ -4,12 +4,14 @@ Trust-drop looks at how near an index is to zero; the cascade follows the table
 until nothing is left half-connected. Decides only; surgery cuts.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Tensors, side_rms, width
+from gaugelasso.axes import AxisTable, Tensors, side_rms, spread, width
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,51 @@ def trust_drop(
         if not axis.silences:
             keeps[axis.name][rms[axis.name].argmax()] = True
     return keeps
+
+
+@contextmanager
+def silenced(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Iterator[None]:
+    """For a while, every index that is to go is zero on side A: the cut, undone afterwards."""
+    before = []
+    for name, keep in keeps.items():
+        for slot in table[name].side_a if not bool(keep.all()) else ():
+            tensor = tensors[slot.tensor].detach()
+            before.append((tensor, tensor.clone()))
+            tensor.mul_(spread(keep.to(tensor), slot, tensors))
+    try:
+        yield
+    finally:
+        for tensor, values in reversed(before):
+            tensor.copy_(values)
+
+
+def spare_missed(
+    table: AxisTable,
+    tensors: Tensors,
+    keeps: dict[str, Tensor],
+    probe: Callable[[], float],
+    bound: float,
+) -> dict[str, Tensor]:
+    """Take back drops that a batch misses: alone, their silence lifts its loss above `bound`.
+
+    Nearness to zero is relative to what the rest of the network makes of a channel: a
+    reader with a large gain can depend on one that is a step from zero.
+    """
+    with silenced(table, tensors, keeps):
+        if probe() <= bound:
+            return keeps
+    spared = {}
+    for name, keep in keeps.items():
+        spared[name] = keep.clone()
+        with silenced(table, tensors, {name: keep}):
+            if bool(keep.all()) or probe() <= bound:
+                continue
+        for index in (~keep).nonzero().squeeze(1).tolist():
+            alone = torch.ones_like(keep)
+            alone[index] = False
+            with silenced(table, tensors, {name: alone}):
+                spared[name][index] = not probe() <= bound
+    return spared
 
 
 def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:

@@ -17,6 +17,7 @@ class CompressorOptions:
     accounting: str = "fma"
     interval: int = 100
     trust: float = 1.0
+    drop_tolerance: float = 0.1
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
     anchor: float = 0.01
@@ -37,7 +38,7 @@ class CompressorOptions:
         for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
-        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor"):
+        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor", "drop_tolerance"):
             if getattr(self, key) < 0:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
         if self.interval < 1:

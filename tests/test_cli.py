@@ -1,0 +1,422 @@
+"""The command line: what a user types, sees, and is told when it cannot be done."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from gaugelasso import checkpoint, cli
+from gaugelasso.display import clock, plain_line, show_progress
+from gaugelasso.trainer import Progress
+from gaugelasso.version import __version__
+from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
+from tests.test_config import TINY, write_tiny
+
+Answer = tuple[int, str, str]
+Command = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def _untouched_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The entry point sets up its own process; here it is ours."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture
+def gaugelasso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process: exit code, stdout, stderr. A traceback fails the test."""
+
+    def call(*arguments: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["gaugelasso", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0 if code is None else 1), out, err
+
+    return call
+
+
+def for_real(*arguments: str | Path) -> Answer:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "gaugelasso", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture(scope="module")
+def trained(config: Path) -> tuple[Path, Answer]:
+    """A run made by the command itself, and what it said."""
+    out = config.parent / "a folder with [brackets]"
+    return out, for_real("train", config, "--out", out)
+
+
+@pytest.fixture
+def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(trained[0], tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def assert_told(answer: Answer, said: str) -> None:
+    """Exit code 2 and one plain line."""
+    code, _, err = answer
+    assert code == 2
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert said in err
+
+
+# --- for real ------------------------------------------------------------------------
+
+
+def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:
+    folder, (code, out, err) = trained
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[-1] == f"run folder: {folder}"
+    assert any(line.startswith("step     40/40  cooldown") for line in lines)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"({summary['compression']:.2f}x)" in out
+    command = json.loads((folder / "environment.json").read_text())["command"]
+    assert command.startswith("gaugelasso train ")
+
+
+def test_a_diverging_run_stops_with_a_line(config: Path, tmp_path: Path) -> None:
+    answer = for_real("train", config, "--out", tmp_path / "run", "--set", "compress.lr=1e30")
+    assert_told(answer, "loss is nan at step ")
+    assert re.search(r"\(batch seed \d+\); no checkpoint yet", answer[2])
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_slip_of_the_finger_is_one_line(config: Path, tmp_path: Path) -> None:
+    answer = for_real("train", config, "--out", tmp_path / "run", "--set", "train.stpes=5")
+    assert_told(answer, "unknown key train.stpes; did you mean 'steps'?")
+    assert not (tmp_path / "run").exists()
+
+
+# --- train: bad input ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "task.name=lm"], "task.name = 'lm' is no task; choose one of: retrieval"),
+        (["--set", "trian.steps=5"], "unknown key [trian]; did you mean 'train'?"),
+        (["--set", "compress.lrr=5"], "did you mean 'lr'?"),
+        (["--set", "train.steps"], "--set 'train.steps': write it as key=value"),
+        (["--set", "steps=5"], "--set steps=5: name the section too"),
+        (["--set", "train.steps=many"], "train.steps = 'many': must be a whole number"),
+        (["--set", "train.steps="], "train.steps = '': must be a whole number"),
+        (["--set", "compress.solver=best"], "choose one of: conservative, sign_step, fixed"),
+        (["--set", "model.width=-8"], "model.width = -8"),
+        (["--set", "model.width=99999999"], "model.width = 99999999"),
+        (["--set", "model.d_k=3"], "[model]: d_k = 3 is odd"),
+        (["--set", "train.warmup=40"], "do not fit into train.steps = 40"),
+        (["--device", "tpu"], "device 'tpu' is unknown"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not there"),
+        (["--set", "train.device=meta"], "device 'meta' is not supported"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused(
+    gaugelasso: Command, config: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    assert_told(gaugelasso("train", config, "--out", tmp_path / "run", *arguments), said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_or_broken_config_is_refused(gaugelasso: Command, tmp_path: Path) -> None:
+    assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
+    (tmp_path / "bad.toml").write_text("[task\n")
+    assert_told(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.width=1000000", "model.d_f=1000000"],
+        ["model.d_k=1000000", "model.heads=1000000"],
+        ["task.vocabulary=1000000000000"],
+        ["task.length=1000000000000"],
+    ],
+    ids=" ".join,
+)
+def test_a_model_that_no_machine_holds_is_refused(
+    gaugelasso: Command, config: Path, run: Path, changes: list[str]
+) -> None:
+    """Each number may pass on its own; what they make together does not fit."""
+    before = contents(run)
+    sets = [part for change in changes for part in ("--set", change)]
+    answer = gaugelasso("train", config, "--out", run, "--overwrite", *sets)
+    assert answer[0] == 2
+    assert answer[2].startswith("error: ")
+    assert contents(run) == before
+
+
+def test_a_folder_cannot_be_made_under_a_file(
+    gaugelasso: Command, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert_told(gaugelasso("train", config, "--out", tmp_path / "file" / "run"), "file")
+
+
+def test_errors_are_shown_as_they_are(gaugelasso: Command, tmp_path: Path) -> None:
+    """Brackets in a name are no markup."""
+    for name in ("[bold]", "[red]x[", "[/]"):
+        assert_told(gaugelasso("train", f"{name}.toml"), f"{name}.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train"], ["fly"], ["train", "x.toml", "--fast"], ["eval"], ["report"], ["info"]],
+    ids=" ".join,
+)
+def test_what_is_no_command_is_a_usage_error(gaugelasso: Command, arguments: list[str]) -> None:
+    code, _, err = gaugelasso(*arguments)
+    assert code == 2
+    assert "Usage" in err
+
+
+# --- train: the output folder --------------------------------------------------------
+
+
+def test_an_existing_run_is_refused(gaugelasso: Command, config: Path, run: Path) -> None:
+    before = contents(run)
+    answer = gaugelasso("train", config, "--out", run)
+    assert_told(answer, "already exists; add --resume to go on with it, --overwrite to replace it")
+    assert contents(run) == before
+
+
+def test_bad_input_never_costs_an_existing_run(
+    gaugelasso: Command, config: Path, run: Path
+) -> None:
+    before = contents(run)
+    for change in ("train.stpes=5", "model.width=-1", "train.device=tpu"):
+        assert gaugelasso("train", config, "--out", run, "--overwrite", "--set", change)[0] == 2
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_a_folder_of_something_else_is_left_alone(
+    gaugelasso: Command, config: Path, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "left alone")
+    assert contents(tmp_path) == {"thesis.txt": b"irreplaceable"}
+
+
+def test_resume_goes_on(
+    gaugelasso: Command, config: Path, run: Path, trained: tuple[Path, Answer]
+) -> None:
+    (run / "summary.json").unlink()
+    code, out, _ = gaugelasso("train", config, "--out", run, "--resume")
+    assert code == 0
+    assert f"run folder: {run}" in out.splitlines()
+    again, before = (json.loads((f / "summary.json").read_text()) for f in (run, trained[0]))
+    assert again | {"wall_s": 0} == before | {"wall_s": 0}
+
+
+def test_resume_with_other_settings_is_refused(
+    gaugelasso: Command, config: Path, run: Path
+) -> None:
+    before = contents(run)
+    for change in ("model.width=6", "task.vocabulary=12", "compress.trust=1"):
+        answer = gaugelasso("train", config, "--out", run, "--resume", "--set", change)
+        assert_told(answer, change.split("=")[0])
+    assert contents(run) == before
+
+
+def test_resume_of_a_damaged_checkpoint_is_refused(
+    gaugelasso: Command, config: Path, run: Path
+) -> None:
+    WEIGHTS["a wrong shape"][0](run / "checkpoint")
+    before = contents(run)
+    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure wants")
+    assert contents(run) == before
+
+
+def test_overwrite_replaces(gaugelasso: Command, config: Path, run: Path) -> None:
+    change = ("--set", "train.seed=9")
+    code, _, _ = gaugelasso("train", config, "--out", run, "--overwrite", *change)
+    assert code == 0
+    assert json.loads((run / "summary.json").read_text())["seed"] == 9
+    steps = [json.loads(row)["step"] for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(5, 41, 5))
+
+
+def test_the_folder_has_a_name_by_itself(
+    gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, _ = gaugelasso("train", config, "--set", "train.seed=7", "--set", "train.steps=20")
+    assert code == 0
+    assert (tmp_path / "runs" / "tiny-seed7" / "summary.json").exists()
+
+
+def test_a_target_out_of_reach_is_said_and_the_model_kept(
+    gaugelasso: Command, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    answer = gaugelasso("train", config, "--out", run, "--set", "target.loss=0.001")
+    assert_told(answer, "target.loss = 0.001 was never reached in 40 steps")
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["compression"], summary["target_reached_step"]) == (1.0, None)
+    initial = json.loads((run / "initial.json").read_text())
+    spec = json.loads(json.dumps(checkpoint.load_model(run / "checkpoint").structure()))
+    assert spec == initial["structure"]
+
+
+# --- eval, info, report --------------------------------------------------------------
+
+
+def test_eval_gives_the_summary_again(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("eval", run, "--batches", "2")
+    summary = json.loads((run / "summary.json").read_text())
+    assert code == 0
+    said = f"loss {summary['loss']:.6f}  accuracy {summary['metric']['value']:.6f}"
+    assert out.strip() == f"{said}  (2 batches of 4)"
+
+
+def test_info_shows_the_structure(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("info", run)
+    assert code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    for part in ("d_ai", "d_mo", f"{summary['fma_final']:,.0f}"):
+        assert part in out
+
+
+def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("report", run)
+    assert code == 0
+    assert f"report: {run / 'report' / 'index.html'}" in out.splitlines()
+    assert (run / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "info", "report"])
+def test_what_is_no_run_is_said(gaugelasso: Command, tmp_path: Path, command: str) -> None:
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    (tmp_path / "file").write_text("")
+    for name in ("", "nowhere", "file"):
+        assert_told(gaugelasso(command, tmp_path / name), str(tmp_path / name))
+    assert contents(tmp_path) == {"thesis.txt": b"irreplaceable", "file": b""}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"task": 3}', '{"tsk": {}}'])
+def test_eval_of_a_damaged_config_is_refused(gaugelasso: Command, run: Path, text: str) -> None:
+    (run / "config.json").write_text(text)
+    assert_told(gaugelasso("eval", run), "")
+
+
+def test_eval_without_a_checkpoint_is_refused(gaugelasso: Command, run: Path) -> None:
+    shutil.rmtree(run / "checkpoint")
+    assert_told(gaugelasso("eval", run), "holds no checkpoint")
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [corrupt for corrupt, _ in (*WEIGHTS.values(), *STRUCTURES.values())],
+    ids=[*(f"weights: {name}" for name in WEIGHTS), *(f"structure: {name}" for name in STRUCTURES)],
+)
+def test_eval_of_a_damaged_checkpoint_is_refused(
+    gaugelasso: Command, run: Path, corrupt: Corruption
+) -> None:
+    corrupt(run / "checkpoint")
+    before = contents(run)
+    assert_told(gaugelasso("eval", run), str(run / "checkpoint"))
+    assert contents(run) == before
+
+
+def test_eval_needs_a_batch_and_a_device(gaugelasso: Command, run: Path) -> None:
+    assert gaugelasso("eval", run, "--batches", "0")[0] == 2
+    assert_told(gaugelasso("eval", run, "--device", "tpu"), "device 'tpu' is unknown")
+
+
+# --- help ----------------------------------------------------------------------------
+
+
+def test_the_version_is_printed(gaugelasso: Command) -> None:
+    code, out, _ = gaugelasso("--version")
+    assert (code, out.strip()) == (0, __version__)
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "report", "info", "sweep"])
+def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
+    code, out, _ = gaugelasso(command, "--help")
+    assert code == 0
+    assert f"gaugelasso {command} " in out
+
+
+# --- progress ------------------------------------------------------------------------
+
+
+def progress(**changes: Any) -> Progress:
+    row = {
+        "step": 50, "phase": "compression", "loss": 0.04321, "accuracy": 0.9876, "fma": 5000.0,
+        "parameters": 700, "sites": 12, "operators": 3, "rho": 0.1, "lr": 0.01, "step_ms": 4.25,
+        "wall_s": 10.0,
+    } | changes  # fmt: skip
+    return Progress(row, 200, 0.05, 20000.0, "accuracy", 75.0)
+
+
+def test_a_plain_line_says_it_all() -> None:
+    assert plain_line(progress(), 9.5) == (
+        "step     50/200  compression  loss 0.0432 (target 0.05)  accuracy 0.9876  "
+        "FMA 5,000 (4.00x)  sites 12  operators 3  4.2 ms/step (from 9.5)  left 1:15"
+    )
+    assert "accuracy -  " in plain_line(progress(accuracy=None), 9.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
+)
+def test_the_clock(seconds: float, said: str) -> None:
+    assert clock(seconds) == said
+
+
+def test_a_log_is_not_filled_with_rows() -> None:
+    file = io.StringIO()
+    with show_progress(Console(file=file), "title") as note:
+        for step, wall in ((10, 0.1), (20, 0.2), (30, 2.5), (200, 2.6)):
+            note(progress(step=step, wall_s=wall))
+    steps = [int(line.split("/")[0].split()[1]) for line in file.getvalue().splitlines()]
+    assert steps == [10, 30, 200]  # the first, one after two seconds, the last
+
+
+def test_a_terminal_gets_a_panel() -> None:
+    file = io.StringIO()
+    with show_progress(Console(file=file, force_terminal=True, width=100), "the title") as note:
+        note(progress(step_ms=9.0))
+        note(progress(step_ms=8.0))
+        note(replace(progress(memory_mib=123.0), seconds_left=5.0))
+    shown = file.getvalue()
+    for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
+        assert part in shown
+
+
+def test_the_tiny_config_is_what_the_cli_reads(config: Path) -> None:
+    assert config.read_text() == TINY
