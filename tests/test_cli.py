@@ -156,28 +156,6 @@ def test_a_missing_or_broken_config_is_refused(gaugelasso: Command, tmp_path: Pa
     assert_told(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["model.width=1000000", "model.d_f=1000000"],
-        ["model.d_k=1000000", "model.heads=1000000"],
-        ["task.vocabulary=1000000000000"],
-        ["task.length=1000000000000"],
-    ],
-    ids=" ".join,
-)
-def test_a_model_that_no_machine_holds_is_refused(
-    gaugelasso: Command, config: Path, run: Path, changes: list[str]
-) -> None:
-    """Each number may pass on its own; what they make together does not fit."""
-    before = contents(run)
-    sets = [part for change in changes for part in ("--set", change)]
-    answer = gaugelasso("train", config, "--out", run, "--overwrite", *sets)
-    assert answer[0] == 2
-    assert answer[2].startswith("error: ")
-    assert contents(run) == before
-
-
 def test_a_folder_cannot_be_made_under_a_file(
     gaugelasso: Command, config: Path, tmp_path: Path
 ) -> None:

@@ -292,3 +292,29 @@ def test_a_restored_compressor_goes_on_as_the_first_would() -> None:
 def test_a_senseless_option_is_named(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=name):
         CompressorOptions(**{name: value})
+
+
+def test_zero_grad_in_between_changes_nothing() -> None:
+    plain, cleared = start(), start()
+    train(plain, 3)
+    for _ in range(3):
+        cleared.model.zero_grad()
+        loss = task_loss(cleared.model)
+        loss.backward()
+        cleared.step(loss)
+    for one, other in zip(plain.model.parameters(), cleared.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_frozen_parameter_is_refused() -> None:
+    model = Transformer(SPEC)
+    model.classifier.out.requires_grad_(False)
+    with pytest.raises(UserError, match=r"'classifier\.out' is frozen"):
+        Compressor(model, 1.0)
+
+
+def test_a_shared_parameter_is_refused() -> None:
+    model = Transformer(SPEC)
+    model.classifier.tied = model.embedding.table
+    with pytest.raises(UserError, match=r"'classifier\.tied' is shared"):
+        Compressor(model, 1.0)

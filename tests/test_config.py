@@ -281,6 +281,25 @@ def test_widths_that_cannot_be_built_are_refused(tmp_path: Path) -> None:
     assert "heads = 3 is not a multiple of kv_heads = 2" in told
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__width": 10**6, "model__d_f": 10**6},
+        {"model__heads": 10**6, "model__d_k": 10**6},
+        {"model__width": 10**6, "model__layers": 10**6},
+        {"task__vocabulary": 10**12},
+        {"task__length": 10**12},
+        {"train__batch": 10**9, "task__length": 10**6},
+    ],
+    ids=str,
+)
+def test_what_no_machine_holds_is_refused_before_it_is_tried(
+    tmp_path: Path, changes: dict[str, int]
+) -> None:
+    """Each number may pass on its own; what they make together takes terabytes."""
+    refusal(tmp_path, **changes)
+
+
 # --- files ---------------------------------------------------------------------------
 
 

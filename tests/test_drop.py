@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.drop import Decision, cascade, channel_rms, ruling, trust_drop
+from gaugelasso.drop import (
+    Decision,
+    cascade,
+    channel_rms,
+    ruling,
+    silenced,
+    spare_missed,
+    trust_drop,
+)
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from tests.toys import exact, pairs
 
@@ -196,3 +204,40 @@ def test_the_cascade_leaves_its_arguments_alone() -> None:
     before = {name: keep.clone() for name, keep in keeps.items()}
     cascade(table, tensors, keeps)
     assert all(torch.equal(keep, before[name]) for name, keep in keeps.items())
+
+
+def test_silence_is_the_cut_and_leaves_no_trace() -> None:
+    model = pairs((3, 4, 2))
+    tensors = named_tensors(model)
+    before = model.a0.detach().clone()
+    keep = torch.tensor([True, False, True])
+    with silenced(model.axis_table(), tensors, {"axis0": keep}):
+        assert torch.equal(model.a0.detach(), before * keep[:, None])
+    assert torch.equal(model.a0.detach(), before)
+
+
+def spared(needed: list[int], keep: list[bool], bound: float = 0.5) -> list[bool]:
+    """What is kept when the loss is the number of needed indices that are silent."""
+    model = pairs((4, 2, 2))
+    tensors = named_tensors(model)
+
+    def probe() -> float:
+        return float(sum(not model.a0[index].any() for index in needed))
+
+    keeps = {"axis0": torch.tensor(keep)}
+    return spare_missed(model.axis_table(), tensors, keeps, probe, bound)["axis0"].tolist()
+
+
+def test_only_the_missed_index_is_taken_back() -> None:
+    assert spared([1], [True, False, False, True]) == [True, True, False, True]
+
+
+def test_drops_that_nobody_misses_stand() -> None:
+    assert spared([0], [True, False, False, True]) == [True, False, False, True]
+
+
+def test_a_loss_that_is_not_a_number_takes_every_drop_back() -> None:
+    model = pairs((2, 2, 2))
+    keeps = {"axis0": torch.tensor([False, True])}
+    kept = spare_missed(model.axis_table(), named_tensors(model), keeps, lambda: float("nan"), 1.0)
+    assert kept["axis0"].all()
