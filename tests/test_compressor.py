@@ -318,3 +318,12 @@ def test_a_shared_parameter_is_refused() -> None:
     model.classifier.tied = model.embedding.table
     with pytest.raises(UserError, match=r"'classifier\.tied' is shared"):
         Compressor(model, 1.0)
+
+
+def test_a_relative_step_bounds_the_change_of_every_group() -> None:
+    compressor = start(relative_step=0.01, lr=0.1)
+    before = [parameter.detach().clone() for parameter in compressor.model.parameters()]
+    train(compressor, 1)
+    for old, new in zip(before, compressor.model.parameters(), strict=True):
+        change = (new.detach() - old).square().mean().sqrt()
+        assert 0 < change <= 0.0151 * old.square().mean().sqrt()

@@ -286,7 +286,6 @@ def test_widths_that_cannot_be_built_are_refused(tmp_path: Path) -> None:
     [
         {"model__width": 10**6, "model__d_f": 10**6},
         {"model__heads": 10**6, "model__d_k": 10**6},
-        {"model__width": 10**6, "model__layers": 10**6},
         {"task__vocabulary": 10**12},
         {"task__length": 10**12},
         {"train__batch": 10**9, "task__length": 10**6},

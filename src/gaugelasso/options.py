@@ -30,6 +30,7 @@ class CompressorOptions:
     beta: float = 0.95
     beta_second: float = 0.99
     weight_decay: float = 0.0
+    relative_step: float = 0.0
 
     def __post_init__(self) -> None:
         for key in ("lr", "trust"):
@@ -38,7 +39,14 @@ class CompressorOptions:
         for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
-        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor", "drop_tolerance"):
+        for key in (
+            "rho",
+            "weight_decay",
+            "sinkhorn_sweeps",
+            "anchor",
+            "drop_tolerance",
+            "relative_step",
+        ):
             if getattr(self, key) < 0:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
         if self.interval < 1:

@@ -80,6 +80,7 @@ class Penalty:
             for span in self.ranges.values():
                 strength[span.side("b")] = 0
         self.strength = strength.to(device, dtype)
+        self.root_count = n.sqrt().to(device, dtype)
         # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
         self.ids = self._element_groups(table, tensors, store)
@@ -131,13 +132,25 @@ class Penalty:
             pull = self.strength
         return torch.where(norms > _TINY, pull / norms.clamp(min=_TINY), 0.0)
 
-    def gradient(self, weight: Tensor) -> Tensor:
-        """r: for every group lambda T/||T||, summed over the groups of each element."""
-        pull = self._pull(self.norms(weight))
+    def gradient(self, weight: Tensor, norms: Tensor | None = None) -> Tensor:
+        """r: for every group lambda T/||T||, summed over the groups of each element.
+
+        `norms`, if at hand, are the weight's own.
+        """
+        pull = self._pull(self.norms(weight) if norms is None else norms)
         factor = pull[self.ids[0]]
         for ids in self.ids[1:]:
             factor = factor + pull[ids]
         return factor * weight
+
+    def nearness(self, norms: Tensor, reference: Tensor) -> Tensor:
+        """Per element: the RMS of its smallest group over `reference`, at most 1."""
+        ratio = (norms / self.root_count / reference).clamp(max=1.0)
+        ratio[self.none] = 1.0
+        least = ratio[self.ids[0]]
+        for ids in self.ids[1:]:
+            least = torch.minimum(least, ratio[ids])
+        return least
 
     def value(self, weight: Tensor) -> Tensor:
         """The penalty itself, without rho."""
