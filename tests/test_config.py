@@ -36,6 +36,7 @@ d_f = 8
 loss = 2.0
 
 [compress]
+drop_tolerance = 1e9
 lr = 0.04
 interval = 5
 trust = 4.0

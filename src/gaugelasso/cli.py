@@ -18,7 +18,7 @@ from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
-from gaugelasso.runs import Existing, read_json, write_json
+from gaugelasso.runs import Existing, RunFolder, read_json, write_json
 from gaugelasso.sweep import parse_seeds, run_sweep
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -33,6 +33,12 @@ app = typer.Typer(
     "dense network that holds it.",
 )
 console = Console()
+
+
+def say(text: str) -> None:
+    """A plain line: names that users chose may look like markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -84,7 +90,7 @@ def train(
         trainer = Trainer(settings, folder, _existing(resume, overwrite), on_progress)
         trainer.run()
     print_outcome(load_run(folder), console)
-    console.print(f"run folder: {folder}", highlight=False)
+    say(f"run folder: {folder}")
 
 
 @app.command(name="eval")
@@ -101,10 +107,9 @@ def eval_(
     where = choose_device(device or "auto")
     model = checkpoint.load_model(run, where)
     loss, metric = evaluate(model, settings, batches, where)
-    console.print(
+    say(
         f"loss {loss:.6f}  {settings.task.metric_name} {metric:.6f}  ({batches} batches of "
-        f"{settings.train.batch})",
-        highlight=False,
+        f"{settings.train.batch})"
     )
 
 
@@ -123,7 +128,7 @@ def report(
         ("training curves", files.training),
         ("report", files.page),
     ):
-        console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+        say(f"{name}: {path}")
 
 
 @app.command()
@@ -162,7 +167,10 @@ def sweep(
     arguments += ["--device", device] if device else []
     arguments += ["--resume"] if resume else []
     arguments += ["--overwrite"] if overwrite else []
-    _existing(resume, overwrite)
+    if _existing(resume, overwrite) == "refuse":
+        # Before any run starts: a log of an earlier run must not be touched either.
+        for seed in numbers:
+            RunFolder.check_free(folder / f"seed{seed}")
     on_gpu = choose_device(settings.train.device).startswith("cuda")
     outcome = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
     if outcome.ended:
@@ -171,9 +179,9 @@ def sweep(
         collected["command"] = " ".join(["gaugelasso", *sys.argv[1:]])
         for path in filter(None, (folder / "results.json", results)):
             write_json(path, collected)
-        console.print(results_table(collected, config.stem), highlight=False)
+        say(results_table(collected, config.stem))
         files = write_report(outcome.ended, folder / "report")
-        console.print(f"report: {files.page}", highlight=False, soft_wrap=True)
+        say(f"report: {files.page}")
     if outcome.failed:
         seeds_said = ", ".join(map(str, outcome.failed))
         raise UserError(f"{len(outcome.failed)} of {len(numbers)} runs failed: seeds {seeds_said}")
@@ -207,5 +215,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        errors = Console(stderr=True)
+        errors.print("[bold red]error:[/]", end=" ")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None

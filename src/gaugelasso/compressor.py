@@ -273,6 +273,10 @@ class Compressor:
             tensor.copy_(tensors[name])
         self.steps = steps
 
+    def finite(self) -> bool:
+        """Whether every weight is a number."""
+        return bool(self._plan.store.weight.isfinite().all())
+
     # --- what users look at -----------------------------------------------------
 
     @property

@@ -22,6 +22,8 @@ from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
 _ABSURD = 1_000_000
+_MOST_WEIGHTS = 1e11
+_MOST_VALUES = 1e11
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class TrainConfig:
         for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
                     "final_batches", "checkpoint_every"):  # fmt: skip
             _in_range(f"train.{key}", getattr(self, key), 1, 10**9)
-        for key in ("seed", "warmup", "cooldown", "saturation", "threads"):
+        _in_range("train.threads", self.threads, 0, 1024)
+        for key in ("seed", "warmup", "cooldown", "saturation"):
             _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
         if not 0 <= self.lr_min < math.inf:
             raise UserError(f"train.lr_min = {self.lr_min}: must not be negative")
@@ -143,16 +146,22 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Config":
+        if not isinstance(data, Mapping):
+            raise UserError(f"a config is a table of sections, not {type(data).__name__}")
         _no_strangers("", data, ["task", *_SECTIONS])
-        task = dict(data.get("task", {}))
-        name = task.pop("name", None)
-        if name not in TASKS:
+        task = data.get("task", {})
+        if not isinstance(task, Mapping):
+            raise UserError(f"[task] must be a section of key = value lines, not {task!r}")
+        name = task.get("name")
+        task = {key: value for key, value in task.items() if key != "name"}
+        if not isinstance(name, str) or name not in TASKS:
             known = ", ".join(TASKS)
             raise UserError(f"task.name = {name!r} is no task; choose one of: {known}")
         sections = {
             key: _build(key, section, data.get(key, {})) for key, section in _SECTIONS.items()
         }
         config = cls(task_name=name, task=_build("task", TASKS[name], task), **sections)
+        _check_size(config)
         config.model.spec(config.task)  # fails on widths that cannot be built
         return config
 
@@ -163,6 +172,25 @@ _SECTIONS: dict[str, type] = {
     "compress": CompressorOptions,
     "train": TrainConfig,
 }
+
+
+def _check_size(config: Config) -> None:
+    """Refuse what would take terabytes before anything is allocated."""
+    model, task, train = config.model, config.task, config.train
+    heads = model.heads * (2 * model.d_k + 2 * model.d_v)
+    weights = model.width * (task.inputs + task.outputs + task.length * model.positions)
+    weights += model.layers * model.width * (heads + 3 * model.d_f)
+    if weights > _MOST_WEIGHTS:
+        raise UserError(
+            f"[model] and [task] make {weights:.2g} weights, more than the {_MOST_WEIGHTS:.0e} "
+            "this is meant for; lower the widths or the vocabulary"
+        )
+    values = train.batch * task.length * max(model.width, model.d_f, task.outputs)
+    if values > _MOST_VALUES:
+        raise UserError(
+            f"train.batch = {train.batch} sequences of task.length = {task.length} make layers of "
+            f"{values:.2g} values, more than {_MOST_VALUES:.0e}; lower one, or use train.accumulate"
+        )
 
 
 def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:

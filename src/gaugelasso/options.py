@@ -1,5 +1,6 @@
 """Every switch of the method, checked. The defaults are the method itself."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,7 @@ class CompressorOptions:
 
     def __post_init__(self) -> None:
         for key in ("lr", "trust"):
-            if not getattr(self, key) > 0:
+            if not 0 < getattr(self, key) < math.inf:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
         for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
             if not 0 <= getattr(self, key) < 1:

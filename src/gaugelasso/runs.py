@@ -43,18 +43,27 @@ class RunFolder:
             raise UserError(f"output {str(path)!r} is a file; give a folder")
         if path.exists() and any(path.iterdir()):
             if existing == "refuse":
-                raise UserError(
-                    f"output {str(path)!r} already exists; add --resume to go on with it, "
-                    "--overwrite to replace it, or choose another --out"
-                )
+                cls.check_free(path)
             is_run = (path / "config.json").exists()
             if not is_run:
                 raise UserError(f"output {str(path)!r} holds no run (no config.json); left alone")
             if existing == "overwrite":
-                for name in (*_FILES, "checkpoint", "report"):
+                for name in (*_FILES, "checkpoint", "checkpoint.old", "checkpoint.tmp", "report"):
                     _remove(path / name)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"output {str(path)!r} cannot be made: {error.strerror}") from None
         return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """UserError if something is there already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"output {str(path)!r} already exists; add --resume to go on with it, "
+                "--overwrite to replace it, or choose another --out"
+            )
 
     @property
     def checkpoint(self) -> Path:

@@ -56,6 +56,7 @@ class _Job:
     folder: Path
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    had_summary: bool = False
     reported_at: float = 0.0
 
 
@@ -71,6 +72,7 @@ def run_sweep(
     """Train every seed, at most `jobs` at a time."""
     out.mkdir(parents=True, exist_ok=True)
     waiting, running, failed = list(seeds), list[_Job](), list[int]()
+    ended: list[Path] = []
     threads = max(1, (os.cpu_count() or 1) // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with _shared_gpu() if on_gpu and jobs > 1 else contextlib.nullcontext():
@@ -85,6 +87,10 @@ def run_sweep(
                         continue
                     running.remove(job)
                     job.log.close()
+                    # A refused run leaves an older summary behind: not this sweep's.
+                    summary = job.folder / "summary.json"
+                    if code == 0 or (summary.exists() and not job.had_summary):
+                        ended.append(job.folder)
                     if code == 0:
                         console.print(
                             f"seed {job.seed}: done, {_last(job.folder)}", highlight=False
@@ -94,33 +100,42 @@ def run_sweep(
                         console.print(
                             f"seed {job.seed}: failed with code {code}, see {job.log.name}",
                             highlight=False,
+                            markup=False,
+                            soft_wrap=True,
                         )
                 _report(running, console)
         finally:
             for job in running:
                 job.process.terminate()
-    folders = [out / f"seed{seed}" for seed in sorted(seeds)]
-    return SweepOutcome([f for f in folders if (f / "summary.json").exists()], sorted(failed))
+                job.process.wait()
+                job.log.close()
+    return SweepOutcome(sorted(ended), sorted(failed))
 
 
 def _start(
     config: Path, seed: int, out: Path, arguments: list[str], environment: dict[str, str]
 ) -> _Job:
     folder = out / f"seed{seed}"
+    had_summary = (folder / "summary.json").exists()
     log = (out / f"seed{seed}.log").open("wb")
     command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
     command += ["--set", f"train.seed={seed}", *arguments]
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
     )
-    return _Job(seed, folder, process, log)
+    return _Job(seed, folder, process, log, had_summary)
 
 
 def _report(running: list[_Job], console: Console) -> None:
     for job in running:
         if time.monotonic() - job.reported_at >= _REPORT_EVERY:
             job.reported_at = time.monotonic()
-            console.print(f"seed {job.seed}: {_last(job.folder)}", highlight=False)
+            console.print(
+                f"seed {job.seed}: {_last(job.folder)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 def _last(folder: Path) -> str:

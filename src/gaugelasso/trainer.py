@@ -39,6 +39,19 @@ class Progress:
     seconds_left: float
 
 
+# What a run remembers beside tensors, as it begins.
+_FRESH: dict[str, Any] = {
+    "frozen_at": None,
+    "reached_at": None,
+    "best_loss": math.inf,
+    "metric": None,
+    "unlogged": (),
+    "training_fma": 0.0,
+    "wall_s": 0.0,
+    "fma_initial": None,
+    "parameters_initial": None,
+}
+
 # What may differ when a run is resumed.
 _FREE = {("train", "device"), ("train", "threads"), ("train", "graph")}
 
@@ -71,14 +84,7 @@ class Trainer:
             config.compress.lr,
             self.train.lr_min,
         )
-        self.state: dict[str, Any] = {
-            "frozen_at": None,
-            "reached_at": None,
-            "training_fma": 0.0,
-            "wall_s": 0.0,
-            "fma_initial": None,
-            "parameters_initial": None,
-        }
+        self.state: dict[str, Any] = dict(_FRESH)
         resuming = existing == "resume" and checkpoint.find(self.folder.checkpoint) is not None
         if resuming:
             self._check_same_config()
@@ -130,6 +136,8 @@ class Trainer:
 
     def _resume(self) -> None:
         state, tensors = checkpoint.load_state(self.folder.checkpoint)
+        if not isinstance(state, dict) or state.keys() != _FRESH.keys() | {"steps"}:
+            raise UserError(f"{str(self.folder.checkpoint / 'state.json')!r}: not a run's state")
         steps = state.pop("steps")
         self.state = state
         self.compressor.load_state_tensors_(tensors, steps)
@@ -198,59 +206,74 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the summary that is also in the folder."""
         began = time.perf_counter() - self.state["wall_s"]
-        mark, mark_step = time.perf_counter(), self.compressor.steps
-        metric: float | None = None
+        mark, marked_step = time.perf_counter(), self.compressor.steps
         while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
             self._step()
-            step, end = self.compressor.steps, self.schedule.end(self.state["frozen_at"])
-            if step % self.train.log_every and step != end:
+            log, measure, save = (self._due(key) for key in ("log", "eval", "checkpoint"))
+            if not (log or measure or save):
                 continue
-            losses = self._read_losses()
-            elapsed = time.perf_counter() - mark
-            step_s = elapsed / (step - mark_step)
-            self._maybe_freeze(sum(losses) / len(losses))
-            if step % self.train.eval_every == 0 or step == end:
-                _, metric = self.evaluate(self.train.eval_batches)
+            self._read_losses()
+            step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
+            if measure:
+                _, self.state["metric"] = self.evaluate(self.train.eval_batches)
             self.state["wall_s"] = time.perf_counter() - began
-            self._log(losses, step_s, metric)
-            if step % self.train.checkpoint_every == 0 or step == end:
-                checkpoint.save(self.folder.checkpoint, self.compressor, self.state)
-            mark, mark_step = time.perf_counter(), step
+            if log:
+                self._log(step_s)
+            if save:
+                self._save()
+            mark, marked_step = time.perf_counter(), self.compressor.steps
         summary = self._summary()
         self.folder.write("summary.json", summary)
         if self.state["reached_at"] is None:
-            raise TargetMissed(
-                f"target.loss = {self.config.target.loss} was never reached in "
-                f"{summary['steps']} steps (best training loss {self.state['best_loss']:.4g}): "
-                f"nothing was compressed, the full model is in {str(self.folder.checkpoint)!r}. "
-                "Raise target.loss or train.steps"
-            )
+            raise TargetMissed(self._said_missed(summary))
         return summary
 
+    def _due(self, what: str) -> bool:
+        """Whether this step is one of every `what`_every, or the last."""
+        step = self.compressor.steps
+        last = step == self.schedule.end(self.state["frozen_at"])
+        return last or step % getattr(self.train, f"{what}_every") == 0
+
+    def _save(self) -> None:
+        if not self.compressor.finite():
+            raise UserError(
+                f"a weight is not a number after step {self.compressor.steps}; {self._last_good()}"
+            )
+        checkpoint.save(self.folder.checkpoint, self.compressor, self.state)
+
+    def _said_missed(self, summary: dict[str, Any]) -> str:
+        whole = summary["fma_final"] == summary["fma_initial"]
+        kept = "nothing was compressed, the full model" if whole else "the model as it ended"
+        return (
+            f"target.loss = {self.config.target.loss} was never reached in "
+            f"{summary['steps']} steps "
+            f"(best training loss {self.state['best_loss']:.4g}): {kept} is in "
+            f"{str(self.folder.checkpoint)!r}. Raise target.loss or train.steps"
+        )
+
     def _read_losses(self) -> list[float]:
-        """The losses since the last look, one transfer; UserError if one is not finite."""
+        """Take in the losses since the last look, one transfer; UserError if one is not finite."""
         losses = torch.stack(self._losses).tolist()
         self._losses.clear()
         first = self.compressor.steps - len(losses)
         for offset, loss in enumerate(losses):
             if not math.isfinite(loss):
                 self._stop_not_finite(first + offset, loss)
-        best = min(losses)
-        self.state["best_loss"] = min(best, self.state.get("best_loss", best))
-        if self.state["reached_at"] is None:
-            target = self.config.target.loss
-            reached = next((i for i, loss in enumerate(losses) if loss <= target), None)
-            if reached is not None:
-                self.state["reached_at"] = first + reached + 1
+            self.state["best_loss"] = min(loss, self.state["best_loss"])
+            if self.state["reached_at"] is None and loss <= self.config.target.loss:
+                self.state["reached_at"] = first + offset + 1
+        self.state["unlogged"] = [*self.state["unlogged"], *losses]
         return losses
 
     def _stop_not_finite(self, step: int, loss: float) -> None:
-        good = self.folder.checkpoint
-        where = f"last good checkpoint: {str(good)!r}" if good.exists() else "no checkpoint yet"
         raise UserError(
-            f"loss is {loss} at step {step + 1} (batch seed {self._batch_seed(step)}); {where}. "
-            "Lower compress.lr, or resume from the checkpoint with another setting"
+            f"loss is {loss} at step {step + 1} (batch seed {self._batch_seed(step)}); "
+            f"{self._last_good()}. Lower compress.lr, or try another seed"
         )
+
+    def _last_good(self) -> str:
+        good = checkpoint.find(self.folder.checkpoint)
+        return f"last good checkpoint: {str(good)!r}" if good else "no checkpoint yet"
 
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""
@@ -261,14 +284,17 @@ class Trainer:
         if self.compressor.fma <= target.fma and loss <= target.loss:
             self.state["frozen_at"] = self.compressor.steps
 
-    def _log(self, losses: list[float], step_s: float, metric: float | None) -> None:
+    def _log(self, step_s: float) -> None:
         compressor, step = self.compressor, self.compressor.steps
+        losses, self.state["unlogged"] = self.state["unlogged"], []
+        loss = sum(losses) / len(losses)
+        self._maybe_freeze(loss)
         frozen_at = self.state["frozen_at"]
         row = {
             "step": step,
             "phase": self.schedule.phase(step - 1, frozen_at),
-            "loss": sum(losses) / len(losses),
-            self.task.metric_name: metric,
+            "loss": loss,
+            self.task.metric_name: self.state["metric"],
             "fma": compressor.fma,
             "parameters": compressor.parameters,
             "sites": len(self.model.sites),

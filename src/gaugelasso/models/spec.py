@@ -197,7 +197,7 @@ class TransformerSpec:
 def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[str, Any]:
     """A dataclass's fields out of JSON data: all there, none unknown, each of its type."""
     if not isinstance(data, Mapping):
-        raise SpecError(f"{what}: must be a JSON object, not {type(data).__name__}")
+        raise SpecError(f"a {what} is a JSON object, not {type(data).__name__}")
     hints = typing.get_type_hints(cls)
     names = [f.name for f in fields(cls)]
     for key in data:
