@@ -219,7 +219,8 @@ class Trainer:
             self.state["wall_s"] = time.perf_counter() - began
             if log:
                 self._log(step_s)
-            if save:
+            # Asked again: a log may have found the work target met and this step the last.
+            if self._due("checkpoint"):
                 self._save()
             mark, marked_step = time.perf_counter(), self.compressor.steps
         summary = self._summary()
