@@ -20,7 +20,8 @@ from gaugelasso.display import clock, plain_line, show_progress
 from gaugelasso.trainer import Progress
 from gaugelasso.version import __version__
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
-from tests.test_config import TINY, write_tiny
+from tests.test_config import write_tiny
+from tests.test_trainer import contents
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
@@ -73,11 +74,6 @@ def trained(config: Path) -> tuple[Path, Answer]:
 def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
     """A copy of that run."""
     return Path(shutil.copytree(trained[0], tmp_path / "run"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def assert_told(answer: Answer, said: str) -> None:
@@ -273,7 +269,7 @@ def test_a_target_out_of_reach_is_said_and_the_model_kept(
 
 
 def test_eval_gives_the_summary_again(gaugelasso: Command, run: Path) -> None:
-    code, out, _ = gaugelasso("eval", run, "--batches", "2")
+    code, out, _ = gaugelasso("eval", run, "--batches", "2", "--device", "cpu")
     summary = json.loads((run / "summary.json").read_text())
     assert code == 0
     said = f"loss {summary['loss']:.6f}  accuracy {summary['metric']['value']:.6f}"
@@ -394,7 +390,3 @@ def test_a_terminal_gets_a_panel() -> None:
     shown = file.getvalue()
     for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
         assert part in shown
-
-
-def test_the_tiny_config_is_what_the_cli_reads(config: Path) -> None:
-    assert config.read_text() == TINY

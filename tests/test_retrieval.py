@@ -97,7 +97,7 @@ def test_streams_are_the_same_everywhere() -> None:
 
 
 def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
-    tokens, labels = TASK.batch(16, 0, "cpu")
+    _, labels = TASK.batch(16, 0, "cpu")
     oracle = 50.0 * torch.nn.functional.one_hot(labels, TASK.outputs).float()
     assert float(TASK.loss(oracle, labels)) == pytest.approx(0, abs=1e-6)
     assert float(TASK.metric(oracle, labels)) == 1.0

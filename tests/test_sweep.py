@@ -13,8 +13,9 @@ from rich.console import Console
 from gaugelasso import sweep
 from gaugelasso.errors import UserError
 from gaugelasso.sweep import parse_seeds
-from tests.test_cli import Command, _untouched_settings, assert_told, contents, gaugelasso
+from tests.test_cli import Command, _untouched_settings, assert_told, gaugelasso
 from tests.test_config import write_tiny
+from tests.test_trainer import contents
 
 __all__ = ["_untouched_settings", "gaugelasso"]  # fixtures
 
