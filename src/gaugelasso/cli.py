@@ -18,7 +18,7 @@ from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
-from gaugelasso.runs import Existing, RunFolder, read_json, write_json
+from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
 from gaugelasso.sweep import parse_seeds, run_sweep
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -171,6 +171,8 @@ def sweep(
         # Before any run starts: a log of an earlier run must not be touched either.
         for seed in numbers:
             RunFolder.check_free(folder / f"seed{seed}")
+    if results is not None:
+        make_folder(results.parent)
     on_gpu = choose_device(settings.train.device).startswith("cuda")
     outcome = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
     if outcome.ended:

@@ -50,10 +50,7 @@ class RunFolder:
             if existing == "overwrite":
                 for name in (*_FILES, "checkpoint", "checkpoint.old", "checkpoint.tmp", "report"):
                     _remove(path / name)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"output {str(path)!r} cannot be made: {error.strerror}") from None
+        make_folder(path)
         return cls(path)
 
     @staticmethod
@@ -94,6 +91,13 @@ _FILES = (
     "events.jsonl",
     "summary.json",
 )
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output {str(path)!r} cannot be made: {error.strerror}") from None
 
 
 def write_json(path: Path, data: Any) -> None:
