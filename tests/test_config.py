@@ -354,3 +354,7 @@ def test_a_change_of_what_is_no_section_is_refused(tmp_path: Path) -> None:
 def test_json_that_is_no_config_is_refused(data: Any) -> None:
     with pytest.raises(UserError):
         Config.from_dict(data)
+
+
+def test_a_million_layers_are_refused_at_once(tmp_path: Path) -> None:
+    assert "model.layers = 1000000" in refusal(tmp_path, model__layers=10**6)

@@ -149,7 +149,10 @@ class Compressor:
         if self.options.sinkhorn_sweeps:
             self._balance_(tensors)
         loss_balanced = self._probe()
-        decision, prices = self._decide(tensors, loss_balanced)
+        prices = self._plan.prices
+        candidates = self._candidates(tensors, prices)
+        keeps = self._spare(tensors, candidates, loss_balanced)
+        decision = cascade(self.table, tensors, keeps)
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -171,6 +174,11 @@ class Compressor:
             loss_balanced=loss_balanced,
             loss_after=self._probe() if dropped else loss_balanced,
             refused=decision is None,
+            spared={
+                name: number
+                for name, keep in keeps.items()
+                if (number := int((keep & ~candidates[name]).sum()))
+            },
         )
         self.history.append(event)
         return event
@@ -183,13 +191,13 @@ class Compressor:
                 self.table[name], factor, tensors, states["momentum"], states["second"]
             )
 
-    def _decide(
-        self, tensors: dict[str, Tensor], loss: float | None
-    ) -> tuple[Decision | None, dict[str, np.ndarray]]:
+    def _candidates(
+        self, tensors: dict[str, Tensor], prices: dict[str, np.ndarray]
+    ) -> dict[str, Tensor]:
+        """Keep-sets by trust-drop, after the hooks have had their say."""
         rms = channel_rms(self.table, tensors)
         held = ruling(self.table, tensors)
         keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
-        prices = self._plan.prices
         for name, keep in keeps.items():
             for hook in self.hooks:
                 going = (~keep).nonzero().squeeze(1)
@@ -204,10 +212,15 @@ class Compressor:
                 )
                 allowed = allowed_indices(hook(drop), drop)
                 keep[[i for i in drop.indices if i not in allowed]] = True
-        if self.probe is not None and loss is not None:
-            bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
-            keeps = spare_missed(self.table, tensors, keeps, self._measure, bound)
-        return cascade(self.table, tensors, keeps), prices
+        return keeps
+
+    def _spare(
+        self, tensors: dict[str, Tensor], keeps: dict[str, Tensor], loss: float | None
+    ) -> dict[str, Tensor]:
+        if loss is None:
+            return keeps
+        bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
+        return spare_missed(self.table, tensors, keeps, self._measure, bound)
 
     def _cut_(self, decision: Decision) -> None:
         old, table = self._plan.store, self.table

@@ -22,6 +22,7 @@ from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
 _ABSURD = 1_000_000
+_DEEPEST = 10_000
 _MOST_WEIGHTS = 1e11
 _MOST_VALUES = 1e11
 
@@ -43,8 +44,9 @@ class ModelConfig:
     norm: Literal["slow", "tied"] = "slow"
 
     def __post_init__(self) -> None:
-        for key in ("width", "layers", "heads", "d_k", "d_v", "d_f"):
+        for key in ("width", "heads", "d_k", "d_v", "d_f"):
             _in_range(f"model.{key}", getattr(self, key), 1, _ABSURD)
+        _in_range("model.layers", self.layers, 1, _DEEPEST)
         _in_range("model.kv_heads", self.kv_heads, 0, self.heads)
         if not 0 < self.rope_base < math.inf:
             raise UserError(f"model.rope_base = {self.rope_base}: must be more than 0")

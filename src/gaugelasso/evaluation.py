@@ -20,7 +20,8 @@ def choose_device(name: str) -> str:
         raise UserError(f"device {name!r} is not supported; use auto, cpu or cuda")
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if (device.index or 0) >= count:
-        raise UserError(f"device {name!r} is not there: this machine has {count} CUDA devices")
+        kind = "CUDA devices" if device.type == "cuda" else "CPU, called cpu"
+        raise UserError(f"device {name!r} is not there: this machine has {count} {kind}")
     return name
 
 

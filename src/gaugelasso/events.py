@@ -1,7 +1,7 @@
 """Structural events as data: what hooks see before a cut, and what is kept after it."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -24,7 +24,8 @@ DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
 class Event:
     """What a structural event did. Losses are on one batch, None without a probe.
 
-    `prices` adds up what the dropped indices of an axis saved each on its own.
+    `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
+    counts those that were near enough to zero to go but that the batch missed.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Event:
     loss_balanced: float | None = None
     loss_after: float | None = None
     refused: bool = False
+    spared: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
