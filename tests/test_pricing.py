@@ -5,7 +5,7 @@ import torch
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.models.layers import Attention
+from gaugelasso.models.operators import Attention
 from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from tests.contract.models import CASES, Case, make
 

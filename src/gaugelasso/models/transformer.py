@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Slot
-from gaugelasso.models.layers import Attention, Classifier, Embedding, Operator, Part, SwiGLU
+from gaugelasso.models.layers import Classifier, Embedding, Part
+from gaugelasso.models.operators import Attention, Operator, SwiGLU
 from gaugelasso.models.spec import AttentionSpec, TransformerSpec
 
 STREAM = "D"
