@@ -92,17 +92,11 @@ def run_sweep(
                     if code == 0 or (summary.exists() and not job.had_summary):
                         ended.append(job.folder)
                     if code == 0:
-                        console.print(
-                            f"seed {job.seed}: done, {_last(job.folder)}", highlight=False
-                        )
+                        _say(console, f"seed {job.seed}: done, {_last(job.folder)}")
                     else:
                         failed.append(job.seed)
-                        console.print(
-                            f"seed {job.seed}: failed with code {code}, see {job.log.name}",
-                            highlight=False,
-                            markup=False,
-                            soft_wrap=True,
-                        )
+                        log = job.log.name
+                        _say(console, f"seed {job.seed}: failed with code {code}, see {log}")
                 _report(running, console)
         finally:
             for job in running:
@@ -130,12 +124,11 @@ def _report(running: list[_Job], console: Console) -> None:
     for job in running:
         if time.monotonic() - job.reported_at >= _REPORT_EVERY:
             job.reported_at = time.monotonic()
-            console.print(
-                f"seed {job.seed}: {_last(job.folder)}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            _say(console, f"seed {job.seed}: {_last(job.folder)}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _last(folder: Path) -> str:

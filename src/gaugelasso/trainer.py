@@ -57,7 +57,7 @@ _FREE = {("train", "device"), ("train", "threads"), ("train", "graph")}
 
 
 class TargetMissed(UserError):
-    """The run ended without ever reaching its loss target; the model is uncompressed."""
+    """The run ended without ever reaching its loss target."""
 
 
 class Trainer:
@@ -209,17 +209,16 @@ class Trainer:
         mark, marked_step = time.perf_counter(), self.compressor.steps
         while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
             self._step()
-            log, measure, save = (self._due(key) for key in ("log", "eval", "checkpoint"))
-            if not (log or measure or save):
+            if not any(self._due(key) for key in ("log", "eval", "checkpoint")):
                 continue
             self._read_losses()
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
-            if measure:
+            if self._due("eval"):
                 _, self.state["metric"] = self.evaluate(self.train.eval_batches)
             self.state["wall_s"] = time.perf_counter() - began
-            if log:
+            if self._due("log"):
                 self._log(step_s)
-            # Asked again: a log may have found the work target met and this step the last.
+            # After the log, which may find the work target met and so this step the last.
             if self._due("checkpoint"):
                 self._save()
             mark, marked_step = time.perf_counter(), self.compressor.steps
