@@ -76,6 +76,7 @@ class Compressor:
             self.options.beta,
             self.options.beta_second,
             self.options.weight_decay,
+            self.options.gradient_clip,
         )
         # Device scalars: the step reads and writes them without asking the host.
         self.lr = weight.new_tensor(self.options.lr)
@@ -264,7 +265,7 @@ class Compressor:
 
     def _scalars(self) -> dict[str, Tensor]:
         names = ("lr", "pressure", "rho", "pressed", "smoothed", "seen")
-        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
+        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay, "usual": self.optimizer.usual}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything beside the model that the next step depends on."""

@@ -83,6 +83,7 @@ class Penalty:
         self.root_count = n.sqrt().to(device, dtype)
         # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
+        self._real = torch.arange(start + 1, device=device) < start
         self.ids = self._element_groups(table, tensors, store)
         # The same, the other way round: the elements of each group, one after another.
         every = torch.cat(self.ids)
@@ -146,7 +147,7 @@ class Penalty:
     def nearness(self, norms: Tensor, reference: Tensor) -> Tensor:
         """Per element: the RMS of its smallest group over `reference`, at most 1."""
         ratio = (norms / self.root_count / reference).clamp(max=1.0)
-        ratio[self.none] = 1.0
+        ratio = torch.where(self._real, ratio, 1.0)
         least = ratio[self.ids[0]]
         for ids in self.ids[1:]:
             least = torch.minimum(least, ratio[ids])
