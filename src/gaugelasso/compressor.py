@@ -76,7 +76,6 @@ class Compressor:
             self.options.beta,
             self.options.beta_second,
             self.options.weight_decay,
-            self.options.gradient_clip,
         )
         # Device scalars: the step reads and writes them without asking the host.
         self.lr = weight.new_tensor(self.options.lr)
@@ -144,11 +143,7 @@ class Compressor:
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
         tensors = named_tensors(self.model)
-        states = self.optimizer.states()
-        for norm in self.table.norms:
-            gauge.anchor_(norm, tensors, states["momentum"], states["second"], self.options.anchor)
-        if self.options.sinkhorn_sweeps:
-            self._balance_(tensors)
+        self._balance_(tensors)
         loss_balanced = self._probe()
         prices = self._plan.prices
         candidates = self._candidates(tensors, prices)
@@ -185,12 +180,15 @@ class Compressor:
         return event
 
     def _balance_(self, tensors: dict[str, Tensor]) -> None:
-        factors = gauge.balance_(self.table, tensors, self.options.sinkhorn_sweeps)
         states = self.optimizer.states()
-        for name, factor in factors.items():
-            gauge.rescale_state_(
-                self.table[name], factor, tensors, states["momentum"], states["second"]
-            )
+        state = states["momentum"], states["second"]
+        for norm in self.table.norms:
+            gauge.anchor_(norm, tensors, *state, self.options.anchor)
+        for _ in range(self.options.sinkhorn_sweeps):
+            for name, factor in gauge.balance_(self.table, tensors, 1).items():
+                gauge.rescale_state_(self.table[name], factor, tensors, *state)
+            for norm in self.table.norms:
+                gauge.anchor_(norm, tensors, *state, self.options.anchor)
 
     def _candidates(
         self, tensors: dict[str, Tensor], prices: dict[str, np.ndarray]
@@ -265,7 +263,7 @@ class Compressor:
 
     def _scalars(self) -> dict[str, Tensor]:
         names = ("lr", "pressure", "rho", "pressed", "smoothed", "seen")
-        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay, "usual": self.optimizer.usual}
+        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything beside the model that the next step depends on."""

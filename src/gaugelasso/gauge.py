@@ -75,19 +75,14 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
-def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, floor: float) -> None:
-    """Lift a mean normaliser, level = sum(nu2 E), that has faded below `floor` back to it.
+def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, total: float) -> None:
+    """Give the slow weights of a normaliser the sum `total`; the gain takes up the rest.
 
-    nu2 <- nu2 floor / level, gamma <- gamma sqrt(floor / level), state contravariant.
-    A normaliser forgets the stream's scale, so pressure on the writers is free: the
-    stream shrinks, balance hands that on to gain and nu2, and the level fades until
-    eps rules and nothing is normalised any more. Held up, a weaker stream shows as a
-    stronger gain, and the product that balance and drop look at stays honest. Exact up
-    to eps / floor.
+    nu2 <- nu2 c^2, gamma <- gamma c with c^2 = total / sum(nu2), state contravariant. Exact up to eps.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
-    level = (weight * tensors[norm.energy]).sum()
-    lift = torch.where(level > 0, floor / level.clamp(min=1e-38), 1.0).clamp(min=1.0)
+    there = weight.sum()
+    lift = torch.where(there > 0, total / there.clamp(min=1e-38), 1.0)
     lift = lift.to(gain.dtype)
     weight.mul_(lift)
     gain.detach().mul_(lift.sqrt())

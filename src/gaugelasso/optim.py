@@ -106,11 +106,9 @@ class CoupledOptimizer:
         beta: float = 0.95,
         beta_second: float = 0.99,
         weight_decay: float = 0.0,
-        clip: float = 0.0,
     ):
         self.kind, self.beta, self.beta_second = kind, beta, beta_second
-        self.weight_decay, self.clip = weight_decay, clip
-        self.usual = torch.zeros((), dtype=store.weight.dtype, device=store.weight.device)
+        self.weight_decay = weight_decay
         # beta**t of both averages, kept on the device so that a step reads no host value.
         self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
         self._rates = self.decay.new_tensor([beta, beta_second])
@@ -132,20 +130,10 @@ class CoupledOptimizer:
     def observe_(self) -> None:
         """Take the task gradient into momentum and second moment."""
         gradient = self.store.grad
-        if self.clip:
-            self._clip_(gradient)
         self.momentum.lerp_(gradient, 1 - self.beta)
         tail = gradient[self.split :]
         self.second.lerp_(tail * tail, 1 - self.beta_second)
         self.decay.mul_(self._rates)
-
-    def _clip_(self, gradient: Tensor) -> None:
-        norm = gradient.norm()
-        bound = torch.where(self.usual > 0, self.clip * self.usual, norm)
-        share = (bound / norm.clamp(min=1e-38)).clamp(max=1.0)
-        gradient.mul_(share)
-        start = torch.where(self.usual > 0, self.usual, norm)
-        self.usual.copy_(torch.lerp(start, norm * share, 1 - self.beta_second))
 
     def step_(self, pressure: Tensor, lr: Tensor) -> None:
         """One step along m + pressure, where pressure is rho r; lr for all or per element."""

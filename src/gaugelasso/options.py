@@ -32,7 +32,6 @@ class CompressorOptions:
     beta_second: float = 0.99
     weight_decay: float = 0.0
     relative_step: float = 0.0
-    gradient_clip: float = 0.0
 
     def __post_init__(self) -> None:
         for key in ("lr", "trust"):
@@ -48,7 +47,6 @@ class CompressorOptions:
             "anchor",
             "drop_tolerance",
             "relative_step",
-            "gradient_clip",
         ):
             if getattr(self, key) < 0:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
