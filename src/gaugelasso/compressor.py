@@ -107,16 +107,18 @@ class Compressor:
         rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
         self.rho.copy_(rho * self.pressure)
         self.pressed.copy_(torch.maximum(self.pressed, (self.rho > 0).to(self.rho)))
-        optimizer.step_(self.rho * gradient, self._rate(norms))
+        optimizer.step_(self.rho * gradient, self.lr, self._rate(norms))
         store.grad.zero_()
         follow = self._norm_rate * (self.rho > 0)
         for norm in self.table.norms:
             gauge.follow_gain_(norm, self._plan.tensors, follow)
 
     def _rate(self, norms: Tensor) -> Tensor:
-        """The learning rate, less for small groups if `relative_step` bounds their change."""
+        """The elementwise path's learning rate, less for groups that it would change too much."""
         bound = self.options.relative_step
-        return self.lr * self._plan.penalty.nearness(norms, self.lr / bound) if bound else self.lr
+        if not bound:
+            return self.lr
+        return self.lr * self._plan.penalty.nearness(norms, self.lr / bound, self.optimizer.split)
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step: count, and hold an event when one is due."""

@@ -75,15 +75,20 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
-def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, total: float) -> None:
-    """Give the slow weights of a normaliser the sum `total`; the gain takes up the rest.
+def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, share: float) -> None:
+    """Put a normaliser's level, sum(nu2 E), at `share` of the energy of a typical input.
 
-    nu2 <- nu2 c^2, gamma <- gamma c with c^2 = total / sum(nu2), state contravariant. Exact up to eps.
+    nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; exact up to eps. Typical is
+    the geometric mean of E, each input counting as much as it contributes to the output,
+    gamma2 E.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
-    there = weight.sum()
-    lift = torch.where(there > 0, total / there.clamp(min=1e-38), 1.0)
-    lift = lift.to(gain.dtype)
+    energy = tensors[norm.energy].to(gain.dtype)
+    part = gain.detach().square() * energy
+    part = part / part.sum().clamp(min=1e-38)
+    typical = (part * energy.clamp(min=1e-38).log()).sum().exp()
+    level = (weight * energy).sum()
+    lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=1e-38), 1.0)
     weight.mul_(lift)
     gain.detach().mul_(lift.sqrt())
     momentum[norm.gain].div_(lift.sqrt())

@@ -135,21 +135,23 @@ class CoupledOptimizer:
         self.second.lerp_(tail * tail, 1 - self.beta_second)
         self.decay.mul_(self._rates)
 
-    def step_(self, pressure: Tensor, lr: Tensor) -> None:
-        """One step along m + pressure, where pressure is rho r; lr for all or per element."""
+    def step_(self, pressure: Tensor, lr: Tensor, lr_elementwise: Tensor) -> None:
+        """One step along m + pressure, where pressure is rho r.
+
+        `lr_elementwise`, one or one per element, is the rate of what is not a matrix.
+        """
         weight, split = self.store.weight, self.split
-        lr = lr.expand_as(weight)
         if self.plan is not None:
             update = self.plan.orthogonalise(self.momentum[:split] + pressure[:split])
-            weight[:split].sub_(lr[:split] * update)
+            weight[:split].sub_(lr * update)
         push = pressure[split:]
         first, second = 1 - self.decay
         aim = self.momentum[split:] / first + push
         spread = (self.second / second + push * push).sqrt()
         update = (aim / (spread + 1e-12)).clamp(-1, 1)
         if self.weight_decay:
-            weight[split:].mul_(1 - lr[split:] * self.weight_decay)
-        weight[split:].sub_(lr[split:] * update)
+            weight[split:].mul_(1 - lr_elementwise * self.weight_decay)
+        weight[split:].sub_(lr_elementwise * update)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """The state as named tensors, for balance and checkpoints."""

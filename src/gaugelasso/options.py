@@ -21,7 +21,7 @@ class CompressorOptions:
     drop_tolerance: float = 0.1
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
-    anchor: float = 0.01
+    anchor: float = 0.03
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -31,7 +31,7 @@ class CompressorOptions:
     beta: float = 0.95
     beta_second: float = 0.99
     weight_decay: float = 0.0
-    relative_step: float = 0.0
+    relative_step: float = 0.05
 
     def __post_init__(self) -> None:
         for key in ("lr", "trust"):

@@ -21,6 +21,8 @@ Calibration = Literal["efficiency", "geometry"]
 
 # Below this a slice is zero and its direction undefined: no pull.
 _TINY = 1e-20
+# A group keeps this share of its step however small it is: it must be able to come back.
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,13 @@ class Penalty:
             factor = factor + pull[ids]
         return factor * weight
 
-    def nearness(self, norms: Tensor, reference: Tensor) -> Tensor:
-        """Per element: the RMS of its smallest group over `reference`, at most 1."""
-        ratio = (norms / self.root_count / reference).clamp(max=1.0)
-        ratio = torch.where(self._real, ratio, 1.0)
-        least = ratio[self.ids[0]]
+    def nearness(self, norms: Tensor, reference: Tensor, start: int) -> Tensor:
+        """Per element from `start` on: the RMS of its smallest group over `reference`, at most 1."""
+        ratio = torch.where(self._real, norms / self.root_count / reference, 1.0)
+        ratio = ratio.clamp(_LEAST, 1.0)
+        least = ratio[self.ids[0][start:]]
         for ids in self.ids[1:]:
-            least = torch.minimum(least, ratio[ids])
+            least = torch.minimum(least, ratio[ids[start:]])
         return least
 
     def value(self, weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Penalty strength from a loss target: scalars in, one scalar out, no host reads.
 
 rho is what makes the predicted loss after the step equal to the target; it is zero
-unless there is margin to spend and the penalty opposes descent.
+unless there is margin to spend.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,12 @@ from torch import Tensor
 
 Method = Literal["conservative", "sign_step", "fixed"]
 
-# The penalty must oppose descent by at least this share of its 1-norm.
-_OPPOSITION = 1e-3
+# Descent counts as opposing the penalty by at least this share of the penalty's 1-norm.
+# Half of that norm lies on a few dozen gains and scales, whose momenta have noisy signs:
+# where the loss is nearly flat the sum can stay at or below zero for good, and with it
+# rho, although there is margin to spend.
+_OPPOSITION = 0.02
+_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class RhoSolver:
         margin = self.loss_target - loss
         if self.method == "sign_step":
             margin = margin + lr * momentum.abs().sum()
-        enough = (margin > 0) & (opposition > _OPPOSITION * gradient.abs().sum())
-        return torch.where(enough, margin / (lr * opposition), 0.0)
+        opposition = torch.maximum(opposition, _OPPOSITION * gradient.abs().sum())
+        return margin.clamp(min=0) / (lr * opposition).clamp(min=_TINY)
 
 
 def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gaugelasso.axes import Axis, Cost, Norm, Slot
 
 # Far below any level that the normalisers are anchored to.
-EPS = 1e-12
+EPS = 1e-20
 # Large enough that a step of Adam is small beside it, small enough to be relearned.
 EMBED_STD = 0.1
 
