@@ -30,7 +30,9 @@ class Slot:
     `link` names an integer buffer that maps positions along `dim` to indices of
     the axis; without it position and index are the same. `power` is how a rider
     follows a balance by c: it is multiplied by c**power. (Side A goes with c,
-    side B with 1/c.)
+    side B with 1/c.) `stage` orders the writers (side A) and readers (side B) of a linked
+    axis in time: what is written after the last reading, or read before the first
+    writing, is dead. Without it a writer comes before every reader.
 
         Slot("attention_0.query", 0)                        # rows of W_q
         Slot("attention_0.read.gain", 0, link="attention_0.read.sites")
@@ -40,6 +42,7 @@ class Slot:
     dim: int = 0
     link: str | None = None
     power: int = 0
+    stage: int | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.penalty import Penalty
 from gaugelasso.solver import RhoSolver, smooth_
+from gaugelasso.split import find_splits, split_
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut_, kept_elements
 
@@ -141,9 +142,13 @@ class Compressor:
 
     @torch.no_grad()
     def event_(self) -> Event:
-        """Anchor, balance, decide, cascade, cut."""
+        """Split, balance, decide, cascade, cut."""
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
+        splits = find_splits(self.table, named_tensors(self.model), self.options.split)
+        if splits:
+            split_(self.model, self.table, splits)
+            self._rebuild_()
         tensors = named_tensors(self.model)
         self._balance_(tensors)
         loss_balanced = self._probe()
@@ -172,6 +177,7 @@ class Compressor:
             loss_balanced=loss_balanced,
             loss_after=self._probe() if dropped else loss_balanced,
             refused=decision is None,
+            split=len(splits),
             spared={
                 name: number
                 for name, keep in keeps.items()
@@ -184,12 +190,10 @@ class Compressor:
     def _balance_(self, tensors: dict[str, Tensor]) -> None:
         states = self.optimizer.states()
         state = states["momentum"], states["second"]
-        for norm in self.table.norms:
-            gauge.anchor_(norm, tensors, *state, self.options.anchor)
         for _ in range(self.options.sinkhorn_sweeps):
             for name, factor in gauge.balance_(self.table, tensors, 1).items():
                 gauge.rescale_state_(self.table[name], factor, tensors, *state)
-            for norm in self.table.norms:
+            for norm in self.table.norms if self.options.anchor else ():
                 gauge.anchor_(norm, tensors, *state, self.options.anchor)
 
     def _candidates(
@@ -228,6 +232,10 @@ class Compressor:
         cut_(self.model, table, decision.keeps, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(kept_elements(old, table, decision.keeps, alive))
+        self._rebuild_()
+
+    def _rebuild_(self) -> None:
+        """Take up the model's new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
         self._plan = self._build()
         self.optimizer.attach(self._plan.store, self.table.matrices)

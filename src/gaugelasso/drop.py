@@ -4,6 +4,7 @@ Trust-drop looks at how near an index is to zero; the cascade follows the table
 until nothing is left half-connected. Decides only; surgery cuts.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Tensors, side_rms, spread, width
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, side_rms, spread, width
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
     """Close keep-sets under connection; None if a required operator would vanish.
 
     - an operator with an empty axis goes, with all its axes;
-    - an index reached through position maps (a residual site) goes when no side A
-      or no side B position is left at it;
-    - the positions of such an index go with it.
+    - a position that reaches an index of a linked axis (a residual site) goes with it,
+      and also when nobody reads what it writes later, or wrote what it reads before;
+    - an index without positions goes.
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
     links = {slot: tensors[str(slot.link)].cpu() for axis in table.axes for slot in axis.linked()}
@@ -141,22 +142,40 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
                     keeps[name].zero_()
                 changed = True
         for axis in table.axes:
-            if not axis.linked():
-                continue
-            keep = keeps[axis.name]
-            alive = keep.clone()
-            for slots in (axis.side_a, axis.side_b):
-                reached = torch.zeros_like(keep)
-                for slot in slots:
-                    reached[links[slot][keeps[table.home(slot)]]] = True
-                alive &= reached
-            if not torch.equal(alive, keep):
-                keeps[axis.name] = alive
-                changed = True
-            for slot in axis.linked():
-                home = table.home(slot)
-                connected = keeps[home] & alive[links[slot]]
-                if not torch.equal(connected, keeps[home]):
-                    keeps[home] = connected
-                    changed = True
+            if axis.linked():
+                changed |= _connect_(table, axis, keeps, links)
     return Decision(keeps, tuple(gone))
+
+
+def _connect_(
+    table: AxisTable, axis: Axis, keeps: dict[str, Tensor], links: dict[Slot, Tensor]
+) -> bool:
+    """Keep the positions of a linked axis that are connected, and its indices that have any."""
+    first_written = torch.full(keeps[axis.name].shape, math.inf)
+    last_read = torch.full_like(first_written, -math.inf)
+    for slots, bound, reduce, unordered in (
+        (axis.side_a, first_written, "amin", -1e9),
+        (axis.side_b, last_read, "amax", 1e9),
+    ):
+        for slot in slots:
+            stage = unordered if slot.stage is None else slot.stage
+            sites = links[slot][keeps[table.home(slot)]]
+            bound.scatter_reduce_(0, sites, torch.full(sites.shape, float(stage)), reduce)
+    changed = False
+    reached = torch.zeros_like(keeps[axis.name])
+    for slots, writes in ((axis.side_a, True), (axis.side_b, False)):
+        for slot in slots:
+            home, sites = table.home(slot), links[slot]
+            stage = slot.stage
+            if writes:
+                alive = last_read[sites] > (-1e9 if stage is None else stage)
+            else:
+                alive = first_written[sites] < (1e9 if stage is None else stage)
+            kept = keeps[home] & alive & keeps[axis.name][sites]
+            changed |= not torch.equal(kept, keeps[home])
+            keeps[home] = kept
+            reached[sites[kept]] = True
+    reached &= keeps[axis.name]
+    changed |= not torch.equal(reached, keeps[axis.name])
+    keeps[axis.name] = reached
+    return changed

@@ -22,6 +22,7 @@ class CompressorOptions:
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
     anchor: float = 0.03
+    split: float = 1e-5
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -45,6 +46,7 @@ class CompressorOptions:
             "weight_decay",
             "sinkhorn_sweeps",
             "anchor",
+            "split",
             "drop_tolerance",
             "relative_step",
         ):

@@ -185,7 +185,7 @@ class Trainer:
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
-            if event.dropped and self._graphed is not None:
+            if (event.dropped or event.split) and self._graphed is not None:
                 self._graphed.reset()
         return event
 

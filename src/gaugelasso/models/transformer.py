@@ -67,16 +67,17 @@ class Transformer(Compressible):
         norms: list[Norm] = []
         matrices: dict[str, int] = {}
         writers, readers, energies = [], [], [Slot("sites")]
-        for name, part in self._parts():
+        # An operator reads before it writes: two stages each.
+        for stage, (name, part) in enumerate(self._parts()):
             axes += part.axes(name)
             fixed += part.fixed(name)
             costs += part.costs(name)
             matrices |= part.matrices(name)
             if isinstance(part, Embedding | Operator):
-                writers.append(Slot(f"{name}.write.scale", link=f"{name}.write.sites"))
+                writers.append(Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1))
             if isinstance(part, Classifier | Operator):
                 link = f"{name}.read.sites"
-                readers.append(Slot(f"{name}.read.gain", link=link))
+                readers.append(Slot(f"{name}.read.gain", link=link, stage=2 * stage))
                 # A louder site needs a smaller weight to leave the normaliser as it was.
                 energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))

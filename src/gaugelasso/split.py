@@ -1,0 +1,88 @@
+"""Split: a site each for circuits that merely take turns at one.
+
+A residual site can carry one signal early in the network and another, far louder, later.
+Its gauge then fits the louder one; the quiet one stands as near to zero as if it were
+dying, although what reads it depends on it. What is left of the early signal in the late
+one is negligible, so the late writers and readers can move to a site of their own, which
+costs nothing. Knows nothing of losses or training.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import Axis, AxisTable, Compressible, Tensors, named_tensors, width
+from gaugelasso.storage import replace_tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Whatever reaches `index` of an axis after `stage` moves to a new index."""
+
+    axis: str
+    index: int
+    stage: int
+
+
+def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]:
+    """Where energy read early is at most `share` of all energy read after a later writing.
+
+    At most one split of an index: the earliest.
+    """
+    energies = {norm.gain: tensors[norm.energy] for norm in table.norms}
+    splits = []
+    for axis in table.axes:
+        slots = axis.linked()
+        if not slots or any(slot.stage is None for slot in slots):
+            continue
+        written: list[list[int]] = [[] for _ in range(width(axis, tensors))]
+        read: list[list[tuple[int, float]]] = [[] for _ in written]
+        for slot in slots:
+            stage, sites = int(slot.stage or 0), tensors[str(slot.link)].tolist()
+            if slot in axis.side_a:
+                for site in sites:
+                    written[site].append(stage)
+            elif slot.tensor in energies:
+                for site, energy in zip(sites, energies[slot.tensor].tolist(), strict=True):
+                    read[site].append((stage, energy))
+        for index, (writings, readings) in enumerate(zip(written, read, strict=True)):
+            stage = _turn(writings, sorted(readings), share)
+            if stage is not None:
+                splits.append(Split(axis.name, index, stage))
+    return splits
+
+
+def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> int | None:
+    """The stage of the last reading before a far louder signal takes over, if one does."""
+    for k, (stage, energy) in enumerate(read[:-1]):
+        after = read[k + 1 :]
+        rewritten = any(stage < writing < after[0][0] for writing in written)
+        if rewritten and 0 < energy <= share * min(later for _, later in after):
+            return stage
+    return None
+
+
+def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
+    """Give each split's late half a new index at the axis's end. No parameter changes."""
+    tensors: dict[str, Tensor] = named_tensors(model)
+    for axis in table.axes:
+        mine = [split for split in splits if split.axis == axis.name]
+        if mine:
+            _extend_(model, axis, tensors, mine)
+
+
+def _extend_(
+    model: Compressible, axis: Axis, tensors: dict[str, Tensor], splits: list[Split]
+) -> None:
+    new = width(axis, tensors)
+    for offset, split in enumerate(splits):
+        for slot in axis.linked():
+            if int(slot.stage or 0) > split.stage:
+                link = tensors[str(slot.link)]
+                link[link == split.index] = new + offset
+    for slot in axis.direct():
+        tensor = tensors[slot.tensor]
+        halves = torch.tensor([split.index for split in splits], device=tensor.device)
+        late = tensor.index_select(slot.dim, halves)
+        replace_tensor(model, slot.tensor, torch.cat([tensor, late], slot.dim))
