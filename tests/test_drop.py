@@ -17,6 +17,7 @@ from gaugelasso.drop import (
     trust_drop,
 )
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
+from gaugelasso.surgery import cut_
 from tests.toys import exact, pairs
 
 
@@ -161,6 +162,55 @@ def test_a_site_without_reader_goes() -> None:
 def test_one_writer_and_one_reader_hold_a_site() -> None:
     decision = decide(uniform(), embedding__d_e=[0], mlp_0__d_mo=[0], classifier__d_c=[0])
     assert kept(decision, "D") == [0, 1, 2]
+    assert kept(decision, "operators.attention_0.d_ao") == [0, 1, 2]
+    assert kept(decision, "operators.mlp_0.d_mi") == [0, 1, 2]
+
+
+def test_what_is_written_after_the_last_reading_goes() -> None:
+    """Site 0 is read by attention alone: what attention and MLP write there is for nobody."""
+    decision = decide(uniform(), mlp_0__d_mi=[0], classifier__d_c=[0])
+    assert kept(decision, "D") == [0, 1, 2]
+    assert kept(decision, "embedding.d_e") == [0, 1, 2]
+    assert kept(decision, "operators.attention_0.d_ai") == [0, 1, 2]
+    assert kept(decision, "operators.attention_0.d_ao") == [1, 2]
+    assert kept(decision, "operators.mlp_0.d_mo") == [1, 2]
+
+
+def test_what_is_read_before_the_first_writing_goes() -> None:
+    """Site 0 is written by the MLP alone: before it there is nothing to read."""
+    decision = decide(uniform(), embedding__d_e=[0], attention_0__d_ao=[0])
+    assert kept(decision, "D") == [0, 1, 2]
+    assert kept(decision, "operators.attention_0.d_ai") == [1, 2]
+    assert kept(decision, "operators.mlp_0.d_mi") == [1, 2]
+    assert kept(decision, "operators.mlp_0.d_mo") == [0, 1, 2]
+    assert kept(decision, "classifier.d_c") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        {"mlp_0__d_mi": [0], "classifier__d_c": [0]},
+        {"embedding__d_e": [0], "attention_0__d_ao": [0]},
+    ],
+    ids=["written for nobody", "read from nobody"],
+)
+def test_what_order_takes_along_changes_no_output(gone: dict) -> None:
+    """Against a model in which the lost indices are silent but everything else is there."""
+    model = uniform().double().eval()
+    table, tensors = model.axis_table(), named_tensors(model)
+    decision = decide(model, **gone)
+    assert decision is not None
+    tokens = torch.tensor([[0, 3, 1, 4]])
+    with torch.no_grad():
+        for name, indices in gone.items():
+            name = name.replace("__", ".")
+            axis = table[name if name.startswith(("embed", "class")) else f"operators.{name}"]
+            for slot in (*axis.side_a, *axis.riders):
+                if slot.tensor.endswith((".gain", ".weight", ".table", ".scale", ".out")):
+                    tensors[slot.tensor].select(slot.dim, indices[0]).zero_()
+        before = model(tokens)
+        cut_(model, table, decision.keeps, decision.removed)
+        assert torch.allclose(model(tokens), before, rtol=1e-12, atol=0)
 
 
 def test_one_operator_takes_the_next_and_both_their_sites() -> None:
@@ -234,6 +284,19 @@ def test_only_the_missed_index_is_taken_back() -> None:
 
 def test_drops_that_nobody_misses_stand() -> None:
     assert spared([0], [True, False, False, True]) == [True, False, False, True]
+
+
+def test_drops_that_only_hurt_together_are_not_all_made() -> None:
+    """Two of three needed for the loss to stay: one of them may go."""
+    model = pairs((4, 2, 2))
+
+    def probe() -> float:
+        return float(sum(not model.a0[index].any() for index in range(3)) > 1)
+
+    keeps = {"axis0": torch.tensor([False, False, False, False])}
+    kept = spare_missed(model.axis_table(), named_tensors(model), keeps, probe, 0.5)["axis0"]
+    assert int((~kept[:3]).sum()) == 1
+    assert not kept[3]
 
 
 def test_a_loss_that_is_not_a_number_takes_every_drop_back() -> None:

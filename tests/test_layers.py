@@ -225,13 +225,13 @@ def test_without_gain_the_slow_weights_stay() -> None:
     assert read.weight.tolist() == pytest.approx([0.1, 0.7, 0.3])
 
 
-def anchored(model: Transformer, floor: float) -> dict[str, Tensor]:
+def anchored(model: Transformer, share: float) -> dict[str, Tensor]:
     """Anchor every normaliser; returns the gradient, carried over as momentum is."""
     task(model).backward()
     momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
     second = {name: gradient.square() for name, gradient in momentum.items()}
     for norm in model.axis_table().norms:
-        anchor_(norm, named_tensors(model), momentum, second, floor)
+        anchor_(norm, named_tensors(model), momentum, second, share)
     model.zero_grad()
     for name, gradient in momentum.items():
         assert torch.allclose(second[name], gradient.square())
@@ -251,21 +251,41 @@ def task(model: Transformer) -> Tensor:
     return model(inputs_for(model)).square().mean()
 
 
-def test_anchoring_lifts_faded_normalisers_alone() -> None:
+def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
+    """Typical: the geometric mean, each input weighed by what it contributes."""
     model = build().train()
     task(model)
-    before = levels(model)
-    floor = sorted(before)[len(before) // 2]
-    anchored(model, floor)
-    assert levels(model) == pytest.approx([max(level, floor) for level in before])
-    assert min(before) < floor < max(before)
+    tensors = named_tensors(model)
+    typical = []
+    for norm in model.axis_table().norms:
+        gain, energy = tensors[norm.gain].detach(), tensors[norm.energy]
+        part = gain.square() * energy
+        typical.append(float(((part * energy.log()).sum() / part.sum()).exp()))
+    anchored(model, 0.25)
+    assert levels(model) == pytest.approx([0.25 * level for level in typical])
+
+
+def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:
+    """What the writers gain or lose together is the level's business, not the gain's."""
+    model = build().train()
+    task(model)
+    anchored(model, 0.25)
+    gains = [p.detach().clone() for n, p in model.named_parameters() if n.endswith("read.gain")]
+    for norm in model.axis_table().norms:
+        named_tensors(model)[norm.energy].mul_(9.0)
+    anchored_again = [n for n, _ in model.named_parameters() if n.endswith("read.gain")]
+    momentum = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for norm in model.axis_table().norms:
+        anchor_(norm, named_tensors(model), momentum, {}, 0.25)
+    for name, gain in zip(anchored_again, gains, strict=True):
+        assert torch.allclose(named_tensors(model)[name].detach(), gain)
 
 
 def test_anchoring_changes_nothing_but_the_weight_of_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gaugelasso.models.layers.EPS", 0.0)
     model = build().train()
     before = model(inputs_for(model))
-    momentum = anchored(model, 2 * max(levels(model)))
+    momentum = anchored(model, 0.1)
     assert difference(model(inputs_for(model)), before) < 1e-10
     task(model).backward()
     for name, parameter in model.named_parameters():

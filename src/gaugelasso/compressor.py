@@ -83,6 +83,7 @@ class Compressor:
         self.pressure = weight.new_ones(())
         self.rho = weight.new_zeros(())
         self.pressed = weight.new_zeros(())
+        self.begun = weight.new_zeros(())
         self.smoothed = weight.new_zeros(())
         self.seen = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
@@ -107,10 +108,12 @@ class Compressor:
         gradient = self._plan.penalty.gradient(store.weight, norms)
         rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
         self.rho.copy_(rho * self.pressure)
-        self.pressed.copy_(torch.maximum(self.pressed, (self.rho > 0).to(self.rho)))
+        pressing = (self.rho > 0).to(self.rho)
+        for flag in (self.pressed, self.begun):
+            flag.copy_(torch.maximum(flag, pressing))
         optimizer.step_(self.rho * gradient, self.lr, self._rate(norms))
         store.grad.zero_()
-        follow = self._norm_rate * (self.rho > 0)
+        follow = self._norm_rate * self.begun
         for norm in self.table.norms:
             gauge.follow_gain_(norm, self._plan.tensors, follow)
 
@@ -272,7 +275,7 @@ class Compressor:
     # --- state, for checkpoints ---------------------------------------------------
 
     def _scalars(self) -> dict[str, Tensor]:
-        names = ("lr", "pressure", "rho", "pressed", "smoothed", "seen")
+        names = ("lr", "pressure", "begun", "rho", "pressed", "smoothed", "seen")
         return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -96,26 +96,30 @@ def spare_missed(
     probe: Callable[[], float],
     bound: float,
 ) -> dict[str, Tensor]:
-    """Take back drops that a batch misses: alone, their silence lifts its loss above `bound`.
+    """Take back the drops that a batch misses; all others together stay within `bound`.
 
     Nearness to zero is relative to what the rest of the network makes of a channel: a
-    reader with a large gain can depend on one that is a step from zero.
+    reader with a large gain can depend on one that is a step from zero. Drops that are
+    too many together are tried by halves, so a few culprits among many cost few looks.
     """
-    with silenced(table, tensors, keeps):
-        if probe() <= bound:
-            return keeps
-    spared = {}
-    for name, keep in keeps.items():
-        spared[name] = keep.clone()
-        with silenced(table, tensors, {name: keep}):
-            if bool(keep.all()) or probe() <= bound:
-                continue
-        for index in (~keep).nonzero().squeeze(1).tolist():
-            alone = torch.ones_like(keep)
-            alone[index] = False
-            with silenced(table, tensors, {name: alone}):
-                spared[name][index] = not probe() <= bound
-    return spared
+    admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
+
+    def admit(drops: list[tuple[str, int]]) -> None:
+        trial = {name: keep.clone() for name, keep in admitted.items()}
+        for name, index in drops:
+            trial[name][index] = False
+        with silenced(table, tensors, trial):
+            fits = probe() <= bound
+        if fits:
+            admitted.update(trial)
+        elif len(drops) > 1:
+            admit(drops[: len(drops) // 2])
+            admit(drops[len(drops) // 2 :])
+
+    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
+    if drops:
+        admit(drops)
+    return admitted
 
 
 def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:
@@ -150,32 +154,35 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
 def _connect_(
     table: AxisTable, axis: Axis, keeps: dict[str, Tensor], links: dict[Slot, Tensor]
 ) -> bool:
-    """Keep the positions of a linked axis that are connected, and its indices that have any."""
-    first_written = torch.full(keeps[axis.name].shape, math.inf)
-    last_read = torch.full_like(first_written, -math.inf)
-    for slots, bound, reduce, unordered in (
-        (axis.side_a, first_written, "amin", -1e9),
-        (axis.side_b, last_read, "amax", 1e9),
-    ):
+    """Keep the connected positions of a linked axis and the indices that have any.
+
+    True if something went.
+    """
+    site_kept = keeps[axis.name]
+    written = torch.full(site_kept.shape, math.inf)  # when first
+    read = torch.full(site_kept.shape, -math.inf)  # when last
+    for slots, when, reduce in ((axis.side_a, written, "amin"), (axis.side_b, read, "amax")):
         for slot in slots:
-            stage = unordered if slot.stage is None else slot.stage
             sites = links[slot][keeps[table.home(slot)]]
-            bound.scatter_reduce_(0, sites, torch.full(sites.shape, float(stage)), reduce)
+            when.scatter_reduce_(
+                0, sites, when.new_tensor(_stage(axis, slot)).expand(sites.shape), reduce
+            )
+    reached = torch.zeros_like(site_kept)
     changed = False
-    reached = torch.zeros_like(keeps[axis.name])
-    for slots, writes in ((axis.side_a, True), (axis.side_b, False)):
-        for slot in slots:
-            home, sites = table.home(slot), links[slot]
-            stage = slot.stage
-            if writes:
-                alive = last_read[sites] > (-1e9 if stage is None else stage)
-            else:
-                alive = first_written[sites] < (1e9 if stage is None else stage)
-            kept = keeps[home] & alive & keeps[axis.name][sites]
-            changed |= not torch.equal(kept, keeps[home])
-            keeps[home] = kept
-            reached[sites[kept]] = True
-    reached &= keeps[axis.name]
-    changed |= not torch.equal(reached, keeps[axis.name])
+    for slot in axis.linked():
+        home, sites, stage = table.home(slot), links[slot], _stage(axis, slot)
+        alive = read[sites] > stage if slot in axis.side_a else written[sites] < stage
+        kept = keeps[home] & alive & site_kept[sites]
+        changed |= not torch.equal(kept, keeps[home])
+        keeps[home] = kept
+        reached[sites[kept]] = True
+    changed |= not torch.equal(reached, site_kept)
     keeps[axis.name] = reached
     return changed
+
+
+def _stage(axis: Axis, slot: Slot) -> float:
+    """When a slot writes or reads; unordered ones write before and read after all others."""
+    if slot.stage is not None:
+        return float(slot.stage)
+    return -1e9 if slot in axis.side_a else 1e9

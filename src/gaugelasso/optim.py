@@ -135,11 +135,12 @@ class CoupledOptimizer:
         self.second.lerp_(tail * tail, 1 - self.beta_second)
         self.decay.mul_(self._rates)
 
-    def step_(self, pressure: Tensor, lr: Tensor, lr_elementwise: Tensor) -> None:
+    def step_(self, pressure: Tensor, lr: Tensor, elementwise: Tensor | None = None) -> None:
         """One step along m + pressure, where pressure is rho r.
 
-        `lr_elementwise`, one or one per element, is the rate of what is not a matrix.
+        `elementwise` holds the rates of the elements that are not in matrices, if not lr.
         """
+        rates = lr if elementwise is None else elementwise
         weight, split = self.store.weight, self.split
         if self.plan is not None:
             update = self.plan.orthogonalise(self.momentum[:split] + pressure[:split])
@@ -150,8 +151,8 @@ class CoupledOptimizer:
         spread = (self.second / second + push * push).sqrt()
         update = (aim / (spread + 1e-12)).clamp(-1, 1)
         if self.weight_decay:
-            weight[split:].mul_(1 - lr_elementwise * self.weight_decay)
-        weight[split:].sub_(lr_elementwise * update)
+            weight[split:].mul_(1 - rates * self.weight_decay)
+        weight[split:].sub_(rates * update)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """The state as named tensors, for balance and checkpoints."""

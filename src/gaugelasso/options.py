@@ -21,7 +21,7 @@ class CompressorOptions:
     drop_tolerance: float = 0.1
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
-    anchor: float = 0.03
+    anchor: float = 0.01
     split: float = 1e-5
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"

@@ -147,7 +147,7 @@ class Penalty:
         return factor * weight
 
     def nearness(self, norms: Tensor, reference: Tensor, start: int) -> Tensor:
-        """Per element from `start` on: the RMS of its smallest group over `reference`, at most 1."""
+        """Per element from `start` on: its smallest group's RMS over `reference`, at most 1."""
         ratio = torch.where(self._real, norms / self.root_count / reference, 1.0)
         ratio = ratio.clamp(_LEAST, 1.0)
         least = ratio[self.ids[0][start:]]

@@ -47,9 +47,9 @@ def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]
                 for site, energy in zip(sites, energies[slot.tensor].tolist(), strict=True):
                     read[site].append((stage, energy))
         for index, (writings, readings) in enumerate(zip(written, read, strict=True)):
-            stage = _turn(writings, sorted(readings), share)
-            if stage is not None:
-                splits.append(Split(axis.name, index, stage))
+            turn = _turn(writings, sorted(readings), share)
+            if turn is not None:
+                splits.append(Split(axis.name, index, turn))
     return splits
 
 

@@ -74,7 +74,9 @@ class Transformer(Compressible):
             costs += part.costs(name)
             matrices |= part.matrices(name)
             if isinstance(part, Embedding | Operator):
-                writers.append(Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1))
+                writers.append(
+                    Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1)
+                )
             if isinstance(part, Classifier | Operator):
                 link = f"{name}.read.sites"
                 readers.append(Slot(f"{name}.read.gain", link=link, stage=2 * stage))

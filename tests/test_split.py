@@ -1,0 +1,84 @@
+"""Sites that two circuits take turns at become two, and nothing else changes."""
+
+import pytest
+import torch
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.compressor import Compressor
+from gaugelasso.models import MlpSpec, Transformer, TransformerSpec
+from gaugelasso.options import CompressorOptions
+from gaugelasso.split import Split, find_splits, split_
+
+TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
+# Stages of the stream: embedding writes 1, mlp_0 reads 2 writes 3, mlp_1 reads 4 writes 5,
+# the classifier reads 6.
+MLP_0_READS = 2
+
+
+def relay(early: float) -> Transformer:
+    """Embedding -> site 0 -> mlp_0 -> site 0 -> classifier; mlp_1 reads and writes site 1.
+
+    `early` is the amplitude of what the embedding leaves at site 0.
+    """
+    model = Transformer(
+        TransformerSpec(
+            sites=(7, 9),
+            length=4,
+            layers=2,
+            inputs=5,
+            outputs=3,
+            embed=(0, 1),
+            classify=(0, 1),
+            operators=(
+                MlpSpec(0, reads=(0,), writes=(0,), filters=3),
+                MlpSpec(1, reads=(1,), writes=(1,), filters=3),
+            ),
+        ),
+        seed=1,
+    ).double()
+    model.embedding.write.scale.data[0] = early
+    model.train()(TOKENS)
+    return model
+
+
+@pytest.mark.parametrize(("early", "number"), [(1e-6, 1), (1.0, 0)])
+def test_a_site_is_split_where_a_far_louder_signal_takes_over(early: float, number: int) -> None:
+    model = relay(early)
+    splits = find_splits(model.axis_table(), named_tensors(model), 1e-5)
+    assert splits == [Split("D", 0, MLP_0_READS)][:number]
+
+
+def test_without_a_share_nothing_is_split() -> None:
+    model = relay(1e-6)
+    assert find_splits(model.axis_table(), named_tensors(model), 0.0) == []
+
+
+def test_a_split_moves_the_late_half_and_keeps_the_function() -> None:
+    model = relay(1e-9)
+    table = model.axis_table()
+    before = model(TOKENS)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    split_(model, table, [Split("D", 0, MLP_0_READS)])
+    assert model.embedding.write.sites.tolist() == [0, 1]
+    assert model.operators["mlp_0"].read.sites.tolist() == [0]
+    assert model.operators["mlp_0"].write.sites.tolist() == [2]
+    assert model.classifier.read.sites.tolist() == [2, 1]
+    assert model.sites.tolist() == [7, 9, 7]
+    assert torch.allclose(model(TOKENS), before, rtol=1e-6)
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    model.axis_table().check(named_tensors(model))
+    rebuilt = Transformer(model.spec())
+    assert rebuilt.structure() == model.structure()
+
+
+def test_an_event_splits_and_goes_on_training() -> None:
+    model = relay(1e-6)
+    compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, interval=2))
+    fma = compressor.fma
+    event = compressor.event_()
+    assert (event.split, event.widths["D"], event.fma) == (1, 3, fma)
+    for _ in range(4):
+        loss = model(TOKENS).square().mean()
+        loss.backward()
+        compressor.step(loss)
+    assert compressor.finite()
