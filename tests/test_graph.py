@@ -32,5 +32,5 @@ def test_graph_and_plain_step_agree_through_structural_events(tmp_path: Path) ->
             for name, tensor in state(graphed).items():
                 tensor.copy_(state(plain)[name])
         first, second = plain._step(), graphed._step()
-        assert float(graphed._loss) == pytest.approx(float(plain._loss), rel=1e-5)
+        assert float(graphed.step.loss) == pytest.approx(float(plain.step.loss), rel=1e-5)
         assert (first and first.widths) == (second and second.widths)

@@ -396,7 +396,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__accumulate=3)
-    seeds = [trainer._batch_seed(step, micro) for step in range(20) for micro in range(3)]
+    seeds = [trainer.step.batch_seed(step, micro) for step in range(20) for micro in range(3)]
     assert len(set(seeds)) == 60
 
 

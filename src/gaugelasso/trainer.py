@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from gaugelasso import checkpoint
-from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import autocast, choose_device, evaluate, in_bfloat16
+from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16
 from gaugelasso.events import Event
-from gaugelasso.graph import GraphedStep
 from gaugelasso.models import Transformer
 from gaugelasso.runs import Existing, RunFolder, environment, read_json
 from gaugelasso.schedule import Schedule
-from gaugelasso.tasks import TRAINING, stream_seed
+from gaugelasso.step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -92,25 +90,14 @@ class Trainer:
         else:
             spec = config.model.spec(self.task)
             model = Transformer(spec, self.train.seed).to(self.device)
-        self.model = model.train()
-        self.compressor = Compressor(
-            self.model,
-            config.target.loss,
-            config.compress,
-            probe=self._probe if self.train.probe else None,
-        )
+        self.model = model
+        self.step = TrainingStep(model, config, self.device)
+        self.compressor = self.step.compressor
         if resuming:
             self._resume()
         else:
             self._begin()
         self._losses: list[Tensor] = []
-        self._inputs, self._targets = self._batches(0)
-        self._loss = torch.zeros((), device=self.device)
-        self._run_step: Callable[[], None] = self._device_step
-        self._graphed: GraphedStep | None = None
-        if self.device.startswith("cuda") and self.train.graph:
-            self._graphed = GraphedStep(self._device_step)
-            self._run_step = self._graphed
 
     def _begin(self) -> None:
         compressor = self.compressor
@@ -143,57 +130,22 @@ class Trainer:
         self.compressor.load_state_tensors_(tensors, steps)
         self.folder.rewind(steps)
 
-    # --- data ---------------------------------------------------------------------
-
-    def _batch_seed(self, step: int, micro: int = 0) -> int:
-        return stream_seed(self.train.seed, TRAINING, step * self.train.accumulate + micro)
-
-    def _batches(self, step: int) -> tuple[Tensor, Tensor]:
-        """The micro-batches of a step, stacked."""
-        pairs = [
-            self.task.batch(self.train.batch, self._batch_seed(step, micro), self.device)
-            for micro in range(self.train.accumulate)
-        ]
-        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
-
-    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            outputs = self.model(inputs)
-        return self.task.loss(outputs, targets)
-
     # --- one step -----------------------------------------------------------------
-
-    def _device_step(self) -> None:
-        """Forward, backward, update on the fixed input tensors; reads nothing back."""
-        self._loss.zero_()
-        for inputs, targets in zip(self._inputs, self._targets, strict=True):
-            loss = self._forward(inputs, targets) / self.train.accumulate
-            loss.backward()
-            self._loss.add_(loss.detach())
-        self.compressor.update_(self._loss)
 
     def _step(self) -> Event | None:
         step, frozen_at = self.compressor.steps, self.state["frozen_at"]
         self.compressor.press_(self.schedule.phase(step, frozen_at) == "compression")
         self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
-        inputs, targets = self._batches(step)
-        self._inputs.copy_(inputs)
-        self._targets.copy_(targets)
-        self._run_step()
-        self._losses.append(self._loss.clone())
+        self.step.load_(step)
+        self.step()
+        self._losses.append(self.step.loss.clone())
         self.state["training_fma"] += self.compressor.fma
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
-            if (event.dropped or event.split) and self._graphed is not None:
-                self._graphed.reset()
+            if event.dropped or event.split:
+                self.step.restructured()
         return event
-
-    @torch.no_grad()
-    def _probe(self) -> float:
-        """Loss of the current batch, as training sees it."""
-        pairs = zip(self._inputs, self._targets, strict=True)
-        return float(sum(self._forward(x, y) for x, y in pairs) / self.train.accumulate)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on the held-out stream."""
@@ -267,7 +219,7 @@ class Trainer:
 
     def _stop_not_finite(self, step: int, loss: float) -> None:
         raise UserError(
-            f"loss is {loss} at step {step + 1} (batch seed {self._batch_seed(step)}); "
+            f"loss is {loss} at step {step + 1} (batch seed {self.step.batch_seed(step)}); "
             f"{self._last_good()}. Lower compress.lr, or try another seed"
         )
 
