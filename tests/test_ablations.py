@@ -151,10 +151,10 @@ def spending(loop: Loop) -> list[tuple[float, float]]:
 # --- retriever ablation ----------------------------------------------------------------
 
 
-def test_without_sinkhorn_sides_drift_apart_and_less_is_dropped() -> None:
+def test_without_sinkhorn_sides_drift_apart_and_drops_come_later() -> None:
     off, on = arm("no sinkhorn"), arm("baseline")
     assert mean_imbalance(off) > 5 * mean_imbalance(on)
-    assert off.compressor.fma > 1.1 * on.compressor.fma
+    assert off.mean_fma > 1.03 * on.mean_fma
 
 
 def test_sign_step_spends_gains_that_are_only_predicted() -> None:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import named_tensors, spread
+from gaugelasso.axes import AxisTable, named_tensors, spread
 from gaugelasso.compressor import Compressor, CompressorOptions, Drop
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -333,3 +334,63 @@ def test_a_relative_step_bounds_the_change_of_what_is_not_a_matrix() -> None:
         elif new.ndim == 1:
             assert change.max() > 0
             assert bool((change <= 1.001 * bound * before[name].abs()).all())
+
+
+def test_a_rate_of_zero_moves_nothing() -> None:
+    compressor = start(relative_step=0.05)
+    compressor.set_lr_(0.0)
+    with torch.no_grad():
+        named_tensors(compressor.model)["embedding.write.scale"][0] = 0
+    before = [parameter.detach().clone() for parameter in compressor.model.parameters()]
+    train(compressor, 1)
+    pairs = zip(before, compressor.model.parameters(), strict=True)
+    assert all(torch.equal(old, new) for old, new in pairs)
+
+
+def test_a_group_at_zero_can_come_back() -> None:
+    compressor = start(relative_step=0.05, lr=0.1)
+    scale = named_tensors(compressor.model)["embedding.write.scale"]
+    with torch.no_grad():
+        scale[0] = 0
+    train(compressor, 3)
+    assert scale[0] != 0
+
+
+def test_without_sweeps_normalisers_are_anchored_all_the_same() -> None:
+    compressor = start(sinkhorn_sweeps=0, anchor=0.01)
+    train(compressor, 1)
+    before = named_tensors(compressor.model)["classifier.read.gain"].detach().clone()
+    compressor.event_()
+    after = named_tensors(compressor.model)["classifier.read.gain"]
+    assert not torch.allclose(after, before)
+
+
+def test_slow_weights_follow_from_the_first_pressure_on() -> None:
+    """Before it they stand still; after it they go on when pressure is off, also when resumed."""
+    compressor = start(lr=0.1, interval=1000)
+    compressor.press_(False)
+    still = slow_weights(compressor)
+    train(compressor, 2)
+    assert all(torch.equal(now, still[name]) for name, now in slow_weights(compressor).items())
+    compressor.press_(True)
+    train(compressor, 1)
+    compressor.press_(False)
+    resumed = start(lr=0.1, interval=1000)
+    resumed.load_state_tensors_(compressor.state_tensors(), compressor.steps)
+    for one in (compressor, resumed):
+        before = slow_weights(one)
+        train(one, 1)
+        assert not all(torch.equal(now, before[name]) for name, now in slow_weights(one).items())
+
+
+@pytest.mark.parametrize("loss_target", [1.0, 1e9])
+def test_a_table_without_costs_compresses_nothing(loss_target: float) -> None:
+    class Free(Transformer):
+        def axis_table(self) -> AxisTable:
+            return replace(super().axis_table(), costs=())
+
+    model = Free(SPEC)
+    compressor = Compressor(model, loss_target, CompressorOptions(interval=2, lr=0.1))
+    train(compressor, 6)
+    assert compressor.history == []
+    assert compressor.finite()

@@ -266,6 +266,20 @@ def test_silence_is_the_cut_and_leaves_no_trace() -> None:
     assert torch.equal(model.a0.detach(), before)
 
 
+def test_silence_takes_an_input_out_of_its_normaliser_too() -> None:
+    """What a probe sees is what surgery leaves."""
+    model = uniform().double().eval()
+    table, tensors = model.axis_table(), named_tensors(model)
+    keeps = {name: torch.ones(n, dtype=torch.bool) for name, n in table.widths(tensors).items()}
+    keeps["classifier.d_c"][1] = False
+    tokens = torch.tensor([[0, 3, 1, 4]])
+    with torch.no_grad():
+        with silenced(table, tensors, keeps):
+            probed = model(tokens)
+        cut_(model, table, keeps)
+        assert torch.allclose(model(tokens), probed, rtol=1e-12, atol=0)
+
+
 def spared(needed: list[int], keep: list[bool], bound: float = 0.5) -> list[bool]:
     """What is kept when the loss is the number of needed indices that are silent."""
     model = pairs((4, 2, 2))

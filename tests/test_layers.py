@@ -290,3 +290,16 @@ def test_anchoring_changes_nothing_but_the_weight_of_eps(monkeypatch: pytest.Mon
     task(model).backward()
     for name, parameter in model.named_parameters():
         assert difference(momentum[name], parameter.grad) < 1e-9, name
+
+
+def test_silence_has_no_gradient() -> None:
+    """A token without signal stays zero through many layers, and nothing overflows."""
+    spec = TransformerSpec.uniform(
+        width=8, layers=4, heads=2, d_k=4, d_v=4, d_f=8, length=3, inputs=5, outputs=4,
+        input_kind="patches", causal=False,
+    )  # fmt: skip
+    model = Transformer(spec)
+    patches = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    patches[:, 0] = 0
+    model(patches).square().mean().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())

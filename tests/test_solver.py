@@ -44,7 +44,11 @@ def test_margin_is_spent_even_where_descent_does_not_oppose_the_penalty(oppositi
 
 
 def test_without_a_penalty_there_is_nothing_to_press_with() -> None:
-    assert rho("conservative", loss=1.0, gradient=0 * PENALTY) == 0
+    assert rho("conservative", loss=0.4, gradient=0 * PENALTY) == 0
+
+
+def test_a_loss_that_is_not_a_number_presses_nothing() -> None:
+    assert rho("conservative", loss=float("nan")) == 0
 
 
 @pytest.mark.parametrize("loss", [0.4, 5.0])

@@ -1,9 +1,11 @@
 """Sites that two circuits take turns at become two, and nothing else changes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gaugelasso.axes import named_tensors
+from gaugelasso.axes import AxisTable, Slot, named_tensors
 from gaugelasso.compressor import Compressor
 from gaugelasso.models import MlpSpec, Transformer, TransformerSpec
 from gaugelasso.options import CompressorOptions
@@ -71,12 +73,48 @@ def test_a_split_moves_the_late_half_and_keeps_the_function() -> None:
     assert rebuilt.structure() == model.structure()
 
 
+@pytest.mark.parametrize("spoil", ["unordered", "unheard", "shared link"])
+def test_only_what_is_ordered_heard_and_free_to_move_is_split(spoil: str) -> None:
+    model = relay(1e-6)
+    table = model.axis_table()
+    stream = table["D"]
+    first = stream.side_b[0]
+    if spoil == "unordered":
+        table = with_reader(table, replace(first, stage=None))
+    elif spoil == "unheard":
+        table = replace(table, norms=table.norms[1:])
+    else:
+        table = with_reader(table, replace(first, link=stream.side_a[1].link))
+    assert find_splits(table, named_tensors(model), 1e-5) == []
+
+
+def with_reader(table: AxisTable, reader: Slot) -> AxisTable:
+    """The same table with another first reader of the stream."""
+    stream = table["D"]
+    changed = replace(stream, side_b=(reader, *stream.side_b[1:]))
+    axes = tuple(changed if axis.name == "D" else axis for axis in table.axes)
+    return replace(table, axes=axes)
+
+
+def test_a_split_leaves_the_optimizer_where_it_was() -> None:
+    model = relay(1e-6)
+    compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, sinkhorn_sweeps=0, anchor=0))
+    model(TOKENS).square().mean().backward()
+    compressor._plan.store.collect_grads_()
+    compressor.optimizer.observe_()
+    before = {kind: dict(views) for kind, views in compressor.optimizer.states().items()}
+    before = {k: {n: t.clone() for n, t in views.items()} for k, views in before.items()}
+    assert compressor.event_().splits == 1
+    for kind, views in compressor.optimizer.states().items():
+        assert all(torch.equal(view, before[kind][name]) for name, view in views.items())
+
+
 def test_an_event_splits_and_goes_on_training() -> None:
     model = relay(1e-6)
     compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, interval=2))
     fma = compressor.fma
     event = compressor.event_()
-    assert (event.split, event.widths["D"], event.fma) == (1, 3, fma)
+    assert (event.splits, event.widths["D"], event.fma) == (1, 3, fma)
     for _ in range(4):
         loss = model(TOKENS).square().mean()
         loss.backward()

@@ -32,7 +32,8 @@ class Slot:
     follows a balance by c: it is multiplied by c**power. (Side A goes with c,
     side B with 1/c.) `stage` orders the writers (side A) and readers (side B) of a linked
     axis in time: what is written after the last reading, or read before the first
-    writing, is dead. Without it a writer comes before every reader.
+    writing, is dead, and an index may be split in time. Without it a writer comes before
+    every reader.
 
         Slot("attention_0.query", 0)                        # rows of W_q
         Slot("attention_0.read.gain", 0, link="attention_0.read.sites")

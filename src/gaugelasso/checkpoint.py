@@ -63,15 +63,25 @@ def _found(folder: Path) -> Path:
     return found
 
 
+def load_spec(path: Path | str) -> TransformerSpec:
+    """The structure in a run folder, a checkpoint folder, or a JSON file (alone or as a key)."""
+    path = Path(path)
+    if path.is_dir():
+        path = (find(path / "checkpoint") or _found(path)) / "structure.json"
+    data = read_json(path)
+    try:
+        return TransformerSpec.from_dict(
+            data.get("structure", data) if isinstance(data, dict) else data
+        )
+    except SpecError as error:
+        raise UserError(f"{str(path)!r}: {error}") from None
+
+
 def load_model(folder: Path | str, device: str = "cpu") -> Transformer:
     """Rebuild the network of a run folder, or of a checkpoint folder, with its weights."""
     folder = Path(folder)
     folder = find(folder / "checkpoint") or _found(folder)
-    path = folder / "structure.json"
-    try:
-        model = Transformer(TransformerSpec.from_dict(read_json(path)))
-    except SpecError as error:
-        raise UserError(f"{str(path)!r}: {error}") from None
+    model = Transformer(load_spec(folder))
     fill_(model, _read(folder / "model.safetensors"), folder / "model.safetensors")
     return model.to(device)
 

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 
 from gaugelasso import checkpoint
+from gaugelasso.bench import bench_run, bench_step, default_file, record
+from gaugelasso.checkpoint import load_spec
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
@@ -18,6 +20,7 @@ from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
+from gaugelasso.report.timing import print_bench
 from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
 from gaugelasso.sweep import parse_seeds, run_sweep
 from gaugelasso.trainer import Trainer
@@ -187,6 +190,49 @@ def sweep(
     if outcome.failed:
         seeds_said = ", ".join(map(str, outcome.failed))
         raise UserError(f"{len(outcome.failed)} of {len(numbers)} runs failed: seeds {seeds_said}")
+
+
+@app.command()
+def bench(
+    what: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN", help="A TOML file, or a run for --inference.")
+    ],
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Serve a run's model, its ancestor, and a uniform.")
+    ] = False,
+    structure: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|JSON", help="Time this structure instead of the full one."),
+    ] = None,
+    work: Annotated[str | None, typer.Option(help="Name of the row; default from CONFIG.")] = None,
+    repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
+    set_: Changes = None,
+    device: Device = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Benchmark file; default benchmarks/HARDWARE_DATE.json.")
+    ] = None,
+) -> None:
+    """Time a training step part by part, or what a compressed model gains when served.
+
+    Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
+
+    Example: gaugelasso bench runs/demo --inference
+    """
+    if inference:
+        settings = Config.from_dict(read_json(what / "config.json"))
+        where = choose_device(device or "auto")
+        rows = bench_run(what, settings, where, repeats)
+    else:
+        settings = _load(what, set_, device)
+        where = choose_device(settings.train.device)
+        spec = load_spec(structure) if structure else settings.model.spec(settings.task)
+        name = work or what.stem + ("-structure" if structure else "")
+        rows = {name: bench_step(settings, spec, where, repeats)}
+    path = out or default_file(where)
+    for row_name, row in rows.items():
+        record(path, where, "inference" if inference else "rows", {"work": row_name, **row})
+    print_bench(rows, console)
+    say(f"benchmark file: {path}")
 
 
 def _load(path: Path, changes: list[str] | None, device: str | None) -> Config:

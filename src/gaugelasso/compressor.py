@@ -9,6 +9,7 @@
 The compressor owns the optimizer: it takes the step and clears the gradients.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -122,7 +123,8 @@ class Compressor:
         bound = self.options.relative_step
         if not bound:
             return self.lr
-        return self.lr * self._plan.penalty.nearness(norms, self.lr / bound, self.optimizer.split)
+        start = self.optimizer.matrix_end
+        return self._plan.penalty.bounded_rate(norms, self.lr, bound, start)
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step: count, and hold an event when one is due."""
@@ -148,7 +150,7 @@ class Compressor:
         """Split, balance, decide, cascade, cut."""
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
-        splits = find_splits(self.table, named_tensors(self.model), self.options.split)
+        splits = find_splits(self.table, named_tensors(self.model), self.options.split_share)
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
@@ -180,7 +182,7 @@ class Compressor:
             loss_balanced=loss_balanced,
             loss_after=self._probe() if dropped else loss_balanced,
             refused=decision is None,
-            split=len(splits),
+            splits=len(splits),
             spared={
                 name: number
                 for name, keep in keeps.items()
@@ -193,8 +195,10 @@ class Compressor:
     def _balance_(self, tensors: dict[str, Tensor]) -> None:
         states = self.optimizer.states()
         state = states["momentum"], states["second"]
-        for _ in range(self.options.sinkhorn_sweeps):
-            for name, factor in gauge.balance_(self.table, tensors, 1).items():
+        sweeps = self.options.sinkhorn_sweeps
+        for _ in range(max(sweeps, 1)):
+            factors = gauge.balance_(self.table, tensors, 1) if sweeps else {}
+            for name, factor in factors.items():
                 gauge.rescale_state_(self.table[name], factor, tensors, *state)
             for norm in self.table.norms if self.options.anchor else ():
                 gauge.anchor_(norm, tensors, *state, self.options.anchor)
@@ -227,6 +231,8 @@ class Compressor:
     ) -> dict[str, Tensor]:
         if loss is None:
             return keeps
+        if not math.isfinite(loss):
+            return {name: torch.ones_like(keep) for name, keep in keeps.items()}
         bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
         return spare_missed(self.table, tensors, keeps, self._measure, bound)
 

@@ -75,10 +75,16 @@ def trust_drop(
 
 @contextmanager
 def silenced(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Iterator[None]:
-    """For a while, every index that is to go is zero on side A: the cut, undone afterwards."""
+    """For a while, every index that is to go is zero on side A: the cut, undone afterwards.
+
+    What reads through a normaliser leaves it too.
+    """
+    slow = {norm.gain: norm.weight for norm in table.norms}
     before = []
     for name, keep in keeps.items():
-        for slot in table[name].side_a if not bool(keep.all()) else ():
+        slots = () if bool(keep.all()) else table[name].side_a
+        weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
+        for slot in slots + weights:
             tensor = tensors[slot.tensor].detach()
             before.append((tensor, tensor.clone()))
             tensor.mul_(spread(keep.to(tensor), slot, tensors))
@@ -100,7 +106,8 @@ def spare_missed(
 
     Nearness to zero is relative to what the rest of the network makes of a channel: a
     reader with a large gain can depend on one that is a step from zero. Drops that are
-    too many together are tried by halves, so a few culprits among many cost few looks.
+    too many together are tried by halves, so a few culprits among many cost few looks;
+    where only some of several may go, the first in the table's order do.
     """
     admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
 

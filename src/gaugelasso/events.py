@@ -25,8 +25,8 @@ class Event:
     """What a structural event did. Losses are on one batch, None without a probe.
 
     `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
-    counts those that were near enough to zero to go but that the batch missed; `split` the
-    sites that became two.
+    counts those that were near enough to zero to go but that the batch missed; `splits` the
+    sites that became two, before the loss called balanced.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Event:
     loss_balanced: float | None = None
     loss_after: float | None = None
     refused: bool = False
-    split: int = 0
+    splits: int = 0
     spared: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

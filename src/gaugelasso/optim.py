@@ -114,24 +114,24 @@ class CoupledOptimizer:
         self._rates = self.decay.new_tensor([beta, beta_second])
         self.momentum = torch.zeros_like(store.weight)
         self.attach(store, matrices)
-        self.second = torch.zeros_like(store.weight[self.split :])
+        self.second = torch.zeros_like(store.weight[self.matrix_end :])
 
     def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
         """Work on this store from now on; the state must already have its layout."""
         self.store = store
-        self.split = store.matrix_end if self.kind == "muon" else 0
-        self.plan = MatrixPlan(store, matrices) if self.split else None
+        self.matrix_end = store.matrix_end if self.kind == "muon" else 0
+        self.plan = MatrixPlan(store, matrices) if self.matrix_end else None
 
     def follow_cut_(self, kept: Tensor) -> None:
         """Cut the state as the weights were cut; `attach` the new store next."""
-        self.second = self.second[kept[kept >= self.split] - self.split]
+        self.second = self.second[kept[kept >= self.matrix_end] - self.matrix_end]
         self.momentum = self.momentum[kept]
 
     def observe_(self) -> None:
         """Take the task gradient into momentum and second moment."""
         gradient = self.store.grad
         self.momentum.lerp_(gradient, 1 - self.beta)
-        tail = gradient[self.split :]
+        tail = gradient[self.matrix_end :]
         self.second.lerp_(tail * tail, 1 - self.beta_second)
         self.decay.mul_(self._rates)
 
@@ -141,25 +141,25 @@ class CoupledOptimizer:
         `elementwise` holds the rates of the elements that are not in matrices, if not lr.
         """
         rates = lr if elementwise is None else elementwise
-        weight, split = self.store.weight, self.split
+        weight, end = self.store.weight, self.matrix_end
         if self.plan is not None:
-            update = self.plan.orthogonalise(self.momentum[:split] + pressure[:split])
-            weight[:split].sub_(lr * update)
-        push = pressure[split:]
+            update = self.plan.orthogonalise(self.momentum[:end] + pressure[:end])
+            weight[:end].sub_(lr * update)
+        push = pressure[end:]
         first, second = 1 - self.decay
-        aim = self.momentum[split:] / first + push
+        aim = self.momentum[end:] / first + push
         spread = (self.second / second + push * push).sqrt()
         update = (aim / (spread + 1e-12)).clamp(-1, 1)
         if self.weight_decay:
-            weight[split:].mul_(1 - rates * self.weight_decay)
-        weight[split:].sub_(rates * update)
+            weight[end:].mul_(1 - rates * self.weight_decay)
+        weight[end:].sub_(rates * update)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """The state as named tensors, for balance and checkpoints."""
         momentum = self.store.views(self.momentum)
         second = {
-            name: self.second[s.start - self.split : s.end - self.split].view(s.shape)
+            name: self.second[s.start - self.matrix_end : s.end - self.matrix_end].view(s.shape)
             for name, s in self.store.segments.items()
-            if s.start >= self.split
+            if s.start >= self.matrix_end
         }
         return {"momentum": momentum, "second": second}

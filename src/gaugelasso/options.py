@@ -22,7 +22,7 @@ class CompressorOptions:
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
     anchor: float = 0.01
-    split: float = 1e-5
+    split_share: float = 1e-5
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -38,7 +38,7 @@ class CompressorOptions:
         for key in ("lr", "trust"):
             if not 0 < getattr(self, key) < math.inf:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
-        for key in ("norm_rate", "loss_smoothing", "beta", "beta_second"):
+        for key in ("norm_rate", "split_share", "loss_smoothing", "beta", "beta_second"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
         for key in (
@@ -46,7 +46,6 @@ class CompressorOptions:
             "weight_decay",
             "sinkhorn_sweeps",
             "anchor",
-            "split",
             "drop_tolerance",
             "relative_step",
         ):

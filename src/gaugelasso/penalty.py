@@ -21,7 +21,7 @@ Calibration = Literal["efficiency", "geometry"]
 
 # Below this a slice is zero and its direction undefined: no pull.
 _TINY = 1e-20
-# A group keeps this share of its step however small it is: it must be able to come back.
+# However small a group is, its rate keeps this share of the learning rate.
 _LEAST = 1e-3
 
 
@@ -85,7 +85,7 @@ class Penalty:
         self.root_count = n.sqrt().to(device, dtype)
         # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
-        self._real = torch.arange(start + 1, device=device) < start
+        self._nobody = torch.arange(start + 1, device=device) == self.none
         self.ids = self._element_groups(table, tensors, store)
         # The same, the other way round: the elements of each group, one after another.
         every = torch.cat(self.ids)
@@ -146,13 +146,15 @@ class Penalty:
             factor = factor + pull[ids]
         return factor * weight
 
-    def nearness(self, norms: Tensor, reference: Tensor, start: int) -> Tensor:
-        """Per element from `start` on: its smallest group's RMS over `reference`, at most 1."""
-        ratio = torch.where(self._real, norms / self.root_count / reference, 1.0)
-        ratio = ratio.clamp(_LEAST, 1.0)
-        least = ratio[self.ids[0][start:]]
+    def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
+        """Per element from `start` on: lr, or less where it would move a group by more than
+        `bound` of its RMS; never less than a small share of lr, so that a group can come back.
+        """
+        rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
+        rate = torch.where(self._nobody, lr, rate)
+        least = rate[self.ids[0][start:]]
         for ids in self.ids[1:]:
-            least = torch.minimum(least, ratio[ids[start:]])
+            least = torch.minimum(least, rate[ids[start:]])
         return least
 
     def value(self, weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Penalty strength from a loss target: scalars in, one scalar out, no host reads.
 
-rho is what makes the predicted loss after the step equal to the target; it is zero
-unless there is margin to spend.
+rho spends the margin to the target on the penalty that the step would otherwise add; it
+is zero unless there is margin and a penalty to spend it on.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,8 @@ class RhoSolver:
         if self.method == "sign_step":
             margin = margin + lr * momentum.abs().sum()
         opposition = torch.maximum(opposition, _OPPOSITION * gradient.abs().sum())
-        return margin.clamp(min=0) / (lr * opposition).clamp(min=_TINY)
+        pressing = (margin > 0) & (opposition > 0)
+        return torch.where(pressing, margin / (lr * opposition).clamp(min=_TINY), 0.0)
 
 
 def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:

@@ -7,12 +7,13 @@ one is negligible, so the late writers and readers can move to a site of their o
 costs nothing. Knows nothing of losses or training.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gaugelasso.axes import Axis, AxisTable, Compressible, Tensors, named_tensors, width
+from gaugelasso.axes import Axis, AxisTable, Compressible, Slot, Tensors, named_tensors, width
 from gaugelasso.storage import replace_tensor
 
 
@@ -33,24 +34,40 @@ def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]
     energies = {norm.gain: tensors[norm.energy] for norm in table.norms}
     splits = []
     for axis in table.axes:
-        slots = axis.linked()
-        if not slots or any(slot.stage is None for slot in slots):
+        if not _divisible(axis, tensors, energies):
             continue
         written: list[list[int]] = [[] for _ in range(width(axis, tensors))]
         read: list[list[tuple[int, float]]] = [[] for _ in written]
-        for slot in slots:
-            stage, sites = int(slot.stage or 0), tensors[str(slot.link)].tolist()
-            if slot in axis.side_a:
-                for site in sites:
-                    written[site].append(stage)
-            elif slot.tensor in energies:
-                for site, energy in zip(sites, energies[slot.tensor].tolist(), strict=True):
-                    read[site].append((stage, energy))
+        for slot in axis.side_a:
+            for site in tensors[str(slot.link)].tolist():
+                written[site].append(_stage(slot))
+        for slot in axis.side_b:
+            sites = tensors[str(slot.link)].tolist()
+            for site, energy in zip(sites, energies[slot.tensor].tolist(), strict=True):
+                read[site].append((_stage(slot), energy))
         for index, (writings, readings) in enumerate(zip(written, read, strict=True)):
             turn = _turn(writings, sorted(readings), share)
             if turn is not None:
                 splits.append(Split(axis.name, index, turn))
     return splits
+
+
+def _divisible(axis: Axis, tensors: Tensors, energies: Mapping[str, Tensor]) -> bool:
+    """Whether all that an index carries is ordered, heard, and free to move on its own."""
+    slots = axis.side_a + axis.side_b
+    links = [slot.link for slot in slots]
+    ordered = all(slot.link is not None and slot.stage is not None for slot in slots)
+    heard = all(slot.tensor in energies for slot in axis.side_b)
+    apart = len(set(links)) == len(links) and all(
+        slot.link is None or slot.link in links for slot in axis.riders
+    )
+    bare = not any(isinstance(tensors[slot.tensor], nn.Parameter) for slot in axis.direct())
+    return ordered and heard and apart and bare
+
+
+def _stage(slot: Slot) -> int:
+    assert slot.stage is not None
+    return slot.stage
 
 
 def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> int | None:
@@ -78,7 +95,7 @@ def _extend_(
     new = width(axis, tensors)
     for offset, split in enumerate(splits):
         for slot in axis.linked():
-            if int(slot.stage or 0) > split.stage:
+            if _stage(slot) > split.stage:
                 link = tensors[str(slot.link)]
                 link[link == split.index] = new + offset
     for slot in axis.direct():

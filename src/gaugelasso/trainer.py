@@ -143,7 +143,7 @@ class Trainer:
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
-            if event.dropped or event.split:
+            if event.dropped or event.splits:
                 self.step.restructured()
         return event
 

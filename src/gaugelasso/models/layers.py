@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, Cost, Norm, Slot
 
-# Far below any level that the normalisers are anchored to.
+# Below this a token has no signal to normalise: far below what a stream can fade to.
 EPS = 1e-20
 # Large enough that a step of Adam is small beside it, small enough to be relearned.
 EMBED_STD = 0.1
@@ -24,7 +24,7 @@ def normal(shape: tuple[int, ...], std: float, generator: torch.Generator) -> nn
 
 
 class Extractor(nn.Module):
-    """y_j = gain_j x[s_j] / sqrt(sum_i weight_i x[s_i]^2 + eps).
+    """y_j = gain_j x[s_j] / sqrt(sum_i weight_i x[s_i]^2), and 0 where there is nothing to read.
 
     At birth weight = 1/D: the textbook RMSNorm. The weights are a buffer that
     follows the gain slowly (gauge.follow_gain_), which keeps every coupling exactly
@@ -51,7 +51,9 @@ class Extractor(nn.Module):
         weight = self.weight
         if self.tied:
             weight = self.gain.square() / self.gain.square().sum()
-        scale = ((weight[:, None] * square).sum(dim=0) + EPS).rsqrt()
+        level = (weight[:, None] * square).sum(dim=0)
+        # Silence stays silent, and without a gradient: 1 / sqrt(EPS) of it, chained, overflows.
+        scale = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         return self.gain[:, None] * picked * scale
 
     def norm(self, name: str) -> Norm:

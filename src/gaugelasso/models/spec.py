@@ -64,9 +64,9 @@ OperatorSpec = AttentionSpec | MlpSpec
 class TransformerSpec:
     """A whole network.
 
-    `sites` are the residual positions by their number at birth. `inputs` is the
-    vocabulary (tokens) or the patch size (patches); `outputs` the classes or
-    pixels. `layers` is the depth at birth. `norm` is "slow" or "tied" (the paper's
+    `sites` are the residual positions by their number at birth; halves of a split site
+    share it. `inputs` is the vocabulary (tokens) or the patch size (patches); `outputs`
+    the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or "tied" (the paper's
     prescaled RMS).
     """
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
 from gaugelasso.tasks.streams import EVALUATION, TRAINING, stream_seed
 
@@ -42,6 +43,6 @@ class Task(Protocol):
         """Mean metric, a 0-dim tensor; higher is better."""
 
 
-TASKS: Mapping[str, Any] = {"retrieval": Retrieval}
+TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise}
 
-__all__ = ["EVALUATION", "TASKS", "TRAINING", "Retrieval", "Task", "stream_seed"]
+__all__ = ["EVALUATION", "TASKS", "TRAINING", "Noise", "Retrieval", "Task", "stream_seed"]

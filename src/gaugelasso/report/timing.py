@@ -1,0 +1,63 @@
+"""Tables of a benchmark: where a step's time goes, how fast models are served."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from gaugelasso.report.layout import Table, render
+from gaugelasso.report.words import count, milliseconds, ratio
+
+Rows = Mapping[str, Mapping[str, Any]]
+
+_PARTS = {
+    "whole step": "ms",
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "optimizer": "optimizer_ms",
+    "penalty, solver, slow weights": "machinery_ms",
+    "the same training without them": "baseline_ms",
+    "whole step without a graph": "eager_ms",
+    "structural event without a cut": "event_ms",
+}
+
+
+def print_bench(rows: Rows, console: Console) -> None:
+    """A step's parts, or models side by side, as the rows have it."""
+    served = [name for name, row in rows.items() if "latency_ms" in row]
+    if served:
+        render(serving_table(rows), console)
+    for name in rows.keys() - served:
+        render(step_table(name, rows[name]), console)
+
+
+def step_table(name: str, row: Mapping[str, Any]) -> Table:
+    whole = row["ms"]
+    lines = [
+        [part, milliseconds(row[key]), f"{100 * row[key] / whole:.0f}%"]
+        for part, key in _PARTS.items()
+    ]
+    note = (
+        f"{count(row['tokens_per_s'])} tokens/s; {row['tflops']:.3g} TFLOP/s of "
+        f"{row['matrix_tflops']:.3g} that a large matrix product reaches here; peak memory "
+        f"{row['peak_gib']:.2f} GiB; {count(row['fma'])} FMA per token, "
+        f"{count(row['parameters'])} parameters."
+    )
+    return Table(name, ["part", "median", "of the step"], lines, note)
+
+
+def serving_table(rows: Rows) -> Table:
+    first = next(iter(rows.values()))
+    lines = [
+        [
+            name,
+            count(row["fma"]),
+            milliseconds(row["latency_ms"]),
+            count(row["tokens_per_s"]),
+            ratio(row["tokens_per_s"] / first["tokens_per_s"]),
+        ]
+        for name, row in rows.items()
+    ]
+    note = "Latency of one whole sequence; throughput of a training batch; medians."
+    headers = ["model", "FMA per token", "latency", "tokens/s", "of the first"]
+    return Table("Serving", headers, lines, note)

@@ -1,0 +1,47 @@
+"""Noise: random tokens and random labels. Nothing to learn; a workload of any shape."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gaugelasso.errors import UserError
+
+
+@dataclass(frozen=True)
+class Noise:
+    vocabulary: int = 256
+    classes: int = 256
+    length: int = 512
+    causal: bool = True
+
+    metric_name: ClassVar[str] = "accuracy"
+    input_kind: ClassVar[Literal["tokens", "patches"]] = "tokens"
+
+    def __post_init__(self) -> None:
+        for key in ("vocabulary", "classes", "length"):
+            if not 1 <= getattr(self, key) <= 2**20:
+                raise UserError(f"task.{key} = {getattr(self, key)}: must be 1 to {2**20}")
+
+    @property
+    def inputs(self) -> int:
+        return self.vocabulary
+
+    @property
+    def outputs(self) -> int:
+        return self.classes
+
+    def batch(self, size: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
+        shape = (size, self.length)
+        tokens = torch.randint(self.vocabulary, shape, generator=generator, device=device)
+        labels = torch.randint(self.classes, shape, generator=generator, device=device)
+        return tokens, labels
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+
+    def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(-1) == targets).float().mean()

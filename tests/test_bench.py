@@ -1,0 +1,109 @@
+"""The benchmark measures what it says, keeps one row a work, and serves three models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.paper_structure import LAYERS, structure
+
+from gaugelasso import pricing
+from gaugelasso.axes import named_tensors
+from gaugelasso.bench import bench_run, bench_step, median_ms, record, uniform_like, work_per_token
+from gaugelasso.checkpoint import load_spec
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
+from gaugelasso.trainer import Trainer
+from tests.test_config import tiny
+
+PARTS = ("forward_ms", "optimizer_ms", "baseline_ms", "eager_ms", "event_ms")
+
+
+def test_the_median_leaves_out_the_warm_calls() -> None:
+    calls = []
+    assert median_ms(lambda: calls.append(1), "cpu", repeats=4, warm=3) >= 0
+    assert len(calls) == 7
+
+
+def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    assert all(row[part] > 0 for part in PARTS)
+    tokens = config.train.batch * config.train.accumulate * config.task.length
+    assert row["tokens_per_s"] == pytest.approx(1000 * tokens / row["ms"])
+    assert row["tflops"] == pytest.approx(6 * row["fma"] * tokens / (row["ms"] * 1e9))
+    assert row["machinery_ms"] == pytest.approx(row["ms"] - row["baseline_ms"])
+
+
+def test_timing_leaves_the_structure_alone(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    spec = config.model.spec(config.task)
+    row = bench_step(config, spec, "cpu", repeats=3)
+    assert row["fma"] == work_per_token(Transformer(spec))
+
+
+def test_a_row_replaces_the_older_one_of_its_work(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bench.json"
+    for work, ms in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
+        record(path, "cpu", "rows", {"work": work, "ms": ms})
+    kept = json.loads(path.read_text())
+    assert {row["work"]: row["ms"] for row in kept["rows"]} == {"a": 3.0, "b": 2.0}
+    assert {"commit", "hardware", "date", "versions"} <= kept.keys()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_uniform_model_is_the_nearest_in_work(tmp_path: Path, share: float) -> None:
+    config = tiny(tmp_path)
+    full = work_per_token(Transformer(config.model.spec(config.task)))
+    near = work_per_token(Transformer(uniform_like(config, share * full)))
+    assert near == pytest.approx(share * full, rel=0.5 if share < 0.5 else 0.2)
+    assert near <= full
+
+
+def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = tiny(tmp_path, target__loss=10.0)
+    summary = Trainer(config, run).run()
+    rows = bench_run(run, config, "cpu", repeats=3)
+    assert list(rows) == ["run compressed cpu", "run ancestor cpu", "run uniform cpu"]
+    ways = pricing.ACCOUNTINGS["fma"]
+    model = Transformer(load_spec(run))
+    count = pricing.total_fma(model.axis_table(), ways, named_tensors(model))
+    assert rows["run compressed cpu"]["fma"] == count
+    assert rows["run ancestor cpu"]["fma"] == summary["fma_initial"]
+    assert all(row["latency_ms"] > 0 and row["tokens_per_s"] > 0 for row in rows.values())
+
+
+def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer(tiny(tmp_path, target__loss=10.0), run).run()
+    spec = load_spec(run)
+    assert load_spec(run / "summary.json") == spec
+    assert load_spec(run / "checkpoint" / "structure.json") == spec
+    (tmp_path / "odd.json").write_text('{"structure": {"sites": 3}}')
+    with pytest.raises(UserError, match=r"odd\.json"):
+        load_spec(tmp_path / "odd.json")
+
+
+def test_the_papers_structure_has_the_widths_of_its_table() -> None:
+    model = Transformer(structure())
+    widths = model.axis_table().widths(named_tensors(model))
+    kinds = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+    for layer, row in enumerate(LAYERS):
+        names = [
+            f"operators.{'attention' if kind in kinds[:4] else 'mlp'}_{layer}.{kind}"
+            for kind in kinds
+        ]
+        assert [widths[name] for name in names] == list(row)
+    assert load_spec(Path("benchmarks/charlm-12l-paper.json")) == structure()
+
+
+def test_noise_is_a_function_of_its_seed() -> None:
+    from gaugelasso.tasks import Noise
+
+    task = Noise(vocabulary=5, classes=3, length=7)
+    first, again, other = (task.batch(2, seed, "cpu") for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert first[0].shape == (2, 7)
+    assert int(first[1].max()) < 3
