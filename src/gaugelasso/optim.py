@@ -27,10 +27,12 @@ def newton_schulz(batch: Tensor, steps: int = 5) -> Tensor:
     x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-20)
     if x.is_cuda:
         x = x.bfloat16()
+    shape, x = x.shape, x.reshape(-1, *x.shape[-2:])
     for _ in range(steps):
+        # x <- a x + (b G + c G G) x with G = x x', each product with its sum.
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.to(batch.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.view(shape).to(batch.dtype)
 
 
 @dataclass(frozen=True)
