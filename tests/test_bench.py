@@ -1,11 +1,13 @@
 """The benchmark measures what it says, keeps one row a work, and serves three models."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.paper_structure import LAYERS, structure
+from rich.console import Console
 
 from gaugelasso import pricing
 from gaugelasso.axes import named_tensors
@@ -13,6 +15,7 @@ from gaugelasso.bench import bench_run, bench_step, median_ms, record, uniform_l
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
+from gaugelasso.report.timing import print_bench
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
 
@@ -65,13 +68,27 @@ def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path)
     config = tiny(tmp_path, target__loss=10.0)
     summary = Trainer(config, run).run()
     rows = bench_run(run, config, "cpu", repeats=3)
-    assert list(rows) == ["run compressed cpu", "run ancestor cpu", "run uniform cpu"]
+    assert list(rows) == ["run-ancestor-cpu", "run-uniform-cpu", "run-compressed-cpu"]
     ways = pricing.ACCOUNTINGS["fma"]
     model = Transformer(load_spec(run))
     count = pricing.total_fma(model.axis_table(), ways, named_tensors(model))
-    assert rows["run compressed cpu"]["fma"] == count
-    assert rows["run ancestor cpu"]["fma"] == summary["fma_initial"]
+    assert rows["run-compressed-cpu"]["fma"] == count
+    assert rows["run-ancestor-cpu"]["fma"] == summary["fma_initial"]
     assert all(row["latency_ms"] > 0 and row["tokens_per_s"] > 0 for row in rows.values())
+
+
+def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    step = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    served = {
+        f"r-{model}-cpu": {"model": model, "device": "cpu", "fma": 100, "latency_ms": 2.0,
+                           "tokens_per_s": speed}
+        for model, speed in (("ancestor", 1000.0), ("compressed", 3000.0))
+    }  # fmt: skip
+    said = io.StringIO()
+    print_bench({"tiny": step} | served, Console(file=said, width=120))
+    assert "forward" in said.getvalue()
+    assert "3.00×" in said.getvalue()
 
 
 def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:

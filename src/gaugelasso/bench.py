@@ -161,15 +161,16 @@ def bench_run(run: Path, config: Config, device: str, repeats: int) -> dict[str,
     """A run's model against its ancestor and a uniform one of equal work, on every device."""
     compressed = checkpoint.load_model(run)
     models = {
-        "compressed": compressed,
         "ancestor": Transformer(checkpoint.load_spec(run / "initial.json")),
         "uniform": Transformer(uniform_like(config, work_per_token(compressed))),
+        "compressed": compressed,
     }
-    return {
-        f"{run.name} {name} {kind}": bench_inference(model, config, kind, repeats)
-        for kind in dict.fromkeys(["cpu", device])
-        for name, model in models.items()
-    }
+    rows = {}
+    for kind in dict.fromkeys(["cpu", device]):
+        for name, model in models.items():
+            row = bench_inference(model, config, kind, repeats)
+            rows[f"{run.name}-{name}-{kind}"] = {"model": name, "device": kind, **row}
+    return rows
 
 
 def default_file(device: str) -> Path:

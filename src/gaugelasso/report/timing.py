@@ -24,11 +24,12 @@ _PARTS = {
 
 def print_bench(rows: Rows, console: Console) -> None:
     """A step's parts, or models side by side, as the rows have it."""
-    served = [name for name, row in rows.items() if "latency_ms" in row]
+    served = {name: row for name, row in rows.items() if "latency_ms" in row}
     if served:
-        render(serving_table(rows), console)
-    for name in rows.keys() - served:
-        render(step_table(name, rows[name]), console)
+        render(serving_table(served), console)
+    for name, row in rows.items():
+        if name not in served:
+            render(step_table(name, row), console)
 
 
 def step_table(name: str, row: Mapping[str, Any]) -> Table:
@@ -47,17 +48,21 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
 
 
 def serving_table(rows: Rows) -> Table:
-    first = next(iter(rows.values()))
+    born = {row["device"]: row for row in rows.values() if row["model"] == "ancestor"}
     lines = [
         [
-            name,
+            row["model"],
+            row["device"],
             count(row["fma"]),
             milliseconds(row["latency_ms"]),
             count(row["tokens_per_s"]),
-            ratio(row["tokens_per_s"] / first["tokens_per_s"]),
+            ratio(row["tokens_per_s"] / born[row["device"]]["tokens_per_s"]),
         ]
-        for name, row in rows.items()
+        for row in rows.values()
     ]
-    note = "Latency of one whole sequence; throughput of a training batch; medians."
-    headers = ["model", "FMA per token", "latency", "tokens/s", "of the first"]
-    return Table("Serving", headers, lines, note)
+    note = (
+        "Latency of one whole sequence; throughput of a training batch; medians. Ancestor: the "
+        "model before compression. Uniform: the ancestor narrowed evenly to the same work."
+    )
+    headers = ["model", "device", "FMA per token", "latency", "tokens/s", "against the ancestor"]
+    return Table("Serving", headers, lines, note, left=(0, 1))
