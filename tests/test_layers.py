@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Norm, named_tensors
-from gaugelasso.gauge import anchor_, follow_gain_
+from gaugelasso.gauge import SlowNorms, anchor_
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.layers import EPS, Extractor
 from gaugelasso.surgery import cut_
@@ -193,8 +193,7 @@ def test_following_the_gain_keeps_the_mean_normaliser() -> None:
     model(tokens)
     tensors, norms = named_tensors(model), model.axis_table().norms
     before, weights = levels(model), [tensors[n.weight].clone() for n in norms]
-    for norm in norms:
-        follow_gain_(norm, tensors, exact(0.2))
+    SlowNorms(norms, tensors).follow_(exact(0.2))
     assert levels(model) == pytest.approx(before, rel=1e-12)
     for norm, old in zip(norms, weights, strict=True):
         assert not torch.allclose(tensors[norm.weight], old)
@@ -202,7 +201,7 @@ def test_following_the_gain_keeps_the_mean_normaliser() -> None:
 
 def test_slow_weights_end_as_the_gain_s_squares() -> None:
     read = extractor()
-    follow_gain_(NORM, named_tensors(read), exact(1.0))
+    SlowNorms([NORM], named_tensors(read)).follow_(exact(1.0))
     share = read.weight / read.weight.sum()
     assert torch.allclose(share, read.gain.detach() ** 2 / (read.gain.detach() ** 2).sum())
 
@@ -213,7 +212,7 @@ def test_a_dead_channel_leaves_its_normaliser_smoothly() -> None:
     tensors = named_tensors(read)
     shares = []
     for _ in range(3):
-        follow_gain_(NORM, tensors, exact(0.2))
+        SlowNorms([NORM], tensors).follow_(exact(0.2))
         shares.append(read.weight[1].item())
     assert shares == pytest.approx([0.7 * 0.8, 0.7 * 0.8**2, 0.7 * 0.8**3])
 
@@ -221,7 +220,7 @@ def test_a_dead_channel_leaves_its_normaliser_smoothly() -> None:
 def test_without_gain_the_slow_weights_stay() -> None:
     read = extractor()
     read.gain.data.zero_()
-    follow_gain_(NORM, named_tensors(read), exact(0.2))
+    SlowNorms([NORM], named_tensors(read)).follow_(exact(0.2))
     assert read.weight.tolist() == pytest.approx([0.1, 0.7, 0.3])
 
 

@@ -36,8 +36,8 @@ from gaugelasso.surgery import cut_, kept_elements
 class _Plan:
     """What is built anew whenever the structure changes."""
 
-    tensors: dict[str, Tensor] = field(repr=False)
     store: FlatStore
+    slow: gauge.SlowNorms
     penalty: Penalty
     prices: dict[str, np.ndarray] = field(repr=False)
     fma: float
@@ -114,9 +114,7 @@ class Compressor:
             flag.copy_(torch.maximum(flag, pressing))
         optimizer.step_(self.rho * gradient, self.lr, self._rate(norms))
         store.grad.zero_()
-        follow = self._norm_rate * self.begun
-        for norm in self.table.norms:
-            gauge.follow_gain_(norm, self._plan.tensors, follow)
+        self._plan.slow.follow_(self._norm_rate * self.begun)
 
     def _rate(self, norms: Tensor) -> Tensor:
         """The elementwise path's learning rate, less for groups that it would change too much."""
@@ -257,9 +255,9 @@ class Compressor:
             self.table, tensors, store, prices, self.options.penalty, self.options.calibration
         )
         return _Plan(
-            # Named anew: the store has put views of itself in the parameters' place.
-            tensors=named_tensors(self.model),
             store=store,
+            # Named anew: the store has put views of itself in the parameters' place.
+            slow=gauge.SlowNorms(self.table.norms, named_tensors(self.model)),
             penalty=penalty,
             prices=prices,
             fma=pricing.total_fma(self.table, self.accounting, tensors),

@@ -5,7 +5,7 @@ follow do. Also the slow norm weights, which let a dying channel leave its
 normaliser smoothly. Knows nothing of losses, budgets or data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -96,17 +96,39 @@ def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, sh
         second[norm.gain].div_(lift)
 
 
-def follow_gain_(norm: Norm, tensors: Mapping[str, Tensor], rate: Tensor) -> None:
-    """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
+class SlowNorms:
+    """The slow weights of several normalisers, which follow their gains in a few passes.
 
-    E is the mean square of the normaliser's inputs; s keeps the mean normaliser
-    where it is. Meant for every step at a small rate: the same change at once, at an
-    event, is a shock where one input rules the normaliser.
+    Normalisers are rows of one padded matrix. Build anew when the tensors are replaced.
     """
-    gain, weight = tensors[norm.gain].detach(), tensors[norm.weight]
-    energy = tensors[norm.energy].to(gain.dtype)
-    aim = gain.square()
-    there = (aim * energy).sum()
-    scale = (weight * energy).sum() / there.clamp(min=1e-38)
-    # Without energy or gain there is nothing to follow.
-    weight.lerp_(scale * aim, torch.where(there > 0, rate, 0.0))
+
+    def __init__(self, norms: Sequence[Norm], tensors: Tensors):
+        self._gains = [tensors[norm.gain].detach() for norm in norms]
+        self._weights = [tensors[norm.weight] for norm in norms]
+        self._energies = [tensors[norm.energy] for norm in norms]
+        self._sizes = [len(weight) for weight in self._weights]
+        device = self._weights[0].device if norms else None
+        columns = torch.arange(max(self._sizes, default=0), device=device)
+        sizes = torch.tensor(self._sizes, device=device)[:, None]
+        self._real = columns < sizes
+        starts = sizes.cumsum(0) - sizes
+        self._index = torch.where(self._real, starts + columns, 0)
+        self._place = self._real.flatten().nonzero().squeeze(1)
+
+    def follow_(self, rate: Tensor) -> None:
+        """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
+
+        E is the mean square of the normaliser's inputs; s keeps the mean normaliser
+        where it is. Meant for every step at a small rate: the same change at once, at an
+        event, is a shock where one input rules the normaliser.
+        """
+        if not self._weights:
+            return
+        weight = torch.cat(self._weights)[self._index]
+        aim = torch.cat(self._gains)[self._index].square()
+        energy = torch.cat(self._energies)[self._index] * self._real
+        there = (aim * energy).sum(1, keepdim=True)
+        scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=1e-38)
+        # Without energy or gain there is nothing to follow.
+        new = weight.lerp(scale * aim, rate * (there > 0))
+        torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))

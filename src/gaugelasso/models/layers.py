@@ -27,7 +27,7 @@ class Extractor(nn.Module):
     """y_j = gain_j x[s_j] / sqrt(sum_i weight_i x[s_i]^2), and 0 where there is nothing to read.
 
     At birth weight = 1/D: the textbook RMSNorm. The weights are a buffer that
-    follows the gain slowly (gauge.follow_gain_), which keeps every coupling exactly
+    follows the gain slowly (gauge.SlowNorms), which keeps every coupling exactly
     bilinear. `tied` uses gain^2 / sum gain^2 instead: the paper's prescaled RMS.
     """
 
