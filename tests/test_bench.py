@@ -67,7 +67,7 @@ def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path)
     run = tmp_path / "run"
     config = tiny(tmp_path, target__loss=10.0)
     summary = Trainer(config, run).run()
-    rows = bench_run(run, config, "cpu", repeats=3)
+    rows = bench_run(run, "run", config, "cpu", repeats=3)
     assert list(rows) == ["run-ancestor-cpu", "run-uniform-cpu", "run-compressed-cpu"]
     ways = pricing.ACCOUNTINGS["fma"]
     model = Transformer(load_spec(run))

@@ -390,3 +390,26 @@ def test_a_terminal_gets_a_panel() -> None:
     shown = file.getvalue()
     for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
         assert part in shown
+
+
+def test_bench_times_a_step_and_a_run(
+    gaugelasso: Command, config: Path, run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    for what in ((config, "--work", "tiny"), (run, "--inference", "--work", "mine")):
+        options = ("--repeats", "3", "--device", "cpu", "--out", file)
+        code, out, err = gaugelasso("bench", *what, *options)
+        assert code == 0, err
+        assert f"benchmark file: {file}" in out
+    kept = json.loads(file.read_text())
+    assert [row["work"] for row in kept["rows"]] == ["tiny"]
+    models = ["ancestor", "uniform", "compressed"]
+    assert [row["work"] for row in kept["inference"]] == [f"mine-{model}-cpu" for model in models]
+
+
+@pytest.mark.parametrize("option", [("--set", "train.seed=1"), ("--structure", "x.json")])
+def test_inference_refuses_what_it_would_not_use(
+    gaugelasso: Command, run: Path, option: tuple[str, str]
+) -> None:
+    answer = gaugelasso("bench", run, "--inference", *option)
+    assert_told(answer, "--inference takes structure and settings from RUN")

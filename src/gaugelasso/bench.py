@@ -157,7 +157,7 @@ def bench_inference(model: Transformer, config: Config, device: str, repeats: in
     return row
 
 
-def bench_run(run: Path, config: Config, device: str, repeats: int) -> dict[str, Row]:
+def bench_run(run: Path, work: str, config: Config, device: str, repeats: int) -> dict[str, Row]:
     """A run's model against its ancestor and a uniform one of equal work, on every device."""
     compressed = checkpoint.load_model(run)
     models = {
@@ -169,7 +169,7 @@ def bench_run(run: Path, config: Config, device: str, repeats: int) -> dict[str,
     for kind in dict.fromkeys(["cpu", device]):
         for name, model in models.items():
             row = bench_inference(model, config, kind, repeats)
-            rows[f"{run.name}-{name}-{kind}"] = {"model": name, "device": kind, **row}
+            rows[f"{work}-{name}-{kind}"] = {"model": name, "device": kind, **row}
     return rows
 
 

@@ -219,9 +219,12 @@ def bench(
     Example: gaugelasso bench runs/demo --inference
     """
     if inference:
+        if structure or set_:
+            raise UserError("--inference takes structure and settings from RUN: leave out "
+                            "--structure and --set")  # fmt: skip
         settings = Config.from_dict(read_json(what / "config.json"))
         where = choose_device(device or "auto")
-        rows = bench_run(what, settings, where, repeats)
+        rows = bench_run(what, work or what.name, settings, where, repeats)
     else:
         settings = _load(what, set_, device)
         where = choose_device(settings.train.device)

@@ -112,15 +112,15 @@ class Compressor:
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):
             flag.copy_(torch.maximum(flag, pressing))
-        optimizer.step_(self.rho * gradient, self.lr, self._rate(norms))
+        optimizer.step_(self.rho * gradient, self.lr, self._bounded_rate(norms))
         store.grad.zero_()
         self._plan.slow.follow_(self._norm_rate * self.begun)
 
-    def _rate(self, norms: Tensor) -> Tensor:
-        """The elementwise path's learning rate, less for groups that it would change too much."""
+    def _bounded_rate(self, norms: Tensor) -> Tensor | None:
+        """The elementwise path's rates, less for groups they would change too much, if bounded."""
         bound = self.options.relative_step
         if not bound:
-            return self.lr
+            return None
         start = self.optimizer.matrix_end
         return self._plan.penalty.bounded_rate(norms, self.lr, bound, start)
 

@@ -60,8 +60,11 @@ class Extractor(nn.Module):
         return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
 
     @staticmethod
-    def riders(name: str) -> tuple[Slot, ...]:
-        return tuple(Slot(f"{name}.{leaf}") for leaf in ("sites", "weight", "energy"))
+    def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
+        """The inputs of an operator: its gain against the maps they go into."""
+        riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
+        gain = Slot(f"{owner}.read.gain")
+        return Axis(f"{owner}.{kind}", kind, (gain,), maps, riders, owner=owner)
 
 
 class Injector(nn.Module):
@@ -77,6 +80,12 @@ class Injector(nn.Module):
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
         # In place: no backward pass needs the stream's own values.
         return x.index_add_(0, self.sites, self.scale[:, None] * u)
+
+    @staticmethod
+    def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
+        """The outputs of an operator: the maps they come from against their scale."""
+        scale, sites = Slot(f"{owner}.write.scale"), Slot(f"{owner}.write.sites")
+        return Axis(f"{owner}.{kind}", kind, maps, (scale,), (sites,), owner=owner)
 
 
 class Part(nn.Module):
@@ -131,16 +140,7 @@ class Embedding(Part):
         side_a = [Slot(f"{name}.table", 1)]
         if self.positions is not None:
             side_a.append(Slot(f"{name}.positions", 1))
-        return [
-            Axis(
-                f"{name}.d_e",
-                "d_e",
-                tuple(side_a),
-                (Slot(f"{name}.write.scale"),),
-                (Slot(f"{name}.write.sites"),),
-                owner=name,
-            )
-        ]
+        return [Injector.axis(name, "d_e", tuple(side_a))]
 
     def fixed(self, name: str) -> list[Slot]:
         slots = [Slot(f"{name}.table", 0)]
@@ -181,16 +181,7 @@ class Classifier(Part):
         return self.read(x).T @ self.out
 
     def axes(self, name: str) -> list[Axis]:
-        return [
-            Axis(
-                f"{name}.d_c",
-                "d_c",
-                (Slot(f"{name}.read.gain"),),
-                (Slot(f"{name}.out"),),
-                Extractor.riders(f"{name}.read"),
-                owner=name,
-            )
-        ]
+        return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),))]
 
     def fixed(self, name: str) -> list[Slot]:
         return [Slot(f"{name}.out", 1)]

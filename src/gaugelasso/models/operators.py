@@ -83,14 +83,7 @@ class Attention(Operator):
         frequencies = (Slot(f"{name}.frequencies"),) if self.rope else ()
         reads = tuple(Slot(f"{name}.{leaf}") for leaf in ("query", "key", "value"))
         return [
-            Axis(
-                f"{name}.d_ai",
-                "d_ai",
-                (Slot(f"{name}.read.gain"),),
-                reads,
-                Extractor.riders(f"{name}.read"),
-                owner=name,
-            ),
+            Extractor.axis(name, "d_ai", reads),
             Axis(
                 f"{name}.d_k",
                 "d_k",
@@ -107,14 +100,7 @@ class Attention(Operator):
                 (Slot(f"{name}.out", 1),),
                 owner=name,
             ),
-            Axis(
-                f"{name}.d_ao",
-                "d_ao",
-                (Slot(f"{name}.out", 2),),
-                (Slot(f"{name}.write.scale"),),
-                (Slot(f"{name}.write.sites"),),
-                owner=name,
-            ),
+            Injector.axis(name, "d_ao", (Slot(f"{name}.out", 2),)),
         ]
 
     def fixed(self, name: str) -> list[Slot]:
@@ -199,14 +185,7 @@ class SwiGLU(Operator):
 
     def axes(self, name: str) -> list[Axis]:
         return [
-            Axis(
-                f"{name}.d_mi",
-                "d_mi",
-                (Slot(f"{name}.read.gain"),),
-                (Slot(f"{name}.up"), Slot(f"{name}.gate")),
-                Extractor.riders(f"{name}.read"),
-                owner=name,
-            ),
+            Extractor.axis(name, "d_mi", (Slot(f"{name}.up"), Slot(f"{name}.gate"))),
             Axis(
                 f"{name}.d_f",
                 "d_f",
@@ -215,14 +194,7 @@ class SwiGLU(Operator):
                 (Slot(f"{name}.gate", 1),),
                 owner=name,
             ),
-            Axis(
-                f"{name}.d_mo",
-                "d_mo",
-                (Slot(f"{name}.down", 1),),
-                (Slot(f"{name}.write.scale"),),
-                (Slot(f"{name}.write.sites"),),
-                owner=name,
-            ),
+            Injector.axis(name, "d_mo", (Slot(f"{name}.down", 1),)),
         ]
 
     def matrices(self, name: str) -> dict[str, int]:
