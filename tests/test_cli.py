@@ -21,7 +21,7 @@ from gaugelasso.trainer import Progress
 from gaugelasso.version import __version__
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
-from tests.test_trainer import contents
+from tests.training import contents
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]

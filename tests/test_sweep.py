@@ -15,7 +15,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.sweep import parse_seeds
 from tests.test_cli import Command, _untouched_settings, assert_told, gaugelasso
 from tests.test_config import write_tiny
-from tests.test_trainer import contents
+from tests.training import contents
 
 __all__ = ["_untouched_settings", "gaugelasso"]  # fixtures
 

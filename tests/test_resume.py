@@ -1,0 +1,169 @@
+"""A run again: repeated, resumed, refused, overwritten; to the last bit, or left alone."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso.errors import UserError
+from gaugelasso.runs import Existing, RunFolder, read_rows
+from gaugelasso.trainer import Trainer
+from tests.test_config import tiny
+from tests.training import assert_same_run, contents, finish, read, rows, start, stop_at
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run, finished."""
+    return finish(tmp_path_factory.mktemp("trainer"))
+
+
+# --- again ---------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_run(run: Path) -> None:
+    assert_same_run(run, finish(run.parent, "again"))
+
+
+def test_another_seed_gives_another_run(run: Path) -> None:
+    other = finish(run.parent, "other", train__seed=4)
+    losses, others = ([row["loss"] for row in rows(f, "metrics.jsonl")] for f in (run, other))
+    assert all(loss != there for loss, there in zip(losses, others, strict=True))
+
+
+@pytest.mark.parametrize("died_at", [23, 30, 38])
+def test_a_resumed_run_equals_one_that_never_stopped(
+    run: Path, tmp_path: Path, died_at: int
+) -> None:
+    stop_at(start(tmp_path), died_at)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_checkpoint_between_two_rows_loses_nothing(run: Path) -> None:
+    """Losses not yet logged and the last look at held-out data outlive a crash."""
+    odd: dict[str, Any] = {"train__eval_every": 20, "train__checkpoint_every": 7}
+    whole = finish(run.parent, "whole", **odd)
+    stop_at(start(run.parent, "died", **odd), 33)
+    assert read(run.parent / "died" / "checkpoint" / "state.json")["steps"] == 28
+    start(run.parent, "died", "resume", **odd).run()
+    assert_same_run(whole, run.parent / "died")
+    # Neither interval is part of the training itself.
+    losses, plain_losses = (
+        [row["loss"] for row in rows(folder, "metrics.jsonl")] for folder in (whole, run)
+    )
+    assert losses == plain_losses
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(run: Path, tmp_path: Path) -> None:
+    stop_at(start(tmp_path), 8)
+    assert rows(tmp_path / "run", "metrics.jsonl")
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_crash_between_the_renames_of_a_checkpoint_loses_nothing(
+    run: Path, tmp_path: Path
+) -> None:
+    stop_at(start(tmp_path), 23)
+    (tmp_path / "run" / "checkpoint").rename(tmp_path / "run" / "checkpoint.old")
+    trainer = start(tmp_path, existing="resume")
+    assert trainer.compressor.steps == 20
+    trainer.run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_frozen_run_stays_frozen_when_resumed(tmp_path: Path) -> None:
+    goal: dict[str, Any] = {"target__fma": 450, "train__saturation": 9}
+    whole = finish(tmp_path, "whole", **goal)
+    stop_at(start(tmp_path, "died", **goal), read(whole / "summary.json")["steps"] - 1)
+    start(tmp_path, "died", "resume", **goal).run()
+    assert_same_run(whole, tmp_path / "died")
+
+
+def test_resuming_a_finished_run_changes_nothing(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_resuming_another_task_or_model_is_refused(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for change in ({"task__vocabulary": 12}, {"model__width": 6}):
+        with pytest.raises(UserError):
+            start(tmp_path, existing="resume", **change)
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_checkpoints_come_at_their_own_interval(tmp_path: Path) -> None:
+    stop_at(start(tmp_path, train__log_every=20, train__checkpoint_every=5), 12)
+    assert read(tmp_path / "run" / "checkpoint" / "state.json")["steps"] == 10
+
+
+# --- the output folder ---------------------------------------------------------------
+
+
+def test_an_existing_folder_is_refused(run: Path) -> None:
+    before = contents(run)
+    with pytest.raises(UserError, match=r"already exists; add --resume .* --overwrite"):
+        Trainer(tiny(run.parent), run)
+    assert contents(run) == before
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert (finish(tmp_path) / "summary.json").exists()
+
+
+@pytest.mark.parametrize("existing", ["resume", "overwrite"])
+def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path, existing: Existing) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("irreplaceable")
+    with pytest.raises(UserError, match=r"holds no run .*left alone"):
+        start(tmp_path, existing=existing)
+    assert contents(tmp_path / "run") == {"thesis.txt": b"irreplaceable"}
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UserError, match="is a file; give a folder"):
+        start(tmp_path, existing="overwrite")
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.copytree(run / "checkpoint", tmp_path / "run" / "checkpoint.old")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    RunFolder.open(tmp_path / "run", "overwrite")
+    assert contents(tmp_path / "run") == {"notes.txt": b"mine"}
+
+
+def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
+    finish(tmp_path, train__seed=4)
+    start(tmp_path, existing="overwrite").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "optimizer.safetensors").write_text("garbage")
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        start(tmp_path, existing="resume")
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", '{"steps": 20}'])
+def test_a_state_without_its_keys_is_not_resumed(run: Path, tmp_path: Path, state: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "state.json").write_text(state)
+    with pytest.raises(UserError, match=r"state\.json"):
+        start(tmp_path, existing="resume").run()
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5}\n{"step": 10}\n{"st')
+    assert list(read_rows(path)) == [{"step": 5}, {"step": 10}]
