@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gaugelasso.axes import Norm, named_tensors
 from gaugelasso.gauge import SlowNorms, anchor_
+from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.models.layers import EPS, Extractor
+from gaugelasso.models.layers import Extractor
 from gaugelasso.surgery import cut_
 from tests.contract.models import difference, silence_, transformer_inputs
 from tests.toys import exact, gaussian
@@ -176,7 +177,9 @@ def test_extractor_reads_its_sites(tied: bool) -> None:
     picked, gain = x[[3, 0, 4]], read.gain.detach()[:, None]
     weight = gain**2 / (gain**2).sum() if tied else read.weight[:, None]
     expected = gain * picked / ((weight * picked**2).sum(0) + EPS).sqrt()
-    assert torch.allclose(read(x), expected, rtol=1e-12)
+    stream, normalised = read(x)
+    assert torch.equal(stream, x)
+    assert torch.allclose(gain * normalised, expected, rtol=1e-12)
 
 
 def test_energy_is_taken_in_training_only() -> None:
@@ -279,7 +282,7 @@ def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:
 
 
 def test_anchoring_changes_nothing_but_the_weight_of_eps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaugelasso.models.layers.EPS", 0.0)
+    monkeypatch.setattr("gaugelasso.kernels.stream.EPS", 0.0)
     model = build().train()
     before = model(inputs_for(model))
     momentum = anchored(model, 0.1)

@@ -74,9 +74,9 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
 
     @torch.no_grad()
     def optimize() -> None:
+        optimizer.store.collect_grads_()
         optimizer.observe_()
         optimizer.step_(no_pressure, compressor.lr)
-        optimizer.store.grad.zero_()
 
     def unpressed() -> None:
         step.gradients()

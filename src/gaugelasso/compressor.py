@@ -95,7 +95,6 @@ class Compressor:
 
     def step(self, loss: Tensor) -> Event | None:
         """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
-        self._plan.store.collect_grads_()
         self.update_(loss.detach())
         return self.finish_step_()
 
@@ -103,6 +102,7 @@ class Compressor:
     def update_(self, loss: Tensor) -> None:
         """The device's part of a step: momentum, penalty, rho, update. Reads nothing back."""
         store, optimizer = self._plan.store, self.optimizer
+        store.collect_grads_()
         optimizer.observe_()
         current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing)
         norms = self._plan.penalty.norms(store.weight)
@@ -113,7 +113,6 @@ class Compressor:
         for flag in (self.pressed, self.begun):
             flag.copy_(torch.maximum(flag, pressing))
         optimizer.step_(self.rho * gradient, self.lr, self._bounded_rate(norms))
-        store.grad.zero_()
         self._plan.slow.follow_(self._norm_rate * self.begun)
 
     def _bounded_rate(self, norms: Tensor) -> Tensor | None:

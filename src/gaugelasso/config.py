@@ -104,6 +104,7 @@ class TrainConfig:
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     graph: bool = True
+    fused: bool = True
     probe: bool = True
     log_every: int = 50
     eval_every: int = 1_000

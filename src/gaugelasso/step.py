@@ -12,6 +12,7 @@ from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
 from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
+from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
 from gaugelasso.tasks import TRAINING, stream_seed
 
@@ -59,9 +60,10 @@ class TrainingStep:
             self._graph.reset()
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            outputs = self.model(inputs)
-        return self.config.task.loss(outputs, targets)
+        with plainly(not self.config.train.fused):
+            with autocast(self.config, self.device):
+                outputs = self.model(inputs)
+            return self.config.task.loss(outputs, targets)
 
     def gradients(self) -> None:
         """Forward and backward over the micro-batches; reads nothing back."""

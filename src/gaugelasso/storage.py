@@ -33,13 +33,12 @@ class FlatStore:
     """The parameters of a model, re-pointed at one weight vector and one gradient vector.
 
     The model's own parameters become views: an update of `weight` is an update of
-    the model, and `backward` fills `grad`.
+    the model. Gradients are autograd's until `collect_grads_` takes them in.
     """
 
     def __init__(self, model: nn.Module, table: AxisTable):
         parameters = dict(model.named_parameters())
         _check_plain(model, parameters)
-        self._model = model
         order = [name for name in parameters if name in table.matrices]
         order += [name for name in parameters if name not in table.matrices]
         self.segments: dict[str, Segment] = {}
@@ -53,21 +52,25 @@ class FlatStore:
         first = next(iter(parameters.values()))
         self.weight = torch.empty(offset, dtype=first.dtype, device=first.device)
         self.grad = torch.zeros_like(self.weight)
+        self._homes: list[tuple[nn.Parameter, Tensor]] = []
         for name, segment in self.segments.items():
             segment.view(self.weight).copy_(parameters[name].detach())
             parameter = nn.Parameter(segment.view(self.weight))
-            parameter.grad = segment.view(self.grad)
             replace_tensor(model, name, parameter)
+            self._homes.append((parameter, segment.view(self.grad)))
 
     def collect_grads_(self) -> None:
-        """Take in gradients that were set to None or replaced (`zero_grad` does that)."""
-        for name, parameter in self._model.named_parameters():
-            here = self.segments[name].view(self.grad)
+        """Move the parameters' gradients into `grad`, zero where there is none."""
+        homes, found = [], []
+        for parameter, home in self._homes:
             if parameter.grad is None:
-                here.zero_()
-            elif parameter.grad.data_ptr() != here.data_ptr():
-                here.copy_(parameter.grad)
-            parameter.grad = here
+                home.zero_()
+            else:
+                homes.append(home)
+                found.append(parameter.grad)
+                parameter.grad = None
+        if found:
+            torch._foreach_copy_(homes, found)
 
     def __len__(self) -> int:
         return self.weight.numel()

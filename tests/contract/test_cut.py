@@ -229,7 +229,6 @@ def test_after_surgery_every_parameter_lives_in_the_store(case: Case) -> None:
     for name, parameter in live.items():
         start = store.segments[name].start
         assert parameter.data_ptr() == store.weight[start:].data_ptr()
-        assert parameter.grad.data_ptr() == store.grad[start:].data_ptr()
         assert parameter.requires_grad
         assert parameter.is_leaf
 

@@ -8,13 +8,11 @@ Shapes: D sites, N = B*S tokens, d widths, H query heads, G key/value heads, P p
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Norm, Slot
 
-# Below this a token has no signal to normalise: far below what a stream can fade to.
-EPS = 1e-20
 # Large enough that a step of Adam is small beside it, small enough to be relearned.
 EMBED_STD = 0.1
 
@@ -24,7 +22,7 @@ def normal(shape: tuple[int, ...], std: float, generator: torch.Generator) -> nn
 
 
 class Extractor(nn.Module):
-    """y_j = gain_j x[s_j] / sqrt(sum_i weight_i x[s_i]^2), and 0 where there is nothing to read.
+    """n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2), whose gain is folded into what it goes to.
 
     At birth weight = 1/D: the textbook RMSNorm. The weights are a buffer that
     follows the gain slowly (gauge.SlowNorms), which keeps every coupling exactly
@@ -43,18 +41,12 @@ class Extractor(nn.Module):
         self.register_buffer("weight", torch.full((len(sites),), 1 / len(sites)))
         self.register_buffer("energy", torch.ones(len(sites)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        picked = x.index_select(0, self.sites)
-        square = picked.square()
-        if self.training:
-            self.energy.copy_(square.detach().mean(dim=1))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, to be used from here on, and n [d, N]."""
         weight = self.weight
         if self.tied:
             weight = self.gain.square() / self.gain.square().sum()
-        level = (weight[:, None] * square).sum(dim=0)
-        # Silence stays silent, and without a gradient: 1 / sqrt(EPS) of it, chained, overflows.
-        scale = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-        return self.gain[:, None] * picked * scale
+        return kernels.read(x, self.sites, weight, self.energy if self.training else None)
 
     def norm(self, name: str) -> Norm:
         return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
@@ -68,7 +60,7 @@ class Extractor(nn.Module):
 
 
 class Injector(nn.Module):
-    """x[t_j] += scale_j u_j."""
+    """x[t_j] += u_j, whose scale is folded into what it comes from."""
 
     sites: Tensor
 
@@ -78,8 +70,7 @@ class Injector(nn.Module):
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
-        # In place: no backward pass needs the stream's own values.
-        return x.index_add_(0, self.sites, self.scale[:, None] * u)
+        return kernels.write(x, self.sites, u)
 
     @staticmethod
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
@@ -124,17 +115,17 @@ class Embedding(Part):
         self.positions = normal((length, len(sites)), EMBED_STD, generator) if positions else None
         self.write = Injector(sites)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[B, S] tokens or [B, S, n] patches -> [d, N]."""
+    def forward(self, inputs: Tensor, size: int) -> Tensor:
+        """[B, S] tokens or [B, S, n] patches -> a stream of `size` sites, [D, N]."""
+        scale, sites = self.write.scale, self.write.sites
         if self.tokens:
-            rows = look_up(self.table, inputs.reshape(-1))
-        else:
-            rows = inputs.flatten(0, 1) @ self.table
+            return kernels.embed(inputs, self.table, self.positions, scale, sites, size)
+        rows = inputs @ self.table
         if self.positions is not None:
-            length = inputs.shape[1]
-            rows = rows.view(-1, length, rows.shape[1]) + self.positions[:length]
-            rows = rows.flatten(0, 1)
-        return rows.T
+            rows = rows + self.positions[: inputs.shape[1]]
+        rows = rows.flatten(0, 1)
+        x = torch.zeros(size, len(rows), device=inputs.device, dtype=self.table.dtype)
+        return self.write(x, scale[:, None] * rows.T)
 
     def axes(self, name: str) -> list[Axis]:
         side_a = [Slot(f"{name}.table", 1)]
@@ -159,13 +150,6 @@ class Embedding(Part):
         return [*costs, Cost("scale", 1, axis)]
 
 
-def look_up(table: Tensor, tokens: Tensor) -> Tensor:
-    """Rows of a table. The two forms differ in their backward pass alone."""
-    if table.is_cuda:
-        return table.index_select(0, tokens)  # adds without sorting: safe to capture
-    return F.embedding(tokens, table)  # on a CPU the other form visits rows one by one
-
-
 class Classifier(Part):
     """Extractor and one linear map to the outputs."""
 
@@ -178,7 +162,11 @@ class Classifier(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """[D, N] -> [N, outputs]."""
-        return self.read(x).T @ self.out
+        _, normalised = self.read(x)
+        rows = kernels.project(normalised, self.read.gain, [self.out])
+        outputs = self.out.shape[1]
+        # A slice, even of everything, costs a copy on the way back.
+        return (rows if len(rows) == outputs else rows[:outputs]).T
 
     def axes(self, name: str) -> list[Axis]:
         return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),))]

@@ -4,9 +4,9 @@ Activations are feature-major, as in layers.py, and so are the shapes' names.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Slot
 from gaugelasso.models.layers import Extractor, Injector, Part, normal
 from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
@@ -19,7 +19,7 @@ class Operator(Part):
     write: Injector
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
-        """[D, N] of `batch` sequences -> what goes to the injector, [d_out, N]."""
+        """A stream [D, N] of `batch` sequences -> the stream with this operator's part added."""
         raise NotImplementedError
 
     def spec(self) -> OperatorSpec:
@@ -61,22 +61,15 @@ class Attention(Operator):
         self.write = Injector(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
-        y = self.read(x)
+        x, normalised = self.read(x)
         heads, groups = self.query.shape[1], self.key.shape[1]
         d_k, d_v = self.query[0, 0].numel(), self.value.shape[2]
-        maps = torch.cat([self.query.flatten(1), self.key.flatten(1), self.value.flatten(1)], 1)
-        projected = (maps.T @ y).view(-1, batch, y.shape[1] // batch)
-        qk, v = projected.split([(heads + groups) * d_k, groups * d_v])
-        if self.rope:
-            qk = rotate(qk.unflatten(0, (heads + groups, 2, -1)), self.frequencies)
-        qk = qk.reshape(heads + groups, d_k, *qk.shape[-2:])
-        q, k = qk.split([heads, groups])
-        v = v.unflatten(0, (groups, d_v))
-        # [heads, d, B, S] -> [B, heads, S, d]
-        q, k, v = (t.permute(2, 0, 3, 1) for t in (q, k, v))
-        mixed = attend(q, k, v, self.softmax_scale, self.causal)
-        mixed = mixed.permute(1, 3, 0, 2).reshape(heads * d_v, -1)
-        return self.out.flatten(0, 1).T @ mixed
+        maps = [leaf.flatten(1) for leaf in (self.query, self.key, self.value)]
+        rows = kernels.project(normalised, self.read.gain, maps)
+        frequencies = self.frequencies if self.rope else None
+        q, k, v = kernels.split_heads(rows, batch, heads, groups, d_k, d_v, frequencies)
+        mixed = kernels.attend(q, k, v, self.softmax_scale, self.causal)
+        return self.write(x, kernels.merge_heads(mixed, self.out, self.write.scale))
 
     def axes(self, name: str) -> list[Axis]:
         pairs_dim = 3 if self.rope else 2
@@ -141,30 +134,6 @@ class Attention(Operator):
         )
 
 
-def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
-    """RoPE: turn pair p at position t by t * f_p. x [heads, 2, P, B, S]."""
-    positions = torch.arange(x.shape[-1], device=x.device, dtype=frequencies.dtype)
-    angle = (frequencies[:, None] * positions)[:, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x.unbind(1)
-    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=1)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """softmax(scale q k^T) v over [B, heads, S, d], with d_k and d_v of any size."""
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    d_v = v.shape[-1]
-    # Fused kernels want equal, contiguous widths, on a GPU in multiples of 8; zero
-    # channels change nothing.
-    wide = max(q.shape[-1], d_v)
-    if q.is_cuda:
-        wide = -(-wide // 8) * 8
-    q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :d_v]
-
-
 class SwiGLU(Operator):
     """down(up(y) * silu(gate(y)))."""
 
@@ -179,9 +148,9 @@ class SwiGLU(Operator):
         self.write = Injector(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
-        y = self.read(x)
-        up, gate = (torch.cat([self.up, self.gate], 1).T @ y).chunk(2)
-        return self.down.T @ (up * F.silu(gate))
+        x, normalised = self.read(x)
+        both = kernels.project(normalised, self.read.gain, [self.up, self.gate])
+        return self.write(x, kernels.deliver(kernels.swiglu(both), self.down, self.write.scale))
 
     def axes(self, name: str) -> list[Axis]:
         return [

@@ -52,12 +52,9 @@ class Transformer(Compressible):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (or pixels) [B, S, outputs]."""
         batch, length = inputs.shape[:2]
-        x = torch.zeros(
-            len(self.sites), batch * length, device=inputs.device, dtype=self.embedding.table.dtype
-        )
-        x = self.embedding.write(x, self.embedding(inputs))
+        x = self.embedding(inputs, len(self.sites))
         for operator in self._operators():
-            x = operator.write(x, operator(x, batch))
+            x = operator(x, batch)
         return self.classifier(x).view(batch, length, -1)
 
     def axis_table(self) -> AxisTable:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gaugelasso import kernels
 from gaugelasso.errors import UserError
 
 
@@ -41,7 +41,7 @@ class Noise:
         return tokens, labels
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+        return kernels.cross_entropy(outputs, targets)
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(-1) == targets).float().mean()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gaugelasso import kernels
 from gaugelasso.errors import UserError
 
 
@@ -53,7 +53,7 @@ class Retrieval:
         return torch.where(source < 0, self.vocabulary, tokens.gather(1, source.clamp(min=0)))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten())
+        return kernels.cross_entropy(outputs, targets)
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(dim=-1) == targets).float().mean()

@@ -1,0 +1,27 @@
+"""The few operations a step is made of: each a plain reference, and a fused form for GPUs.
+
+A function here says what is computed, in plain PyTorch; on a GPU with Triton the same
+is done by a kernel of the same name in `gpu/`. Knows nothing of axes or training.
+"""
+
+from gaugelasso.kernels.dispatch import available, plainly
+from gaugelasso.kernels.entropy import cross_entropy
+from gaugelasso.kernels.heads import attend, merge_heads, split_heads
+from gaugelasso.kernels.maps import deliver, project
+from gaugelasso.kernels.stream import embed, read, write
+from gaugelasso.kernels.swiglu import swiglu
+
+__all__ = [
+    "attend",
+    "available",
+    "cross_entropy",
+    "deliver",
+    "embed",
+    "merge_heads",
+    "plainly",
+    "project",
+    "read",
+    "split_heads",
+    "swiglu",
+    "write",
+]

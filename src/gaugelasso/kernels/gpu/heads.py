@@ -1,0 +1,161 @@
+"""Rotate, transpose and pad projected rows into heads, and the way back for gradients.
+
+The two halves of a pair end up side by side: queries and keys agree, so nobody sees it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gaugelasso.kernels.dispatch import ALIGN, aligned
+
+BT = 64
+_WIDTHS = ["d_k", "d_v", "eights_k", "eights_v", "start_k", "start_v", "P"]
+
+
+@triton.jit(do_not_specialize=["P"])
+def _angles(frequencies, cos, sin, P, S, BS: tl.constexpr):
+    """cos and sin of t f_p, [P, S]: the same for all heads and sequences."""
+    p = tl.program_id(0)
+    t = tl.program_id(1) * BS + tl.arange(0, BS)
+    angle = tl.load(frequencies + p) * t.to(tl.float32)
+    tl.store(cos + p * S + t, tl.cos(angle), mask=t < S)
+    tl.store(sin + p * S + t, tl.sin(angle), mask=t < S)
+
+
+@triton.jit(do_not_specialize=_WIDTHS)
+def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eights_v,
+           start_k, start_v, TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+           BT: tl.constexpr):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    h = tl.program_id(1)
+    live = n < N
+    if h < heads + groups:
+        wide = eights_k * 8
+        if h < heads:
+            source = rows + (h * d_k).to(tl.int64) * N
+            to = q + (n * heads + h) * wide
+        else:
+            source = rows + (start_k + (h - heads) * d_k).to(tl.int64) * N
+            to = k + (n * groups + h - heads) * wide
+        half = d_k // 2 if TURN else d_k
+        p = tl.arange(0, BK).to(tl.int64)
+        there = (p < half)[:, None] & live[None, :]
+        first = tl.load(source + p[:, None] * N + n[None, :], mask=there, other=0.0)
+        if TURN:
+            second = tl.load(source + (half + p)[:, None] * N + n[None, :], mask=there, other=0.0)
+            one, two = first.to(tl.float32), second.to(tl.float32)
+            at = p[:, None] * S + (n % S)[None, :]
+            c = tl.load(cos + at, mask=there, other=0.0)
+            s = tl.load(sin + at, mask=there, other=0.0)
+            first = (one * c - two * s).to(q.dtype.element_ty)
+            second = (one * s + two * c).to(q.dtype.element_ty)
+            both = tl.interleave(tl.trans(first), tl.trans(second))
+            column = tl.arange(0, 2 * BK)
+            tl.store(to[:, None] + column[None, :], both, mask=live[:, None] & (column < wide))
+        else:
+            tl.store(to[:, None] + p[None, :], tl.trans(first), mask=live[:, None] & (p < wide))
+    else:
+        g = h - heads - groups
+        c_v = tl.arange(0, BV).to(tl.int64)
+        rest = rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
+        value = tl.load(rest, mask=(c_v < d_v)[:, None] & live[None, :], other=0.0)
+        row = v + (n * groups + g) * eights_v * 8
+        mask = live[:, None] & (c_v < eights_v * 8)
+        tl.store(row[:, None] + c_v[None, :], tl.trans(value), mask=mask)
+
+
+@triton.jit(do_not_specialize=_WIDTHS)
+def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
+          start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
+          TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    h = tl.program_id(1)
+    live = n < N
+    b, t = n // S, n % S
+    if h < heads + groups:
+        if h < heads:
+            source = d_q + b * qb + h * qh + t * qs
+            to = d_rows + (h * d_k).to(tl.int64) * N
+        else:
+            source = d_k_ + b * kb + (h - heads) * kh + t * ks
+            to = d_rows + (start_k + (h - heads) * d_k).to(tl.int64) * N
+        half = d_k // 2 if TURN else d_k
+        p = tl.arange(0, BK).to(tl.int64)
+        there = (p < half)[:, None] & live[None, :]
+        where = to + p[:, None] * N + n[None, :]
+        if TURN:
+            column = tl.arange(0, 2 * BK)
+            mask = live[:, None] & (column < d_k)
+            both = tl.load(source[:, None] + column[None, :], mask=mask, other=0.0)
+            first, second = tl.split(tl.reshape(both, (BT, BK, 2)))
+            one = tl.trans(first).to(tl.float32)
+            two = tl.trans(second).to(tl.float32)
+            at = p[:, None] * S + t[None, :]
+            c = tl.load(cos + at, mask=there, other=0.0)
+            s = tl.load(sin + at, mask=there, other=0.0)
+            tl.store(where, (one * c + two * s).to(d_rows.dtype.element_ty), mask=there)
+            turned = (two * c - one * s).to(d_rows.dtype.element_ty)
+            tl.store(where + half * N, turned, mask=there)
+        else:
+            alone = tl.load(source[:, None] + p[None, :], mask=live[:, None] & (p < d_k), other=0.0)
+            tl.store(where, tl.trans(alone), mask=there)
+    else:
+        g = h - heads - groups
+        c_v = tl.arange(0, BV).to(tl.int64)
+        row = d_v_ + b * vb + g * vh + t * vs
+        value = tl.load(row[:, None] + c_v[None, :], mask=live[:, None] & (c_v < d_v), other=0.0)
+        rest = d_rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
+        tl.store(rest, tl.trans(value), mask=(c_v < d_v)[:, None] & live[None, :])
+
+
+def _blocks(d_k: int, d_v: int, turn: bool) -> tuple[int, int]:
+    half = aligned(d_k) // 2 if turn else aligned(d_k)
+    return max(16, triton.next_power_of_2(half)), max(16, triton.next_power_of_2(d_v))
+
+
+class SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, batch, heads, groups, d_k, d_v, frequencies):
+        rows = rows.contiguous()
+        N = rows.shape[1]
+        S = N // batch
+        wide_k, wide_v = aligned(d_k), aligned(d_v)
+        q = rows.new_empty(batch, S, heads, wide_k)
+        k = rows.new_empty(batch, S, groups, wide_k)
+        v = rows.new_empty(batch, S, groups, wide_v)
+        turn = frequencies is not None
+        table = (
+            torch.empty(2, d_k // 2, S, device=rows.device) if turn else q[None].expand(2, *q.shape)
+        )
+        if turn:
+            _angles[(d_k // 2, triton.cdiv(S, 128))](frequencies, *table, d_k // 2, S, 128)
+        starts = aligned(heads * d_k), aligned(heads * d_k) + aligned(groups * d_k)
+        _split[(triton.cdiv(N, BT), heads + 2 * groups)](
+            rows, q, k, v, *table, N, S, heads, groups, d_k, d_v, wide_k // ALIGN,
+            wide_v // ALIGN, *starts, turn, *_blocks(d_k, d_v, turn), BT,
+        )  # fmt: skip
+        ctx.save_for_backward(table if turn else None)
+        ctx.sizes = heads, groups, d_k, d_v, starts
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, d_q: Tensor, d_k_: Tensor, d_v_: Tensor):
+        (table,) = ctx.saved_tensors
+        heads, groups, d_k, d_v, starts = ctx.sizes
+        parts = [g if g.stride(-1) == 1 else g.contiguous() for g in (d_q, d_k_, d_v_)]
+        batch, _, S, _ = d_q.shape
+        N = batch * S
+        ends = heads * d_k, starts[0] + groups * d_k, starts[1] + groups * d_v
+        d_rows = d_q.new_empty(starts[1] + aligned(groups * d_v), N)
+        for end in ends:  # padding counts for nothing, but it must be a number
+            if aligned(end) > end:
+                d_rows[end : aligned(end)].zero_()
+        turn = table is not None
+        strides = [step for part in parts for step in part.stride()[:3]]
+        _join[(triton.cdiv(N, BT), heads + 2 * groups)](
+            *parts, d_rows, *(table if turn else (d_rows, d_rows)), N, S, heads, groups, d_k, d_v,
+            *starts, *strides, turn, *_blocks(d_k, d_v, turn), BT,
+        )  # fmt: skip
+        return d_rows, None, None, None, None, None, None

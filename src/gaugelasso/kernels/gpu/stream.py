@@ -1,0 +1,217 @@
+"""The stream's kernels. Gradients of the stream are added to in place, along its one chain."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gaugelasso.kernels.dispatch import ALIGN, aligned
+
+# Tokens by sites of one tile: a row of 32 floats is one cache line.
+BN, BD = 32, 64
+
+
+@triton.jit(do_not_specialize=["d"])
+def _embed(tokens, table, positions, scale, sites, x, N, S, d, PLACED: tl.constexpr,
+           BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    j = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
+    live, real = n < N, j < d
+    both = live[:, None] & real[None, :]
+    token = tl.load(tokens + n, mask=live, other=0)
+    value = tl.load(table + token[:, None] * d + j[None, :], mask=both, other=0.0)
+    if PLACED:
+        value += tl.load(positions + (n % S)[:, None] * d + j[None, :], mask=both, other=0.0)
+    value *= tl.load(scale + j, mask=real, other=0.0)[None, :]
+    site = tl.load(sites + j, mask=real, other=0)
+    where = x + site[:, None] * N + n[None, :]
+    tl.store(where, tl.trans(value), mask=real[:, None] & live[None, :])
+
+
+@triton.jit(do_not_specialize=["d"])
+def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positions, d_scale,
+                B, S, d, PLACED: tl.constexpr, PARTS: tl.constexpr,
+                BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    t = tl.program_id(0) * BN + tl.arange(0, BN)
+    j = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
+    live, real = t < S, j < d
+    both = live[:, None] & real[None, :]
+    site = tl.load(sites + j, mask=real, other=0)
+    factor = tl.load(scale + j, mask=real, other=0.0)
+    place = t[:, None] * d + j[None, :]
+    start = tl.zeros((BN, BD), tl.float32)
+    if PLACED:
+        start += tl.load(positions + place, mask=both, other=0.0)
+    here = tl.zeros((BN, BD), tl.float32)
+    total = tl.zeros((BD,), tl.float32)
+    for b in range(tl.program_id(2), B, PARTS):
+        n = (b * S + t).to(tl.int64)
+        where = grad + site[:, None] * (B * S) + n[None, :]
+        g = tl.trans(tl.load(where, mask=real[:, None] & live[None, :], other=0.0))
+        token = tl.load(tokens + n, mask=live, other=0)
+        at = token[:, None] * d + j[None, :]
+        total += tl.sum(g * (start + tl.load(table + at, mask=both, other=0.0)), axis=0)
+        g *= factor[None, :]
+        tl.atomic_add(d_table + at, g, mask=both)
+        here += g
+    tl.atomic_add(d_scale + j, total, mask=real)
+    if PLACED:
+        tl.atomic_add(d_positions + place, here, mask=both)
+
+
+@triton.jit(do_not_specialize=["d"])
+def _read(x, sites, weight, out, scale, energy, N, d, eps, RECORD: tl.constexpr,
+          ALIGN: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    j = tl.arange(0, BD).to(tl.int64)
+    live, real = n < N, j < d
+    site = tl.load(sites + j, mask=real, other=0)
+    both = real[:, None] & live[None, :]
+    v = tl.load(x + site[:, None] * N + n[None, :], mask=both, other=0.0)
+    square = v * v
+    level = tl.sum(tl.load(weight + j, mask=real, other=0.0)[:, None] * square, axis=0)
+    if RECORD:
+        tl.atomic_add(energy + j, tl.sum(square, axis=1) / N, mask=real)
+    s = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+    tl.store(scale + n, s, mask=live)
+    padded = (j < (d + ALIGN - 1) // ALIGN * ALIGN)[:, None] & live[None, :]
+    y = (v * s[None, :]).to(out.dtype.element_ty)
+    tl.store(out + j[:, None] * N + n[None, :], y, mask=padded)
+
+
+@triton.jit(do_not_specialize=["d"])
+def _read_back(d_out, out, sites, weight, scale, grad, N, d,
+               BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """grad[s_j] += scale (d_j - weight_j n_j sum_i d_i n_i)."""
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    j = tl.arange(0, BD).to(tl.int64)
+    live, real = n < N, j < d
+    both = real[:, None] & live[None, :]
+    at = j[:, None] * N + n[None, :]
+    y = tl.load(out + at, mask=both, other=0.0).to(tl.float32)
+    g = tl.load(d_out + at, mask=both, other=0.0).to(tl.float32)
+    dot = tl.sum(y * g, axis=0)
+    s = tl.load(scale + n, mask=live, other=0.0)
+    w = tl.load(weight + j, mask=real, other=0.0)
+    site = tl.load(sites + j, mask=real, other=0)
+    where = grad + site[:, None] * N + n[None, :]
+    old = tl.load(where, mask=both, other=0.0)
+    tl.store(where, old + s[None, :] * (g - w[:, None] * y * dot[None, :]), mask=both)
+
+
+@triton.jit(do_not_specialize=["d"])
+def _write(x, sites, u, N, d, BD: tl.constexpr, BN: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BD + tl.arange(0, BD)
+    n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
+    real = j < d
+    both = real[:, None] & (n < N)[None, :]
+    where = x + tl.load(sites + j, mask=real, other=0)[:, None] * N + n[None, :]
+    more = tl.load(u + j[:, None] * N + n[None, :], mask=both, other=0.0).to(tl.float32)
+    tl.store(where, tl.load(where, mask=both, other=0.0) + more, mask=both)
+
+
+@triton.jit(do_not_specialize=["d"])
+def _write_back(grad, sites, d_u, N, d, ALIGN: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BD + tl.arange(0, BD)
+    n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
+    real, live = j < d, n < N
+    where = grad + tl.load(sites + j, mask=real, other=0)[:, None] * N + n[None, :]
+    g = tl.load(where, mask=real[:, None] & live[None, :], other=0.0)
+    padded = (j < (d + ALIGN - 1) // ALIGN * ALIGN)[:, None] & live[None, :]
+    tl.store(d_u + j[:, None] * N + n[None, :], g.to(d_u.dtype.element_ty), mask=padded)
+
+
+def _tile(d: int) -> tuple[int, int, int]:
+    """Tokens, rows and warps of a program that holds all rows it reads: few sizes, few builds."""
+    for rows, tokens, warps in ((64, 32, 4), (256, 32, 8), (1024, 16, 8), (4096, 16, 16)):
+        if d <= rows:
+            return tokens, rows, warps
+    return 8, triton.next_power_of_2(d), 16
+
+
+class Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, table, positions, scale, sites, size):
+        N, d = tokens.numel(), len(sites)
+        x = torch.zeros(size, N, device=table.device, dtype=table.dtype)
+        tokens = tokens.contiguous()
+        placed = positions is not None
+        grid = (triton.cdiv(N, BN), triton.cdiv(d, BD))
+        at = positions if placed else table
+        _embed[grid](tokens, table, at, scale, sites, x, N, tokens.shape[1], d, placed, BN, BD)
+        ctx.save_for_backward(tokens, table, positions, scale, sites)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        tokens, table, positions, scale, sites = ctx.saved_tensors
+        d = len(sites)
+        placed = positions is not None
+        d_table, d_scale = torch.zeros_like(table), torch.zeros_like(scale)
+        d_positions = torch.zeros_like(positions) if placed else None
+        B, S = tokens.shape
+        at, d_at = (positions, d_positions) if placed else (table, d_table)
+        _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 8)](
+            grad.contiguous(), tokens, table, at, scale, sites, d_table, d_at, d_scale,
+            B, S, d, placed, 8, BN, BD,
+        )  # fmt: skip
+        return None, d_table, d_positions, d_scale, None, None
+
+
+class Read(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, sites, energy, eps, dtype):
+        d, N = len(sites), x.shape[1]
+        out = torch.empty(aligned(d), N, device=x.device, dtype=dtype)
+        scale = torch.empty(N, device=x.device, dtype=torch.float32)
+        record = energy is not None
+        if record:
+            energy.zero_()
+        tokens, rows, warps = _tile(d)
+        _read[(triton.cdiv(N, tokens),)](
+            x, sites, weight, out, scale, energy if record else scale, N, d, eps, record,
+            ALIGN, tokens, rows, num_warps=warps,
+        )  # fmt: skip
+        ctx.save_for_backward(out, sites, weight, scale)
+        # Handed on unchanged, but as a new link of the chain, so that backward gets its
+        # gradient whole and can add to it.
+        ctx.mark_dirty(x)
+        return x, out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, d_out: Tensor):
+        out, sites, weight, scale = ctx.saved_tensors
+        d, N = len(sites), out.shape[1]
+        grad = grad.contiguous()
+        tokens, rows, warps = _tile(d)
+        _read_back[(triton.cdiv(N, tokens),)](
+            d_out.contiguous(), out, sites, weight, scale, grad, N, d, tokens, rows,
+            num_warps=warps,
+        )  # fmt: skip
+        return grad, None, None, None, None, None
+
+
+class Write(torch.autograd.Function):
+    """`u` may have rows of padding behind those of the sites."""
+
+    ROWS, COLUMNS = 8, 256
+
+    @staticmethod
+    def forward(ctx, x, sites, u):
+        ctx.mark_dirty(x)
+        d, N = len(sites), x.shape[1]
+        grid = (triton.cdiv(d, Write.ROWS), triton.cdiv(N, Write.COLUMNS))
+        _write[grid](x, sites, u.contiguous(), N, d, Write.ROWS, Write.COLUMNS)
+        ctx.save_for_backward(sites)
+        ctx.shape, ctx.dtype = u.shape, u.dtype
+        return x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        (sites,) = ctx.saved_tensors
+        d, N = len(sites), grad.shape[1]
+        grad = grad.contiguous()
+        d_u = torch.empty(aligned(d), N, device=grad.device, dtype=ctx.dtype)
+        grid = (triton.cdiv(aligned(d), Write.ROWS), triton.cdiv(N, Write.COLUMNS))
+        _write_back[grid](grad, sites, d_u, N, d, ALIGN, Write.ROWS, Write.COLUMNS)
+        return grad, None, d_u[: ctx.shape[0]]

@@ -1,0 +1,79 @@
+"""Attention heads: from projected rows to rotated heads, attention itself, and back to rows."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gaugelasso.kernels.dispatch import fused
+
+
+def split_heads(
+    rows: Tensor,
+    batch: int,
+    heads: int,
+    groups: int,
+    d_k: int,
+    d_v: int,
+    frequencies: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [B, heads, S, d_k], k [B, groups, S, d_k], v [B, groups, S, d_v] from [features, N].
+
+    Features come as `heads` queries, `groups` keys, `groups` values. With `frequencies` [P] the
+    d_k = 2 P features of a head are P first halves, then P second halves of pairs, and pair
+    p at position t is turned by t f_p. In fused form features come and heads go padded with
+    zeros to multiples of `dispatch.ALIGN`, and the halves of a pair lie side by side.
+    """
+    if fused(rows):
+        from gaugelasso.kernels.gpu.heads import SplitHeads
+
+        q, k, v = SplitHeads.apply(rows, batch, heads, groups, d_k, d_v, frequencies)
+        return q, k, v
+    rows = rows.view(rows.shape[0], batch, -1)
+    qk, v = rows.split([(heads + groups) * d_k, groups * d_v])
+    if frequencies is not None:
+        qk = rotate(qk.unflatten(0, (heads + groups, 2, -1)), frequencies)
+    qk = qk.reshape(heads + groups, d_k, *qk.shape[-2:])
+    q, k = qk.split([heads, groups])
+    v = v.unflatten(0, (groups, d_v))
+    # [heads, d, B, S] -> [B, heads, S, d]
+    q, k, v = (t.permute(2, 0, 3, 1) for t in (q, k, v))
+    return q, k, v
+
+
+def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
+    """RoPE: turn pair p at position t by t f_p. x [heads, 2, P, B, S]."""
+    positions = torch.arange(x.shape[-1], device=x.device, dtype=frequencies.dtype)
+    angle = (frequencies[:, None] * positions)[:, None]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x.unbind(1)
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """softmax(scale q k^T) v over [B, heads, S, d], with d_k and d_v of any size.
+
+    The result may be wider than v: zeros follow.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if not fused(q):
+        # Fused kernels of PyTorch want equal, contiguous widths, on a GPU in multiples of 8;
+        # zero channels change nothing.
+        wide = max(q.shape[-1], v.shape[-1])
+        if q.is_cuda:
+            wide = -(-wide // 8) * 8
+        q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def merge_heads(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+    """(out scale)^T mixed: mixed [B, heads, S, >= d_v], out [heads, d_v, d] -> [d, N]."""
+    if fused(mixed):
+        from gaugelasso.kernels.gpu.maps import Deliver
+
+        # Token-major, as attention wrote it; padded channels meet rows of zeros.
+        rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1).T
+        return Deliver.apply(rows, out.flatten(0, 1), scale, out.shape[1], mixed.shape[3])
+    rows = mixed[..., : out.shape[1]].permute(1, 3, 0, 2).reshape(out.shape[:2].numel(), -1)
+    return (out.flatten(0, 1) * scale).T @ rows

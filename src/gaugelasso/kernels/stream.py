@@ -1,0 +1,62 @@
+"""The residual stream [D, N]: how tokens enter it, and how its sites are read and written."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gaugelasso.kernels.dispatch import fused, work_dtype
+
+# Below this a token has no signal to normalise: far below what a stream can fade to.
+EPS = 1e-20
+
+
+def embed(
+    tokens: Tensor, table: Tensor, positions: Tensor | None, scale: Tensor, sites: Tensor, size: int
+) -> Tensor:
+    """A stream of `size` sites with x[t_j, n] = scale_j (table[token_n, j] + positions[n, j])."""
+    if fused(table):
+        from gaugelasso.kernels.gpu import stream
+
+        return stream.Embed.apply(tokens, table, positions, scale, sites, size)
+    rows = _look_up(table, tokens.reshape(-1))
+    if positions is not None:
+        length = tokens.shape[1]
+        rows = (rows.view(-1, length, rows.shape[1]) + positions[:length]).flatten(0, 1)
+    x = torch.zeros(size, rows.shape[0], device=table.device, dtype=table.dtype)
+    return write(x, sites, scale[:, None] * rows.T)
+
+
+def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of a table. The two forms differ in their backward pass alone."""
+    if table.is_cuda:
+        return table.index_select(0, tokens)  # adds without sorting: safe to capture
+    return F.embedding(tokens, table)  # on a CPU the other form visits rows one by one
+
+
+def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The stream, and n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 where there is no signal.
+
+    Use the returned stream from here on: a fused backward pass adds to its gradient in
+    place. `energy`, if given, takes the mean squares of what was read.
+    """
+    if fused(x) and not weight.requires_grad:
+        from gaugelasso.kernels.gpu import stream
+
+        x, normalised = stream.Read.apply(x, weight, sites, energy, EPS, work_dtype(x))
+        return x, normalised
+    picked = x.index_select(0, sites)
+    square = picked.square()
+    if energy is not None:
+        energy.copy_(square.detach().mean(dim=1))
+    level = (weight[:, None] * square).sum(dim=0)
+    # Silence stays silent, and without a gradient: 1 / sqrt(EPS) of it, chained, overflows.
+    return x, picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+
+
+def write(x: Tensor, sites: Tensor, u: Tensor) -> Tensor:
+    """x[t_j] += u_j, in place: no backward pass needs the stream's own values."""
+    if fused(x):
+        from gaugelasso.kernels.gpu import stream
+
+        return stream.Write.apply(x, sites, u)
+    return x.index_add_(0, sites, u.to(x.dtype))

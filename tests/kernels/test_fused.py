@@ -1,0 +1,230 @@
+"""Every fused kernel against its plain form: values and gradients.
+
+On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
+"""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gaugelasso import kernels
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+triton = pytest.importorskip("triton")
+
+from gaugelasso.kernels.gpu import entropy, heads, maps, pointwise, stream  # noqa: E402
+
+DEVICE = "cuda" if CUDA else "cpu"
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def draw(*shape: int, seed: int = 0, positive: bool = False) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return (values.abs() + 0.1 if positive else values).to(DEVICE)
+
+
+def trim(rows: Tensor, *widths: int) -> Tensor:
+    """Rows of several padded blocks without their padding, which must be zero."""
+    kept, start = [], 0
+    for width in widths:
+        end = start + -(-width // 8) * 8
+        assert (rows[start + width : end] == 0).all()
+        kept.append(rows[start : start + width])
+        start = end
+    assert start == len(rows)
+    return torch.cat(kept)
+
+
+def pad(rows: Tensor, *widths: int) -> Tensor:
+    """The reverse of `trim`."""
+    blocks = [F.pad(b, (0, 0, 0, -len(b) % 8)) for b in rows.split(widths)]
+    return torch.cat(blocks)
+
+
+def compare(plain, fused, inputs: list[Tensor], tolerance: float) -> None:
+    """Outputs and the gradients of a random functional of them, relative to their size."""
+    results = []
+    for function in (plain, fused):
+        leaves = [value.detach().clone().requires_grad_() for value in inputs]
+        with kernels.plainly(function is plain):
+            outputs = function(*leaves)
+        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        total = sum(
+            (draw(*out.shape, seed=7 + i) * out.float()).sum() for i, out in enumerate(outputs)
+        )
+        results.append([*outputs, *torch.autograd.grad(total, leaves)])
+    for number, (expected, got) in enumerate(zip(*results, strict=True)):
+        assert got.shape == expected.shape, number
+        error = (got.float() - expected.float()).abs().max()
+        assert error <= tolerance * expected.float().abs().max() + 1e-12, (number, float(error))
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(70, 100), (5, 33), (64, 32), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stream(size: int, tokens: int, dtype: torch.dtype) -> None:
+    """Two operators in a row: gradients of the stream meet in place."""
+    every = size + 3
+    reads = [torch.randperm(every)[:size].to(DEVICE) for _ in range(2)]
+    writes = [torch.randperm(every)[:size].to(DEVICE) for _ in range(2)]
+    weight = draw(size, positive=True)
+    energies = {name: torch.zeros(size, device=DEVICE) for name in ("plain", "fused")}
+
+    def run(x0: Tensor, *us: Tensor, fused: bool) -> Tensor:
+        x, seen = x0 * 1.0, []
+        for sites, targets, u in zip(reads, writes, us, strict=True):
+            if fused:
+                x, n = stream.Read.apply(x, weight, sites, energies["fused"], 1e-20, dtype)
+                n = trim(n, size)
+                x = stream.Write.apply(x, targets, pad(u.to(dtype) * n, size))
+            else:
+                x, n = kernels.read(x, sites, weight, energies["plain"])
+                x = kernels.write(x, targets, u * n)
+            seen.append(n.float())
+        return torch.cat([x, *seen])
+
+    inputs = [draw(every, tokens), draw(size, tokens, seed=1), draw(size, tokens, seed=2)]
+    compare(
+        lambda *a: run(*a, fused=False), lambda *a: run(*a, fused=True), inputs, TOLERANCE[dtype]
+    )
+    assert torch.allclose(energies["plain"], energies["fused"], rtol=50 * TOLERANCE[dtype])
+
+
+def test_silent_tokens_stay_silent() -> None:
+    x = draw(6, 40)
+    x[:, 5:9] = 0
+    sites = torch.arange(6, device=DEVICE)
+    leaf = x.clone().requires_grad_()
+    _, n = stream.Read.apply(leaf * 1.0, draw(6, positive=True), sites, None, 1e-20, x.dtype)
+    n = trim(n, 6)
+    n.sum().backward()
+    assert (n[:, 5:9] == 0).all()
+    assert leaf.grad is not None
+    assert (leaf.grad[:, 5:9] == 0).all()
+    assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_embed(placed: bool) -> None:
+    batch, length, vocabulary, d, size = 3, 17, 11, 70, 75
+    tokens = torch.randint(vocabulary, (batch, length)).to(DEVICE)
+    sites = torch.randperm(size)[:d].to(DEVICE)
+
+    def run(table: Tensor, scale: Tensor, positions: Tensor, fused: bool) -> Tensor:
+        where = positions if placed else None
+        call = stream.Embed.apply if fused else kernels.embed
+        x = call(tokens, table, where, scale, sites, size)
+        return x if placed else torch.cat([x.flatten(), 0 * positions.flatten()])
+
+    inputs = [draw(vocabulary, d), draw(d), draw(length + 2, d)]
+    compare(lambda *a: run(*a, False), lambda *a: run(*a, True), inputs, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("widths", [(7,), (20, 5), (130, 9, 33), (513, 513)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_project(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    d, tokens = 21, 48
+
+    def plain(n: Tensor, gain: Tensor, *weights: Tensor) -> Tensor:
+        return kernels.project(n, gain, weights)
+
+    def fused(n: Tensor, gain: Tensor, *weights: Tensor) -> Tensor:
+        return trim(maps.Project.apply(pad(n.to(dtype), d), gain, *weights), *widths)
+
+    inputs = [draw(d, tokens), draw(d), *(draw(d, w, seed=i) for i, w in enumerate(widths))]
+    compare(plain, fused, inputs, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_deliver(dtype: torch.dtype) -> None:
+    def fused(h: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
+        return trim(maps.Deliver.apply(pad(h.to(dtype), 130), matrix, scale, 1, 1), 71)
+
+    compare(kernels.deliver, fused, [draw(130, 40), draw(130, 71), draw(71)], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("d_v", [3, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_heads(d_v: int, dtype: torch.dtype) -> None:
+    """Token-major heads whose padded channels count for nothing."""
+    batch, count, length, d = 2, 3, 10, 13
+
+    def fused(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+        rows = mixed.to(dtype).transpose(1, 2).flatten(2).flatten(0, 1).T
+        return trim(maps.Deliver.apply(rows, out.flatten(0, 1), scale, d_v, 8), d)
+
+    mixed = draw(batch, count, length, 8)
+    mixed[..., d_v:] = 0
+    inputs = [mixed, draw(count, d_v, d), draw(d)]
+    compare(kernels.merge_heads, fused, inputs, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("turn", [True, False])
+@pytest.mark.parametrize(
+    ("count", "groups", "d_k", "d_v"), [(2, 2, 10, 5), (4, 2, 8, 40), (1, 1, 2, 1)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_split_heads(
+    count: int, groups: int, d_k: int, d_v: int, turn: bool, dtype: torch.dtype
+) -> None:
+    batch, length = 3, 30
+    frequencies = draw(d_k // 2, positive=True) if turn else None
+
+    widths = count * d_k, groups * d_k, groups * d_v
+
+    def plain(rows: Tensor) -> list[Tensor]:
+        return list(kernels.split_heads(rows, batch, count, groups, d_k, d_v, frequencies))
+
+    def fused(rows: Tensor) -> list[Tensor]:
+        q, k, v = heads.SplitHeads.apply(
+            pad(rows.to(dtype), *widths), batch, count, groups, d_k, d_v, frequencies
+        )
+        for part, width in ((q, d_k), (k, d_k), (v, d_v)):
+            assert part.shape[-1] % 8 == 0
+            assert (part[..., width:] == 0).all()
+        q, k, v = q[..., :d_k], k[..., :d_k], v[..., :d_v]
+        if turn:  # pairs lie side by side
+            q, k = (t.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for t in (q, k))
+        return [q, k, v]
+
+    compare(plain, fused, [draw(sum(widths), batch * length)], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu(dtype: torch.dtype) -> None:
+    compare(
+        kernels.swiglu,
+        lambda both: pointwise.Swiglu.apply(both.to(dtype)),
+        [draw(14, 333)],
+        TOLERANCE[dtype],
+    )
+
+
+@pytest.mark.parametrize("feature_major", [True, False])
+@pytest.mark.parametrize("classes", [5, 300, 1111])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) -> None:
+    batch, length = 3, 23
+    targets = torch.randint(classes, (batch, length)).to(DEVICE)
+    targets[0, 3:6] = -100
+
+    def lay(logits: Tensor) -> Tensor:
+        return logits.T if feature_major else logits
+
+    def run(logits: Tensor, fused: bool) -> Tensor:
+        if not fused:
+            return kernels.cross_entropy(lay(logits).reshape(batch, length, classes), targets)
+        return entropy.CrossEntropy.apply(
+            lay(logits.to(dtype)).view(batch, length, classes), targets
+        )
+
+    shape = (classes, batch * length) if feature_major else (batch * length, classes)
+    logits = [5 * draw(*shape)]
+    compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
