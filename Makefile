@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 .PHONY: demo test lint format clean wheel
 
 demo: $(READY)
-	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite
+	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
 	$(BIN)/gaugelasso report runs/demo
 
 test: $(READY) lint

@@ -152,6 +152,7 @@ def test_a_change_may_open_a_section(tmp_path: Path) -> None:
         ("compress__sinkhorn", "'sinkhorn_sweeps'"),
         ("target__los", "'loss'"),
         ("task__vocab", "'vocabulary'"),
+        ("task__nme", "'name'"),
         ("trian__steps", "'train'"),
     ],
 )
@@ -165,6 +166,7 @@ def test_without_a_near_name_all_are_listed(tmp_path: Path) -> None:
     told = refusal(tmp_path, target__xyzzy=1)
     assert "unknown key target.xyzzy" in told
     assert "valid: fma, loss" in told
+    assert "valid: length, modulus, name, vocabulary" in refusal(tmp_path, task__xyzzy=1)
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from gaugelasso.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECTIONS: dict[str, Any] = {
     name: cls for name, cls in typing.get_type_hints(Config).items() if "task" not in name
@@ -164,7 +165,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", read(page), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -181,12 +182,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def commands() -> list[str]:
-    lines = [line for b in ALL_BLOCKS if b.kind == "sh" for line in b.text.splitlines()]
-    return [line for line in lines if line.startswith("gaugelasso ")]
+def commands(program: str, pages: list[Path] = PAGES) -> list[str]:
+    """The lines in shell blocks that call a program, each once."""
+    shell = [block for page in pages for block in blocks(page) if block.kind == "sh"]
+    lines = [line for block in shell for line in block.text.splitlines()]
+    return list(dict.fromkeys(line for line in lines if line.startswith(f"{program} ")))
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", commands("gaugelasso"))
 def test_commands_on_pages_are_understood(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     command = COMMANDS[name]
@@ -200,7 +203,19 @@ def test_commands_on_pages_are_understood(line: str) -> None:
 
 
 def test_every_command_is_on_the_quickstart() -> None:
-    assert {line.split()[1] for line in commands()} == COMMANDS.keys()
+    lines = commands("gaugelasso", [DOCS / "quickstart.md"])
+    assert {line.split()[1] for line in lines} == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("line", commands("make"))
+def test_make_targets_on_pages_exist(line: str) -> None:
+    assert re.search(rf"^{line.split()[1]}:", read(ROOT / "Makefile"), re.M)
+
+
+def test_every_block_says_what_it_is() -> None:
+    # A block without a language is one that no test looks at.
+    for page in PAGES:
+        assert len(blocks(page)) == len(re.findall(r"^```", read(page), re.M)) / 2, page.name
 
 
 def error_templates() -> list[str]:
@@ -270,6 +285,15 @@ def test_marks_are_known() -> None:
     for block in ALL_BLOCKS:
         mark = block.mark or "runnable"
         assert mark == "runnable" or mark.startswith("from examples/"), mark
+
+
+def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks(README) if block.kind == "python")
+    tokens = torch.arange(8).view(1, 8)
+    names: dict[str, Any] = {"batches": [(tokens, tokens)] * 2}
+    exec(compile(block.text, str(README), "exec"), names)
+    assert names["compressor"].steps == 2
+    assert f"{names['compressor'].fma_initial} ->" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

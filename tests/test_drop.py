@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from gaugelasso.drop import (
     Decision,
     cascade,
     channel_rms,
+    next_to_go,
     ruling,
     silenced,
     spare_missed,
@@ -49,6 +51,21 @@ def test_a_held_index_stays() -> None:
 def test_an_axis_that_does_not_silence_its_owner_keeps_its_strongest(silences: bool) -> None:
     kept = kept_of_three([0.1, 0.3, 0.2], [False] * 3, silences)
     assert kept == [False, not silences, False]
+
+
+@pytest.mark.parametrize("silences", [True, False])
+def test_what_gives_least_for_its_price_would_go_next(silences: bool) -> None:
+    table = pairs((2, 1, 1), (3, 1, 1)).axis_table()
+    table = replace(table, axes=(replace(table["axis0"], silences=silences), table["axis1"]))
+    utility = {"axis0": exact([1.0, 2.0]), "axis1": exact([0.0, 40.0, 20.0])}
+    prices = {"axis0": np.array([2.0, 2.0]), "axis1": np.array([0.0, 10.0, 10.0])}
+    rows = next_to_go(table, utility, prices, most=3)
+    # An index that saves nothing is not worth a cut; the last key of an attention stays.
+    expected = [("axis0", 0, 2.0, 0.5), ("axis0", 1, 2.0, 1.0), ("axis1", 2, 10.0, 2.0)]
+    if not silences:
+        expected[1:] = [("axis1", 2, 10.0, 2.0), ("axis1", 1, 10.0, 4.0)]
+    assert [tuple(row.values()) for row in rows] == expected
+    assert list(rows[0]) == ["axis", "index", "price", "utility_per_fma"]
 
 
 def test_an_input_rules_by_its_share_of_the_normaliser() -> None:

@@ -63,6 +63,17 @@ def test_the_summary_carries_the_outcome(run: Path) -> None:
     assert summary["structure"] == read(run / "checkpoint" / "structure.json")
 
 
+def test_the_summary_says_what_would_go_next(run: Path) -> None:
+    summary = read(run / "summary.json")
+    rows = summary["next_to_go"]
+    assert len(rows) == 10
+    assert all(0 <= row["index"] < summary["widths"][row["axis"]] for row in rows)
+    assert all(row["price"] > 0 for row in rows)
+    shares = [row["utility_per_fma"] for row in rows]
+    assert shares == sorted(shares)
+    assert shares[-1] > 0
+
+
 def test_the_summary_says_when_the_target_was_reached(run: Path) -> None:
     # With one step a row the log shows every loss.
     fine = finish(run.parent, "fine", train__log_every=1)

@@ -156,10 +156,11 @@ class Config:
         if not isinstance(task, Mapping):
             raise UserError(f"[task] must be a section of key = value lines, not {task!r}")
         name = task.get("name")
-        task = {key: value for key, value in task.items() if key != "name"}
         if not isinstance(name, str) or name not in TASKS:
             known = ", ".join(TASKS)
             raise UserError(f"task.name = {name!r} is no task; choose one of: {known}")
+        _no_strangers("task", task, ["name", *_names(TASKS[name])])
+        task = {key: value for key, value in task.items() if key != "name"}
         sections = {
             key: _build(key, section, data.get(key, {})) for key, section in _SECTIONS.items()
         }
@@ -228,11 +229,14 @@ def _build(section: str, cls: type, values: Any) -> Any:
     if not isinstance(values, Mapping):
         raise UserError(f"[{section}] must be a section of key = value lines, not {values!r}")
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    _no_strangers(section, values, names)
+    _no_strangers(section, values, _names(cls))
     return cls(
         **{key: _typed(f"{section}.{key}", value, hints[key]) for key, value in values.items()}
     )
+
+
+def _names(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls)]
 
 
 def _no_strangers(section: str, values: Mapping[str, Any], names: list[str]) -> None:

@@ -8,11 +8,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, side_rms, spread, width
+from gaugelasso.penalty import ranked
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,27 @@ def trust_drop(
         if not axis.silences:
             keeps[axis.name][rms[axis.name].argmax()] = True
     return keeps
+
+
+def next_to_go(
+    table: AxisTable, utility: dict[str, Tensor], prices: dict[str, np.ndarray], most: int = 10
+) -> list[dict[str, Any]]:
+    """The indices that give least for what they cost, least first: rows for a summary.
+
+    As in `trust_drop`, an axis that does not silence its owner keeps its strongest index.
+    """
+    kept = {(a.name, int(utility[a.name].argmax())) for a in table.axes if not a.silences}
+    rows = [
+        {
+            "axis": name,
+            "index": index,
+            "price": float(prices[name][index]),
+            "utility_per_fma": share,
+        }
+        for share, name, index in ranked(utility, prices)
+        if math.isfinite(share) and (name, index) not in kept
+    ]
+    return rows[:most]
 
 
 @contextmanager

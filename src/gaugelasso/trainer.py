@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gaugelasso import checkpoint
 from gaugelasso.config import Config
+from gaugelasso.drop import next_to_go
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16
 from gaugelasso.events import Event
@@ -296,5 +297,6 @@ class Trainer:
             "device": self.device,
             "precision": "bfloat16" if in_bfloat16(self.config, self.device) else "float32",
             "widths": compressor.widths,
+            "next_to_go": next_to_go(compressor.table, compressor.utility(), compressor.prices),
             "structure": compressor.structure,
         }

@@ -7,6 +7,10 @@ from typing import Any
 BIRTH = {"d_ai": 8, "d_k": 4, "d_v": 8, "d_ao": 8, "d_mi": 8, "d_f": 16, "d_mo": 8}
 ATTENTION = ("d_ai", "d_k", "d_v", "d_ao")
 STEPS, COOLDOWN, LOG_EVERY = 100, 20, 10
+NEXT = [
+    {"axis": "operators.mlp_0.d_f", "index": 3, "price": 24.0, "utility_per_fma": 0.012345},
+    {"axis": "D", "index": 5, "price": 1066.0, "utility_per_fma": 0.5},
+]
 
 
 def birth_widths(layers: int) -> dict[str, int]:
@@ -65,9 +69,13 @@ def make_run(
     task: str = "retrieval",
     metric: str = "accuracy",
     loss: float = 0.03,
+    next_to_go: list[dict[str, Any]] | None = None,
     changes: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
-    """Write one run folder; `changes` replaces settings of its config."""
+    """Write one run folder; `changes` replaces settings of its config.
+
+    Without `next_to_go` the summary is as early versions wrote it.
+    """
     events = two_drops(layers, seed) if events is None else events
     operators = [
         {"kind": kind, "depth": depth, "heads": 4, "kv_heads": 2}
@@ -125,7 +133,8 @@ def make_run(
             "widths": final["widths"],
             "structure": {"layers": layers, "operators": operators[:1]},
         }
-        _write(path / "summary.json", summary)
+        extra = {} if next_to_go is None else {"next_to_go": next_to_go}
+        _write(path / "summary.json", summary | extra)
     return path
 
 

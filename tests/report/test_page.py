@@ -12,7 +12,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import profile, training, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
-from tests.report.folders import make_run
+from tests.report.folders import NEXT, make_run
 
 EVIL = "<script>alert('x')</script>\"&"
 
@@ -39,6 +39,7 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
         tmp_path / EVIL.replace("/", ""),
         task=EVIL,
         metric=EVIL,
+        next_to_go=[NEXT[0] | {"axis": EVIL}],
         changes={"compress": {"accounting": EVIL}, "model": {EVIL: EVIL}},
     )
     for name in ("environment.json", "events.jsonl"):
@@ -50,7 +51,7 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
     parsed = Tags(page.read_text())
     names = {tag for tag, _ in parsed.tags}
     assert not names & {"script", "b", "link", "iframe"}
-    assert parsed.text.count(EVIL) >= 4  # title, subject, table, config
+    assert parsed.text.count(EVIL) >= 5  # title, subject, tables, config
     attributes = {key for _, found in parsed.tags for key in found}
     assert not any(key.startswith("on") for key in attributes)
 
@@ -93,6 +94,15 @@ def test_report_of_seeds_lies_beside_them(tmp_path: Path) -> None:
     files = write_report(folders)
     assert files.page.parent == tmp_path / "sweep" / "report"
     assert "mean" in files.tables.read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_report_of_a_run_of_before_and_one_that_says_what_would_go_next(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "old"), make_run(tmp_path / "new", seed=1, next_to_go=NEXT)]
+    files = write_report(folders)
+    for text in (files.page.read_text(), files.tables.read_text()):
+        assert "Next to go, seed 1" in text
+        assert "Next to go, seed 0" not in text
 
 
 @pytest.mark.usefixtures("undrawn")

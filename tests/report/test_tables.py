@@ -12,12 +12,14 @@ from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
     events_table,
+    next_table,
     print_outcome,
     print_structure,
+    run_tables,
     runs_table,
     structure_table,
 )
-from tests.report.folders import birth_widths, event, make_run
+from tests.report.folders import NEXT, birth_widths, event, make_run
 
 
 def test_before_and_after_of_one_run(tmp_path: Path) -> None:
@@ -53,6 +55,19 @@ def test_structure_table(tmp_path: Path) -> None:
         ["at birth", "8", "4/2", "4", "8", "8", "8", "16", "8"],
     ]
     assert "D 6 of 8" in table.note
+
+
+def test_what_would_go_next(tmp_path: Path) -> None:
+    table = next_table(load_run(make_run(tmp_path / "r", next_to_go=NEXT)))
+    assert table is not None
+    assert table.rows == [["mlp_0.d_f", "3", "24", "0.01235"], ["D", "5", "1,066", "0.5"]]
+    assert "give least for what they cost" in table.note
+
+
+def test_a_run_that_does_not_say_what_would_go_next(tmp_path: Path) -> None:
+    going = make_run(tmp_path / "going", finished=False)
+    for folder in (make_run(tmp_path / "old"), make_run(tmp_path / "none", next_to_go=[]), going):
+        assert [table.title for table in run_tables(load_run(folder))] == ["Structure, seed 0"]
 
 
 def test_runs_table_ends_with_mean_and_std(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_condition
 from gaugelasso.report.layout import to_markdown
-from gaugelasso.report.tables import before_after, events_table, runs_table, structure_table
+from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     draw_training(runs, files.training)
     write_page(runs, files.page, files.profile.read_bytes(), files.training.read_bytes())
     tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
-    tables += [*map(structure_table, runs), events_table(runs)]
+    tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
     files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
     return files
 

@@ -16,7 +16,7 @@ from gaugelasso.report import words
 from gaugelasso.report.data import Run
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.profile import draw_profile
-from gaugelasso.report.tables import before_after, events_table, runs_table, structure_table
+from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 from gaugelasso.report.training import draw_training
 
 _ORIGIN = (
@@ -129,14 +129,15 @@ def _subject(runs: Sequence[Run]) -> str:
 
 
 def _structures(runs: Sequence[Run]) -> list[str]:
-    """The structure of every run; of several, the first unfolded."""
+    """Structure of every run and what would go next; of several runs, the first unfolded."""
     if len(runs) == 1:
-        return [to_html(structure_table(runs[0]))]
+        return [to_html(table) for table in run_tables(runs[0])]
     parts = ["<h2>Structures</h2>"]
     for run in runs:
         is_open = " open" if run is runs[0] else ""
-        table = to_html(structure_table(run), title=False)
-        parts.append(f"<details{is_open}><summary>seed {run.seed}</summary>{table}</details>")
+        structure, *others = run_tables(run)
+        tables = to_html(structure, title=False) + "".join(map(to_html, others))
+        parts.append(f"<details{is_open}><summary>seed {run.seed}</summary>{tables}</details>")
     return parts
 
 

@@ -96,6 +96,28 @@ def structure_table(run: Run) -> Table:
     return Table(f"Structure, seed {run.seed}", headers, rows, note, foot=1)
 
 
+def next_table(run: Run) -> Table | None:
+    """What would be cut next; None where the summary does not say."""
+    rows = (run.summary or {}).get("next_to_go")
+    if not rows:
+        return None
+    cells = [
+        [_short(row["axis"]), str(row["index"]), count(row["price"]),
+         words.figure(row["utility_per_fma"])]
+        for row in rows
+    ]  # fmt: skip
+    note = "The channels that give least for what they cost: at a higher loss target these would "
+    note += "go first. Utility is the loss that a removal adds to first order, per unit of rho; "
+    note += "an index counts from 0 in the final model."
+    headers = ["axis", "index", "price (FMA)", "utility per FMA"]
+    return Table(f"Next to go, seed {run.seed}", headers, cells, note)
+
+
+def run_tables(run: Run) -> list[Table]:
+    """What is told of each run by itself: its structure first."""
+    return [structure_table(run), *filter(None, [next_table(run)])]
+
+
 def runs_table(runs: Sequence[Run]) -> Table:
     """One row a seed; mean and standard deviation at the end."""
     ends = [outcome(run) for run in runs]
