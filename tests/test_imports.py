@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "axes", "storage", "events"], 0),
+    **dict.fromkeys(["errors", "version", "axes", "storage", "groups", "events"], 0),
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     **dict.fromkeys(["models", "kernels"], 1),
     **dict.fromkeys(["drop", "options"], 2),
