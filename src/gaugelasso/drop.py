@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, side_rms, spread, width
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread, width
+from gaugelasso.groups import Groups
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,11 @@ class Decision:
         return {name: number for name, number in counts.items() if number}
 
 
-def channel_rms(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
+def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
     """sqrt(eps_A eps_B) of every index: its gauge-invariant distance to zero (CPU)."""
-    names = [axis.name for axis in table.axes]
-    values = [
-        (side_rms(axis, axis.side_a, tensors) * side_rms(axis, axis.side_b, tensors)).sqrt()
-        for axis in table.axes
-    ]
-    # One transfer for all axes: each would wait for the device.
-    flat = torch.cat(values).cpu()
-    return dict(zip(names, flat.split([len(v) for v in values]), strict=True))
+    rms = (groups.sums(weight.square()) / groups.counts.clamp(min=1)).sqrt()
+    mean = (rms * rms[groups.partner]).sqrt().cpu()
+    return {name: mean[span.side("a")] for name, span in groups.ranges.items()}
 
 
 def ruling(table: AxisTable, tensors: Tensors, share: float = 0.01) -> dict[str, Tensor]:

@@ -49,33 +49,31 @@ class MatrixPlan:
     def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
         self.size = store.matrix_end
         device = store.weight.device
-        grids: dict[tuple[int, int], list[Tensor]] = {}
+        flat = torch.arange(self.size, device=device)
+        # Where each flat element is found in the concatenated results.
+        self.place = torch.empty_like(flat)
+        # A matrix's positions, and its part of `place`, lying flat rather than tall.
+        grids: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         for name, rows in rows_of.items():
             segment = store.segments[name]
-            tall = segment.shape[:rows].numel()
-            grid = torch.arange(segment.start, segment.end, device=device).view(tall, -1)
+            grid, place = (segment.view(t).flatten(rows).flatten(0, -2) for t in (flat, self.place))
             if grid.shape[0] > grid.shape[1]:
-                grid = grid.T
-            grids.setdefault(
-                (_power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])), []
-            ).append(grid)
+                grid, place = grid.T, place.T
+            size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
+            grids.setdefault(size, []).append((grid, place))
         self.buckets = []
-        # Where each flat element is found in the concatenated results.
-        place = torch.empty(self.size, dtype=torch.long, device=device)
         offset = 0
         for group in grids.values():
-            rows, cols = (max(grid.shape[d] for grid in group) for d in (0, 1))
-            index = torch.full((len(group), rows, cols), self.size, device=device)
-            for k, grid in enumerate(group):
-                index[k, : grid.shape[0], : grid.shape[1]] = grid
+            tall, wide = (max(grid.shape[d] for grid, _ in group) for d in (0, 1))
+            index = torch.full((len(group), tall, wide), self.size, device=device)
             positions = torch.arange(offset, offset + index.numel(), device=device)
             positions = positions.view(index.shape)
-            real = index < self.size
-            place[index[real]] = positions[real]
+            for k, (grid, place) in enumerate(group):
+                index[k, : grid.shape[0], : grid.shape[1]] = grid
+                place.copy_(positions[k, : grid.shape[0], : grid.shape[1]])
             offset += index.numel()
-            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
+            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid, _ in group])
             self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
-        self.place = place
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""
@@ -126,7 +124,9 @@ class CoupledOptimizer:
 
     def follow_cut_(self, kept: Tensor) -> None:
         """Cut the state as the weights were cut; `attach` the new store next."""
-        self.second = self.second[kept[kept >= self.matrix_end] - self.matrix_end]
+        # Ascending, so the elements after the matrices are its end.
+        matrices = int((kept < self.matrix_end).sum())
+        self.second = self.second[kept[matrices:] - self.matrix_end]
         self.momentum = self.momentum[kept]
 
     def observe_(self) -> None:

@@ -51,10 +51,10 @@ class FlatStore:
             (s.end for name, s in self.segments.items() if name in table.matrices), default=0
         )
         first = next(iter(parameters.values()))
-        self.weight = torch.empty(offset, dtype=first.dtype, device=first.device)
+        parts = [parameters[name].detach().reshape(-1) for name in order]
+        self.weight = torch.cat(parts).to(first.device, first.dtype)
         self.grad = torch.zeros_like(self.weight)
         for name, segment in self.segments.items():
-            segment.view(self.weight).copy_(parameters[name].detach())
             parameter = nn.Parameter(segment.view(self.weight))
             parameter.grad = segment.view(self.grad)
             replace_tensor(model, name, parameter)
