@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
 from gaugelasso.groups import Groups
+from gaugelasso.storage import pick
 
 CLIP = 10.0
 
@@ -165,9 +166,9 @@ class Balance:
 
     def _along(self, every: Tensor) -> Tensor:
         """The product of the factors that each element moves with."""
-        result = every[self._moves[0]]
+        result = pick(every, self._moves[0])
         for ids in self._moves[1:]:
-            result = result * every[ids]
+            result.mul_(pick(every, ids))
         return result
 
 

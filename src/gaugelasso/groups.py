@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, spread, width
-from gaugelasso.storage import FlatStore
+from gaugelasso.storage import FlatStore, pick
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Groups:
             span, cut = self.waves[wave], self._cuts[wave]
             members, ends = members[cut], ends[span.start : span.stop + 1] - cut.start
         return torch.segment_reduce(
-            values[members], "sum", offsets=ends, initial=0.0, unsafe=True
+            pick(values, members), "sum", offsets=ends, initial=0.0, unsafe=True
         )
 
 

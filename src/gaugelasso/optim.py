@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gaugelasso.storage import FlatStore
+from gaugelasso.storage import FlatStore, pick
 
 # Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in five steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -126,8 +126,8 @@ class CoupledOptimizer:
         """Cut the state as the weights were cut; `attach` the new store next."""
         # Ascending, so the elements after the matrices are its end.
         matrices = int((kept < self.matrix_end).sum())
-        self.second = self.second[kept[matrices:] - self.matrix_end]
-        self.momentum = self.momentum[kept]
+        self.second = pick(self.second, kept[matrices:] - self.matrix_end)
+        self.momentum = pick(self.momentum, kept)
 
     def observe_(self) -> None:
         """Take the task gradient into momentum and second moment."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Tensors
 from gaugelasso.groups import Groups
-from gaugelasso.storage import FlatStore
+from gaugelasso.storage import FlatStore, pick
 
 Form = Literal["symmetric", "one_sided", "product_norm"]
 Calibration = Literal["efficiency", "geometry"]
@@ -88,9 +88,9 @@ class Penalty:
         `norms`, if at hand, are the weight's own.
         """
         pull = self._pull(self.norms(weight) if norms is None else norms)
-        factor = pull[self.ids[0]]
+        factor = pick(pull, self.ids[0])
         for ids in self.ids[1:]:
-            factor = factor + pull[ids]
+            factor = factor + pick(pull, ids)
         return factor * weight
 
     def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
@@ -99,9 +99,9 @@ class Penalty:
         """
         rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
         rate = torch.where(self._nobody, lr, rate)
-        least = rate[self.ids[0][start:]]
+        least = pick(rate, self.ids[0][start:])
         for ids in self.ids[1:]:
-            least = torch.minimum(least, rate[ids[start:]])
+            least = torch.minimum(least, pick(rate, ids[start:]))
         return least
 
     def value(self, weight: Tensor) -> Tensor:

@@ -77,6 +77,11 @@ class FlatStore:
         return {name: segment.view(flat) for name, segment in self.segments.items()}
 
 
+def pick(flat: Tensor, index: Tensor) -> Tensor:
+    """flat[index], for a vector of positions. The two forms differ in speed alone."""
+    return flat[index] if flat.is_cuda else flat.index_select(0, index)
+
+
 def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     every = dict(model.named_parameters(remove_duplicate=False))
     for name in every.keys() - parameters.keys():
