@@ -126,13 +126,12 @@ class Groups:
     ) -> Tensor:
         """The elements of each group, one group after another."""
         positions = torch.arange(len(self._store), device=self._store.weight.device)
+        grids = self._store.views(positions)
         parts = [positions[:0]]
         for name in spans:
             for _, slots in table[name].sides():
-                grids = [self._store.segments[slot.tensor].view(positions) for slot in slots]
                 rows = [
-                    grid.movedim(slot.dim, 0)[..., None].flatten(1)
-                    for grid, slot in zip(grids, slots, strict=True)
+                    grids[slot.tensor].movedim(slot.dim, 0)[..., None].flatten(1) for slot in slots
                 ]
                 if any(slot.link is not None for slot in slots):
                     parts.append(_by_index(rows, slots, tensors))

@@ -72,6 +72,10 @@ def total_fma(table: AxisTable, accounting: Accounting, tensors: Tensors) -> flo
 def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[str, np.ndarray]:
     """r: axis name -> what one token saves when that index goes, for each index."""
     widths = table.widths(tensors)
+    touching: dict[str, list[int]] = {name: [] for name in widths}
+    for k, cost in enumerate(table.costs):
+        for name in cost.axes:
+            touching[name].append(k)
     result = {}
     for axis in table.axes:
         size = widths[axis.name]
@@ -82,7 +86,7 @@ def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[s
             touched[tensors[str(link)].cpu().numpy()] = 1
             without[home] = without.get(home, widths[home]) - touched
         # The other terms stay as they are.
-        terms = [cost for cost in table.costs if not without.keys().isdisjoint(cost.axes)]
+        terms = [table.costs[k] for k in sorted({k for name in without for k in touching[name]})]
         now = _work(terms, table.context, accounting, widths)
         saved = now - _work(terms, table.context, accounting, {**widths, **without})
         result[axis.name] = np.broadcast_to(saved, (size,)).copy()

@@ -54,9 +54,10 @@ class FlatStore:
         parts = [parameters[name].detach().reshape(-1) for name in order]
         self.weight = torch.cat(parts).to(first.device, first.dtype)
         self.grad = torch.zeros_like(self.weight)
-        for name, segment in self.segments.items():
-            parameter = nn.Parameter(segment.view(self.weight))
-            parameter.grad = segment.view(self.grad)
+        grads = self.views(self.grad)
+        for name, view in self.views(self.weight).items():
+            parameter = nn.Parameter(view)
+            parameter.grad = grads[name]
             replace_tensor(model, name, parameter)
 
     def collect_grads_(self) -> None:
@@ -74,7 +75,11 @@ class FlatStore:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """A state vector as named tensors of the parameters' shapes."""
-        return {name: segment.view(flat) for name, segment in self.segments.items()}
+        parts = flat.split([segment.shape.numel() for segment in self.segments.values()])
+        return {
+            name: part.view(segment.shape)
+            for (name, segment), part in zip(self.segments.items(), parts, strict=True)
+        }
 
 
 def pick(flat: Tensor, index: Tensor) -> Tensor:
