@@ -20,12 +20,13 @@ from gaugelasso.drop import (
 )
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from gaugelasso.surgery import cut_
-from tests.toys import exact, pairs
+from tests.toys import exact, pairs, penalise
 
 
 def test_channel_rms_is_the_geometric_mean_of_both_sides() -> None:
     model = pairs((3, 4, 2))
-    rms = channel_rms(model.axis_table(), named_tensors(model))["axis0"]
+    store, penalty = penalise(model)
+    rms = channel_rms(penalty.groups, store.weight)["axis0"]
     a, b = model.a0.detach(), model.b0.detach()
     by_hand = (a.square().mean(1).sqrt() * b.square().mean(1).sqrt()).sqrt()
     assert torch.allclose(rms, by_hand)

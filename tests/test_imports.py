@@ -7,7 +7,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "axes", "storage", "events", "kernels"], 0),
+    **dict.fromkeys(["errors", "version", "axes", "storage", "groups", "events"], 0),
+    "kernels": 0,
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     "models": 1,
     **dict.fromkeys(["drop", "options"], 2),

@@ -6,8 +6,9 @@ refuses to be wrong: `AxisTable.check` accounts for every dim of every tensor.
 Knows nothing of losses, training or particular architectures.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -72,10 +73,19 @@ class Axis:
 
     def direct(self) -> tuple[Slot, ...]:
         """The slots whose positions are the axis's own indices."""
-        return tuple(slot for slot in self.slots() if slot.link is None)
+        return self._direct
 
     def linked(self) -> tuple[Slot, ...]:
         """The penalised slots that reach the axis through a position map."""
+        return self._linked
+
+    # An event asks for these thousands of times.
+    @cached_property
+    def _direct(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots() if slot.link is None)
+
+    @cached_property
+    def _linked(self) -> tuple[Slot, ...]:
         return tuple(slot for slot in self.side_a + self.side_b if slot.link is not None)
 
 
@@ -123,7 +133,7 @@ class AxisTable:
     def __getitem__(self, name: str) -> Axis:
         return self._by_name[name]
 
-    @property
+    @cached_property
     def _by_name(self) -> dict[str, Axis]:
         return {axis.name: axis for axis in self.axes}
 
@@ -139,9 +149,13 @@ class AxisTable:
         """The axis whose indices are the positions of this tensor's dim."""
         return self._homes[slot.tensor, slot.dim]
 
-    @property
+    @cached_property
     def _homes(self) -> dict[tuple[str, int], str]:
         return {(s.tensor, s.dim): axis.name for axis in self.axes for s in axis.direct()}
+
+    def links(self) -> list[str]:
+        """The position maps, each once."""
+        return list(dict.fromkeys(str(s.link) for axis in self.axes for s in axis.linked()))
 
     def widths(self, tensors: Tensors) -> dict[str, int]:
         """Axis name -> number of indices, read off the shapes."""
@@ -282,6 +296,19 @@ class Compressible(nn.Module):
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of a model by its qualified name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def on_host(tensors: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    """CPU copies of some tensors of one dtype.
+
+    One transfer for all: each would wait for the device.
+    """
+    chosen = {name: tensors[name].detach() for name in names}
+    if not chosen:
+        return {}
+    flat = torch.cat([tensor.reshape(-1) for tensor in chosen.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in chosen.values()])
+    return {name: part.view(chosen[name].shape) for name, part in zip(chosen, parts, strict=True)}
 
 
 def width(axis: Axis, tensors: Tensors) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso import gauge, pricing
-from gaugelasso.axes import Compressible, named_tensors
+from gaugelasso.axes import Compressible, named_tensors, on_host
 from gaugelasso.drop import Decision, cascade, channel_rms, ruling, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
@@ -39,6 +39,8 @@ class _Plan:
     store: FlatStore
     slow: gauge.SlowNorms
     penalty: Penalty
+    balance: gauge.Balance
+    links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
     prices: dict[str, np.ndarray] = field(repr=False)
     fma: float
 
@@ -147,17 +149,16 @@ class Compressor:
         """Split, balance, decide, cascade, cut."""
         began = time.perf_counter()
         fma_before, loss_before = self.fma, self._probe()
-        splits = find_splits(self.table, named_tensors(self.model), self.options.split_share)
+        splits = find_splits(self.table, self._readable(), self.options.split_share)
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
-        tensors = named_tensors(self.model)
-        self._balance_(tensors)
+        self._balance_()
         loss_balanced = self._probe()
-        prices = self._plan.prices
-        candidates = self._candidates(tensors, prices)
-        keeps = self._spare(tensors, candidates, loss_balanced)
-        decision = cascade(self.table, tensors, keeps)
+        readable, prices = self._readable(), self._plan.prices
+        candidates = self._candidates(readable, prices)
+        keeps = self._spare(candidates, loss_balanced)
+        decision = cascade(self.table, readable, keeps)
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -189,23 +190,28 @@ class Compressor:
         self.history.append(event)
         return event
 
-    def _balance_(self, tensors: dict[str, Tensor]) -> None:
-        states = self.optimizer.states()
-        state = states["momentum"], states["second"]
-        sweeps = self.options.sinkhorn_sweeps
+    def _readable(self) -> dict[str, Tensor]:
+        """The model's tensors, with those that decisions read on the CPU."""
+        tensors = named_tensors(self.model)
+        read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
+        return {**tensors, **self._plan.links, **on_host(tensors, read)}
+
+    def _balance_(self) -> None:
+        optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
+        states = optimizer.states()
         for _ in range(max(sweeps, 1)):
-            factors = gauge.balance_(self.table, tensors, 1) if sweeps else {}
-            for name, factor in factors.items():
-                gauge.rescale_state_(self.table[name], factor, tensors, *state)
-            for norm in self.table.norms if self.options.anchor else ():
-                gauge.anchor_(norm, tensors, *state, self.options.anchor)
+            if sweeps:
+                weight = self._plan.store.weight
+                self._plan.balance.sweep_(weight, optimizer.momentum, optimizer.second)
+            if self.options.anchor:
+                self._plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
 
     def _candidates(
-        self, tensors: dict[str, Tensor], prices: dict[str, np.ndarray]
+        self, readable: dict[str, Tensor], prices: dict[str, np.ndarray]
     ) -> dict[str, Tensor]:
         """Keep-sets by trust-drop, after the hooks have had their say."""
-        rms = channel_rms(self.table, tensors)
-        held = ruling(self.table, tensors)
+        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
+        held = ruling(self.table, readable)
         keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
         for name, keep in keeps.items():
             for hook in self.hooks:
@@ -223,15 +229,13 @@ class Compressor:
                 keep[[i for i in drop.indices if i not in allowed]] = True
         return keeps
 
-    def _spare(
-        self, tensors: dict[str, Tensor], keeps: dict[str, Tensor], loss: float | None
-    ) -> dict[str, Tensor]:
+    def _spare(self, keeps: dict[str, Tensor], loss: float | None) -> dict[str, Tensor]:
         if loss is None:
             return keeps
         if not math.isfinite(loss):
             return {name: torch.ones_like(keep) for name, keep in keeps.items()}
         bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
-        return spare_missed(self.table, tensors, keeps, self._measure, bound)
+        return spare_missed(self.table, named_tensors(self.model), keeps, self._measure, bound)
 
     def _cut_(self, decision: Decision) -> None:
         old, table = self._plan.store, self.table
@@ -247,17 +251,20 @@ class Compressor:
         self.optimizer.attach(self._plan.store, self.table.matrices)
 
     def _build(self) -> _Plan:
-        tensors = named_tensors(self.model)
-        prices = pricing.prices(self.table, self.accounting, tensors)
         store = FlatStore(self.model, self.table)
+        # After the store has put views of itself in the parameters' place.
+        tensors = named_tensors(self.model)
+        links = on_host(tensors, self.table.links())
+        prices = pricing.prices(self.table, self.accounting, {**tensors, **links})
         penalty = Penalty(
             self.table, tensors, store, prices, self.options.penalty, self.options.calibration
         )
         return _Plan(
             store=store,
-            # Named anew: the store has put views of itself in the parameters' place.
-            slow=gauge.SlowNorms(self.table.norms, named_tensors(self.model)),
+            slow=gauge.SlowNorms(self.table.norms, tensors),
             penalty=penalty,
+            balance=gauge.Balance(self.table, tensors, penalty.groups),
+            links=links,
             prices=prices,
             fma=pricing.total_fma(self.table, self.accounting, tensors),
         )

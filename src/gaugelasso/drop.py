@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, side_rms, spread, width
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread, width
+from gaugelasso.groups import Groups
 from gaugelasso.penalty import ranked
 
 
@@ -31,16 +32,11 @@ class Decision:
         return {name: number for name, number in counts.items() if number}
 
 
-def channel_rms(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
+def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
     """sqrt(eps_A eps_B) of every index: its gauge-invariant distance to zero (CPU)."""
-    names = [axis.name for axis in table.axes]
-    values = [
-        (side_rms(axis, axis.side_a, tensors) * side_rms(axis, axis.side_b, tensors)).sqrt()
-        for axis in table.axes
-    ]
-    # One transfer for all axes: each would wait for the device.
-    flat = torch.cat(values).cpu()
-    return dict(zip(names, flat.split([len(v) for v in values]), strict=True))
+    rms = (groups.sums(weight.square()) / groups.counts.clamp(min=1)).sqrt()
+    mean = (rms * rms[groups.partner]).sqrt().cpu()
+    return {name: mean[span.side("a")] for name, span in groups.ranges.items()}
 
 
 def ruling(table: AxisTable, tensors: Tensors, share: float = 0.01) -> dict[str, Tensor]:
@@ -162,7 +158,9 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
     - an index without positions goes.
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
-    links = {slot: tensors[str(slot.link)].cpu() for axis in table.axes for slot in axis.linked()}
+    links = {
+        slot: tensors[str(slot.link)].cpu().numpy() for axis in table.axes for slot in axis.linked()
+    }
     owners = table.owners()
     gone: list[str] = []
     changed = True
@@ -183,32 +181,37 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
 
 
 def _connect_(
-    table: AxisTable, axis: Axis, keeps: dict[str, Tensor], links: dict[Slot, Tensor]
+    table: AxisTable, axis: Axis, keeps: dict[str, Tensor], links: dict[Slot, np.ndarray]
 ) -> bool:
     """Keep the connected positions of a linked axis and the indices that have any.
 
     True if something went.
     """
-    site_kept = keeps[axis.name]
-    written = torch.full(site_kept.shape, math.inf)  # when first
-    read = torch.full(site_kept.shape, -math.inf)  # when last
-    for slots, when, reduce in ((axis.side_a, written, "amin"), (axis.side_b, read, "amax")):
+    # NumPy: on vectors this short its calls cost a fraction of a tensor's.
+    site_kept = keeps[axis.name].numpy()
+    written = np.full(site_kept.shape, math.inf)  # when first
+    read = np.full(site_kept.shape, -math.inf)  # when last
+    for slots, when, nearer in (
+        (axis.side_a, written, np.minimum),
+        (axis.side_b, read, np.maximum),
+    ):
         for slot in slots:
-            sites = links[slot][keeps[table.home(slot)]]
-            when.scatter_reduce_(
-                0, sites, when.new_tensor(_stage(axis, slot)).expand(sites.shape), reduce
-            )
-    reached = torch.zeros_like(site_kept)
+            # A position map names no index twice.
+            sites = links[slot][keeps[table.home(slot)].numpy()]
+            when[sites] = nearer(when[sites], _stage(axis, slot))
+    reached = np.zeros_like(site_kept)
     changed = False
+    writers = set(axis.side_a)
     for slot in axis.linked():
         home, sites, stage = table.home(slot), links[slot], _stage(axis, slot)
-        alive = read[sites] > stage if slot in axis.side_a else written[sites] < stage
-        kept = keeps[home] & alive & site_kept[sites]
-        changed |= not torch.equal(kept, keeps[home])
-        keeps[home] = kept
+        alive = read[sites] > stage if slot in writers else written[sites] < stage
+        before = keeps[home].numpy()
+        kept = before & alive & site_kept[sites]
+        changed |= not np.array_equal(kept, before)
+        keeps[home] = torch.from_numpy(kept)
         reached[sites[kept]] = True
-    changed |= not torch.equal(reached, site_kept)
-    keeps[axis.name] = reached
+    changed |= not np.array_equal(reached, site_kept)
+    keeps[axis.name] = torch.from_numpy(reached)
     return changed
 
 

@@ -7,10 +7,13 @@ normaliser smoothly. Knows nothing of losses, budgets or data.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
+from gaugelasso.groups import Groups
+from gaugelasso.storage import pick
 
 CLIP = 10.0
 
@@ -96,6 +99,79 @@ def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, sh
         second[norm.gain].div_(lift)
 
 
+class Balance:
+    """`balance_` and `rescale_state_` on flat storage, in a few passes whatever the table.
+
+    Built anew when the tensors are replaced.
+    """
+
+    def __init__(self, table: AxisTable, tensors: Tensors, groups: Groups):
+        self._groups = groups
+        # Riders follow as groups of their own, numbered after the others: c**power of side A.
+        lead, power = [np.arange(groups.none + 1)], [np.ones(groups.none + 1)]
+        starts: dict[tuple[str, int], int] = {}
+        end = groups.none + 1
+        riders = [(axis.name, slot) for axis in table.axes for slot in axis.riders if slot.power]
+        for key in dict.fromkeys((name, slot.power) for name, slot in riders):
+            side = groups.ranges[key[0]].side("a")
+            lead.append(np.arange(side.start, side.stop))
+            power.append(np.full(side.stop - side.start, float(key[1])))
+            starts[key], end = end, end + len(lead[-1])
+        device = groups.counts.device
+        self._lead = torch.from_numpy(np.concatenate(lead)).to(device)
+        self._power = torch.from_numpy(np.concatenate(power)).to(device)
+        index = torch.arange(end, device=device)
+        trained, self._buffers, ids = [], [], [index[:0]]
+        for name, slot in riders:
+            start, tensor = starts[name, slot.power], tensors[slot.tensor]
+            values = index[start : start + groups.ranges[name].width]
+            if isinstance(tensor, nn.Parameter):
+                trained.append((slot, values))
+            else:
+                self._buffers.append(tensor)
+                ids.append(spread(values, slot, tensors).expand(tensor.shape).reshape(-1))
+        self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
+        self._buffer_ids = torch.cat(ids)
+
+    def sweep_(
+        self, weight: Tensor, momentum: Tensor, second: Tensor, clip: float = CLIP
+    ) -> Tensor:
+        """One sweep; weights and riders follow, the state contravariantly. Returns c by group.
+
+        All are flat; `second` holds the state of the last elements, as many as it has. Side B
+        has 1/c: sqrt(eps of the other side / eps of its own) either way.
+        """
+        groups = self._groups
+        factor = weight.new_ones(groups.none + 1)
+        for number, wave in enumerate(groups.waves):
+            scaled = weight * self._along(self._follow(factor)) if number else weight
+            total = groups.sums(scaled.square(), number)
+            own = (total / groups.counts[wave].clamp(min=1)).sqrt()
+            other = own[groups.partner[wave] - wave.start]
+            ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
+            factor[wave] = ratio.sqrt().clamp(1 / clip, clip)
+        every = self._follow(factor)
+        along = self._along(every)
+        weight.mul_(along)
+        momentum.div_(along)
+        second.div_(along[len(weight) - len(second) :].square())
+        parts = every[self._buffer_ids].split([buffer.numel() for buffer in self._buffers])
+        for buffer, part in zip(self._buffers, parts, strict=True):
+            buffer.mul_(part.view(buffer.shape))
+        return factor
+
+    def _follow(self, factor: Tensor) -> Tensor:
+        """The factors of the groups, then those of the riders."""
+        return factor[self._lead] ** self._power.to(factor)
+
+    def _along(self, every: Tensor) -> Tensor:
+        """The product of the factors that each element moves with."""
+        result = pick(every, self._moves[0])
+        for ids in self._moves[1:]:
+            result.mul_(pick(every, ids))
+        return result
+
+
 class SlowNorms:
     """The slow weights of several normalisers, which follow their gains in a few passes.
 
@@ -103,6 +179,7 @@ class SlowNorms:
     """
 
     def __init__(self, norms: Sequence[Norm], tensors: Tensors):
+        self._names = [norm.gain for norm in norms]
         self._gains = [tensors[norm.gain].detach() for norm in norms]
         self._weights = [tensors[norm.weight] for norm in norms]
         self._energies = [tensors[norm.energy] for norm in norms]
@@ -124,11 +201,34 @@ class SlowNorms:
         """
         if not self._weights:
             return
-        weight = torch.cat(self._weights)[self._index]
-        aim = torch.cat(self._gains)[self._index].square()
-        energy = torch.cat(self._energies)[self._index] * self._real
+        weight, gain, energy = self._rows()
+        aim = gain.square()
         there = (aim * energy).sum(1, keepdim=True)
         scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=1e-38)
         # Without energy or gain there is nothing to follow.
         new = weight.lerp(scale * aim, rate * (there > 0))
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
+
+    def anchor_(self, momentum: Tensors, second: Tensors, share: float) -> None:
+        """`anchor_` of every normaliser."""
+        if not self._weights:
+            return
+        weight, gain, energy = self._rows()
+        part = gain.square() * energy
+        part = part / part.sum(1, keepdim=True).clamp(min=1e-38)
+        typical = (part * energy.clamp(min=1e-38).log()).sum(1, keepdim=True).exp()
+        level = (weight * energy).sum(1, keepdim=True)
+        aim = share * typical / level.clamp(min=1e-38)
+        lift = torch.where((level > 0) & (typical > 0), aim, 1.0).expand(weight.shape)
+        lifts = lift.flatten()[self._place].split(self._sizes)
+        roots = torch._foreach_sqrt(lifts)
+        torch._foreach_mul_(self._weights, lifts)
+        torch._foreach_mul_(self._gains, roots)
+        torch._foreach_div_([momentum[name] for name in self._names], roots)
+        torch._foreach_div_([second[name] for name in self._names], lifts)
+
+    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Slow weights, gains and energies as padded matrices, a row for each normaliser."""
+        weight = torch.cat(self._weights)[self._index]
+        gain = torch.cat(self._gains)[self._index]
+        return weight, gain, torch.cat(self._energies)[self._index] * self._real

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gaugelasso.storage import FlatStore
+from gaugelasso.storage import FlatStore, pick
 
 # Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in five steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -47,42 +47,44 @@ class _Bucket:
     scale: Tensor  # [count, 1, 1]
 
 
+# A matrix's positions in the flat vector, and its part of the way back.
+_Grid = tuple[Tensor, Tensor]
+
+
 class MatrixPlan:
     """Muon over every matrix of a store: few batched products, whatever the shapes."""
 
     def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
         self.size = store.matrix_end
         device = store.weight.device
-        grids: dict[tuple[int, int], list[Tensor]] = {}
+        flat = torch.arange(self.size, device=device)
+        # Where each flat element is found in the concatenated results.
+        self.place = torch.empty_like(flat)
+        # A matrix's positions, and its part of `place`, lying flat rather than tall.
+        grids: dict[tuple[int, int], list[_Grid]] = {}
         for name, rows in rows_of.items():
             segment = store.segments[name]
-            tall = segment.shape[:rows].numel()
-            grid = torch.arange(segment.start, segment.end, device=device).view(tall, -1)
+            grid, place = (segment.view(t).flatten(rows).flatten(0, -2) for t in (flat, self.place))
             if grid.shape[0] > grid.shape[1]:
-                grid = grid.T
-            grids.setdefault(
-                (_power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])), []
-            ).append(grid)
+                grid, place = grid.T, place.T
+            size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
+            grids.setdefault(size, []).append((grid, place))
         cuda = store.weight.is_cuda
         self.buckets = []
-        # Where each flat element is found in the concatenated results.
-        place = torch.empty(self.size, dtype=torch.long, device=device)
         offset = 0
         for group in _merged(list(grids.values()), _BUCKET_COST if cuda else 0.0):
             # Tensor cores want multiples of 16; zero rows and columns change nothing.
             step = 16 if cuda else 1
-            rows, cols = (-(-size // step) * step for size in _frame(group))
-            index = torch.full((len(group), rows, cols), self.size, device=device)
-            for k, grid in enumerate(group):
-                index[k, : grid.shape[0], : grid.shape[1]] = grid
+            tall, wide = (-(-size // step) * step for size in _frame(group))
+            index = torch.full((len(group), tall, wide), self.size, device=device)
             positions = torch.arange(offset, offset + index.numel(), device=device)
             positions = positions.view(index.shape)
-            real = index < self.size
-            place[index[real]] = positions[real]
+            for k, (grid, place) in enumerate(group):
+                index[k, : grid.shape[0], : grid.shape[1]] = grid
+                place.copy_(positions[k, : grid.shape[0], : grid.shape[1]])
             offset += index.numel()
-            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
+            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid, _ in group])
             self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
-        self.place = place
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""
@@ -94,14 +96,14 @@ class MatrixPlan:
         return torch.cat(results)[self.place]
 
 
-def _frame(group: list[Tensor]) -> tuple[int, int]:
-    return max(len(grid) for grid in group), max(grid.shape[1] for grid in group)
+def _frame(group: list[_Grid]) -> tuple[int, int]:
+    return max(len(grid) for grid, _ in group), max(grid.shape[1] for grid, _ in group)
 
 
-def _merged(groups: list[list[Tensor]], bucket_cost: float) -> list[list[Tensor]]:
+def _merged(groups: list[list[_Grid]], bucket_cost: float) -> list[list[_Grid]]:
     """Join groups of matrices into one padded batch where that is cheaper than two batches."""
 
-    def cost(group: list[Tensor]) -> float:
+    def cost(group: list[_Grid]) -> float:
         rows, cols = _frame(group)
         # Five rounds of three products, and a few passes over memory.
         each = 10 * rows**2 * (2 * cols + rows) + 1500 * rows * cols
@@ -160,8 +162,10 @@ class CoupledOptimizer:
 
     def follow_cut_(self, kept: Tensor) -> None:
         """Cut the state as the weights were cut; `attach` the new store next."""
-        self.second = self.second[kept[kept >= self.matrix_end] - self.matrix_end]
-        self.momentum = self.momentum[kept]
+        # Ascending, so the elements after the matrices are its end.
+        matrices = int((kept < self.matrix_end).sum())
+        self.second = pick(self.second, kept[matrices:] - self.matrix_end)
+        self.momentum = pick(self.momentum, kept)
 
     def observe_(self) -> None:
         """Take the task gradient into momentum and second moment."""

@@ -6,15 +6,15 @@ of tensors. Knows nothing of losses, drops or balance.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Side, Tensors, side_counts, spread
-from gaugelasso.storage import FlatStore
+from gaugelasso.axes import AxisTable, Tensors
+from gaugelasso.groups import Groups
+from gaugelasso.storage import FlatStore, pick
 
 Form = Literal["symmetric", "one_sided", "product_norm"]
 Calibration = Literal["efficiency", "geometry"]
@@ -23,18 +23,6 @@ Calibration = Literal["efficiency", "geometry"]
 _TINY = 1e-20
 # However small a group is, its rate keeps this share of the learning rate.
 _LEAST = 1e-3
-
-
-@dataclass(frozen=True)
-class GroupRange:
-    """The group ids of one axis: `width` on side A, then as many on side B."""
-
-    start: int
-    width: int
-
-    def side(self, side: Side) -> slice:
-        begin = self.start + (self.width if side == "b" else 0)
-        return slice(begin, begin + self.width)
 
 
 class Penalty:
@@ -55,72 +43,31 @@ class Penalty:
         calibration: Calibration = "efficiency",
     ):
         self.form = form
-        self.ranges: dict[str, GroupRange] = {}
-        counts, price, partner = [], [], []
-        start = 0
-        for axis in table.axes:
-            size = len(prices[axis.name])
-            self.ranges[axis.name] = GroupRange(start, size)
-            for _, slots in axis.sides():
-                counts.append(side_counts(axis, slots, tensors).cpu())
-                price.append(torch.as_tensor(prices[axis.name], dtype=torch.float64))
-            ids = torch.arange(start, start + 2 * size)
-            partner.append(torch.cat([ids[size:], ids[:size]]))
-            start += 2 * size
-        # One more group, without weight, for elements that are in fewer than two.
-        self.none = start
+        self.groups = Groups(table, tensors, store)
+        self.ranges, self.ids = self.groups.ranges, self.groups.ids
+        self.none, self.partner = self.groups.none, self.groups.partner
+        price = np.zeros(self.none + 1)
+        for name, span in self.ranges.items():
+            price[span.start : span.end] = np.tile(prices[name], 2)
         device, dtype = store.weight.device, store.weight.dtype
-        n = torch.cat([*counts, torch.ones(1, dtype=torch.float64)]).clamp(min=1)
-        r = torch.cat([*price, torch.zeros(1, dtype=torch.float64)])
-        self.partner = torch.cat([*partner, torch.tensor([self.none])]).to(device)
+        n = self.groups.counts.double().clamp(min=1)
+        r = torch.from_numpy(price).to(device)
+        self._nobody = torch.arange(self.none + 1, device=device) == self.none
         if calibration == "efficiency":
             strength = r / n.sqrt()
         else:
-            strength = n[self.partner.cpu()].sqrt()
-            strength[self.none] = 0
+            strength = n[self.partner].sqrt().masked_fill(self._nobody, 0.0)
         if form == "one_sided":
             for span in self.ranges.values():
                 strength[span.side("b")] = 0
-        self.strength = strength.to(device, dtype)
-        self.root_count = n.sqrt().to(device, dtype)
+        self.strength = strength.to(dtype)
+        self.root_count = n.sqrt().to(dtype)
         # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
-        self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(device, dtype)
-        self._nobody = torch.arange(start + 1, device=device) == self.none
-        self.ids = self._element_groups(table, tensors, store)
-        # The same, the other way round: the elements of each group, one after another.
-        every = torch.cat(self.ids)
-        order = every.argsort(stable=True)
-        members = order[: int((every < self.none).sum())]
-        self._members = members % max(len(store), 1)
-        sizes = torch.bincount(every[members], minlength=self.none + 1)
-        self._ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-    def _element_groups(self, table: AxisTable, tensors: Tensors, store: FlatStore) -> list[Tensor]:
-        device = store.weight.device
-        per_tensor: dict[str, list[Tensor]] = {name: [] for name in store.segments}
-        for axis in table.axes:
-            for side, slots in axis.sides():
-                for slot in slots:
-                    shape = store.segments[slot.tensor].shape
-                    index = torch.arange(len(self.strength), device=device)
-                    ids = spread(index[self.ranges[axis.name].side(side)], slot, tensors)
-                    per_tensor[slot.tensor].append(ids.expand(shape).reshape(-1))
-        passes = max((len(ids) for ids in per_tensor.values()), default=0)
-        result = []
-        for k in range(passes):
-            parts = []
-            for name, groups in per_tensor.items():
-                count = store.segments[name].shape.numel()
-                none = torch.full((count,), self.none, device=device)
-                parts.append(groups[k] if k < len(groups) else none)
-            result.append(torch.cat(parts))
-        return result
+        self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(dtype)
 
     def group_sums(self, values: Tensor) -> Tensor:
         """Sum per-element values over each group; 0 for the group without weight."""
-        return torch.segment_reduce(
-            values[self._members], "sum", offsets=self._ends, initial=0.0, unsafe=True
-        )
+        return self.groups.sums(values)
 
     def norms(self, weight: Tensor) -> Tensor:
         """Frobenius norm of every group."""
@@ -141,9 +88,9 @@ class Penalty:
         `norms`, if at hand, are the weight's own.
         """
         pull = self._pull(self.norms(weight) if norms is None else norms)
-        factor = pull[self.ids[0]]
+        factor = pick(pull, self.ids[0])
         for ids in self.ids[1:]:
-            factor = factor + pull[ids]
+            factor = factor + pick(pull, ids)
         return factor * weight
 
     def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
@@ -152,9 +99,9 @@ class Penalty:
         """
         rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
         rate = torch.where(self._nobody, lr, rate)
-        least = rate[self.ids[0][start:]]
+        least = pick(rate, self.ids[0][start:])
         for ids in self.ids[1:]:
-            least = torch.minimum(least, rate[ids[start:]])
+            least = torch.minimum(least, pick(rate, ids[start:]))
         return least
 
     def value(self, weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ is the exact difference of two counts. Knows nothing of weights or training.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +51,15 @@ ACCOUNTINGS: dict[str, Accounting] = {
 
 def count(table: AxisTable, accounting: Accounting, widths: Widths) -> float | np.ndarray:
     """Work per token at the given widths (numbers, or arrays for many cases at once)."""
+    return _work(table.costs, table.context, accounting, widths)
+
+
+def _work(
+    costs: Iterable[Cost], context: tuple[int, float], accounting: Accounting, widths: Widths
+) -> float | np.ndarray:
     total: float | np.ndarray = 0.0
-    for cost in table.costs:
-        work = cost.factor * accounting.weight(cost, *table.context)
+    for cost in costs:
+        work = cost.factor * accounting.weight(cost, *context)
         total = total + work * math.prod(widths[name] for name in cost.axes)
     return total
 
@@ -66,16 +72,22 @@ def total_fma(table: AxisTable, accounting: Accounting, tensors: Tensors) -> flo
 def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[str, np.ndarray]:
     """r: axis name -> what one token saves when that index goes, for each index."""
     widths = table.widths(tensors)
-    now = count(table, accounting, widths)
+    touching: dict[str, list[int]] = {name: [] for name in widths}
+    for k, cost in enumerate(table.costs):
+        for name in cost.axes:
+            touching[name].append(k)
     result = {}
     for axis in table.axes:
         size = widths[axis.name]
-        without: dict[str, int | np.ndarray] = dict(widths)
-        without[axis.name] = widths[axis.name] - 1
+        without: dict[str, int | np.ndarray] = {axis.name: size - 1}
         # An index reached by position maps takes one position of every axis it touches.
         for home, link in {table.home(slot): slot.link for slot in axis.linked()}.items():
             touched = np.zeros(size, dtype=np.int64)
             touched[tensors[str(link)].cpu().numpy()] = 1
-            without[home] = without[home] - touched
-        result[axis.name] = np.broadcast_to(now - count(table, accounting, without), (size,)).copy()
+            without[home] = without.get(home, widths[home]) - touched
+        # The other terms stay as they are.
+        terms = [table.costs[k] for k in sorted({k for name in without for k in touching[name]})]
+        now = _work(terms, table.context, accounting, widths)
+        saved = now - _work(terms, table.context, accounting, {**widths, **without})
+        result[axis.name] = np.broadcast_to(saved, (size,)).copy()
     return result

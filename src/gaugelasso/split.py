@@ -10,6 +10,7 @@ costs nothing. Knows nothing of losses or training.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,17 +37,19 @@ def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]
     for axis in table.axes:
         if not _divisible(axis, tensors, energies):
             continue
-        written: list[list[int]] = [[] for _ in range(width(axis, tensors))]
-        read: list[list[tuple[int, float]]] = [[] for _ in written]
-        for slot in axis.side_a:
-            for site in tensors[str(slot.link)].tolist():
-                written[site].append(_stage(slot))
-        for slot in axis.side_b:
-            sites = tensors[str(slot.link)].tolist()
-            for site, energy in zip(sites, energies[slot.tensor].tolist(), strict=True):
-                read[site].append((_stage(slot), energy))
-        for index, (writings, readings) in enumerate(zip(written, read, strict=True)):
-            turn = _turn(writings, sorted(readings), share)
+        size = width(axis, tensors)
+        writes = np.zeros((len(axis.side_a), size), dtype=bool)
+        for k, slot in enumerate(axis.side_a):
+            writes[k, tensors[str(slot.link)].cpu().numpy()] = True
+        heard = np.full((len(axis.side_b), size), -1.0)  # where nothing is read
+        for k, slot in enumerate(axis.side_b):
+            heard[k, tensors[str(slot.link)].cpu().numpy()] = energies[slot.tensor].cpu().numpy()
+        # Few indices have energies so far apart at all, and only these are looked through.
+        least = np.where(heard > 0, heard, np.inf).min(0)
+        for index in (least <= share * heard.max(0)).nonzero()[0].tolist():
+            written = [_stage(s) for k, s in enumerate(axis.side_a) if writes[k, index]]
+            energy = zip(axis.side_b, heard[:, index].tolist(), strict=True)
+            turn = _turn(written, sorted((_stage(s), e) for s, e in energy if e >= 0), share)
             if turn is not None:
                 splits.append(Split(axis.name, index, turn))
     return splits

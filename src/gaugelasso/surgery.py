@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Compressible, named_tensors
+from gaugelasso.axes import AxisTable, Compressible, named_tensors, width
 from gaugelasso.storage import FlatStore, replace_tensor
 
 # Axis name -> bool per index, on the CPU. Axes not named are kept whole.
@@ -22,8 +22,8 @@ def kept_elements(store: FlatStore, table: AxisTable, keeps: Keeps, alive: set[s
     One vector cuts weights, momentum and any other state of the parameters' shape,
     which is why a cut and an elementwise optimizer step commute.
     """
-    dims = _kept_dims(table, keeps)
     device = store.weight.device
+    dims = _kept_dims(table, keeps, device)
     parts = [torch.empty(0, dtype=torch.long, device=device)]
     for name, segment in store.segments.items():
         if name in alive:
@@ -40,32 +40,42 @@ def cut_(
     Parameters become fresh, independent tensors; whoever keeps flat storage builds
     it anew afterwards.
     """
-    dims = _kept_dims(table, keeps)
-    links = _new_links(table, keeps, dims, named_tensors(model))
+    tensors = named_tensors(model)
+    dims = _kept_dims(table, keeps, next(iter(tensors.values())).device)
+    links = _new_links(table, keeps, dims, tensors)
     for operator in removed:
         model.remove_operator(operator)
     for name, tensor in named_tensors(model).items():
         if name in links:
             replace_tensor(model, name, links[name])
             continue
-        new = _select(tensor.detach(), name, dims).clone()
+        old = tensor.detach()
+        new = _select(old, name, dims)
+        new = old.clone() if new is old else new
         replace_tensor(model, name, nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new)
 
 
-def _kept_dims(table: AxisTable, keeps: Keeps) -> dict[tuple[str, int], Tensor]:
-    kept = {}
-    for name, keep in keeps.items():
-        if not bool(keep.all()):
-            index = keep.nonzero().squeeze(1)
-            kept.update({(slot.tensor, slot.dim): index for slot in table[name].direct()})
-    return kept
+def _kept_dims(
+    table: AxisTable, keeps: Keeps, device: torch.device
+) -> dict[tuple[str, int], Tensor]:
+    """(tensor, dim) -> the positions that stay, for the dims that lose any."""
+    cut = {name: keep.nonzero().squeeze(1) for name, keep in keeps.items() if not bool(keep.all())}
+    if not cut:
+        return {}
+    # One transfer for all axes: each would wait for the device.
+    kept = torch.cat(list(cut.values())).to(device).split([len(index) for index in cut.values()])
+    return {
+        (slot.tensor, slot.dim): index
+        for name, index in zip(cut, kept, strict=True)
+        for slot in table[name].direct()
+    }
 
 
 def _select(tensor: Tensor, name: str, dims: Mapping[tuple[str, int], Tensor]) -> Tensor:
     for dim in range(tensor.ndim):
         index = dims.get((name, dim))
         if index is not None:
-            tensor = tensor.index_select(dim, index.to(tensor.device))
+            tensor = tensor.index_select(dim, index)
     return tensor
 
 
@@ -78,12 +88,11 @@ def _new_links(
     """Position maps after the cut: fewer positions, indices numbered anew."""
     links: dict[str, Tensor] = {}
     for axis in table.axes:
+        if not axis.linked():
+            continue
+        keep = keeps.get(axis.name, torch.ones(width(axis, tensors), dtype=torch.bool))
+        number = (keep.long().cumsum(0) - 1).to(tensors[str(axis.linked()[0].link)].device)
         for slot in axis.linked():
             link = str(slot.link)
-            new = _select(tensors[link], link, dims)
-            keep = keeps.get(axis.name)
-            if keep is not None:
-                number = (keep.long().cumsum(0) - 1).to(new.device)
-                new = number[new]
-            links[link] = new.clone()
+            links[link] = number[_select(tensors[link], link, dims)]
     return links

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from gaugelasso import gauge
-from gaugelasso.axes import named_tensors, width
+from gaugelasso.axes import Axis, AxisTable, Slot, named_tensors, width
+from gaugelasso.groups import Groups
+from gaugelasso.optim import CoupledOptimizer
+from gaugelasso.storage import FlatStore
 from tests.contract.models import AXES, CASES, SEEDS, Case, difference, loss, make, output
-from tests.toys import exact
+from tests.toys import Toy, exact, gaussian
 
 
 @pytest.mark.parametrize(("case", "name"), AXES)
@@ -89,3 +92,86 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
     factors = gauge.balance_(model.axis_table(), tensors)
     assert factors[axis.name][0] == 1
     assert all(math.isfinite(value) for c in factors.values() for value in c.tolist())
+
+
+@pytest.mark.parametrize("clip", [10.0, 1.05])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
+    case: Case, clip: float
+) -> None:
+    one, flat = make(case), make(case)
+    table, tensors = one.axis_table(), named_tensors(one)
+    optimizer = CoupledOptimizer(FlatStore(flat, table), table.matrices)
+    generator = torch.Generator().manual_seed(case.seed)
+    for state in (optimizer.momentum, optimizer.second):
+        state.copy_(torch.rand(state.shape, generator=generator))
+    states = optimizer.states()
+    momentum, second = (
+        {name: view.clone() for name, view in states[kind].items()} for kind in states
+    )
+    store, views = optimizer.store, named_tensors(flat)
+    groups = Groups(table, views, store)
+    balance, slow = gauge.Balance(table, views, groups), gauge.SlowNorms(table.norms, views)
+    for _ in range(3):
+        factors = gauge.balance_(table, tensors, 1, clip)
+        for name, factor in factors.items():
+            gauge.rescale_state_(table[name], factor, tensors, momentum, second)
+        for norm in table.norms:
+            gauge.anchor_(norm, tensors, momentum, second, 0.1)
+        mine = balance.sweep_(store.weight, optimizer.momentum, optimizer.second, clip)
+        slow.anchor_(states["momentum"], states["second"], 0.1)
+        for name, factor in factors.items():
+            assert difference(mine[groups.ranges[name].side("a")], factor) < 1e-12
+    for expected, got in (
+        (tensors, named_tensors(flat)),
+        (momentum, states["momentum"]),
+        (second, states["second"]),
+    ):
+        assert expected.keys() == got.keys()
+        for name, tensor in expected.items():
+            assert difference(got[name].double(), tensor.double()) < 1e-12, name
+
+
+def test_trained_riders_follow_a_flat_sweep() -> None:
+    """Also one that another axis penalises later in the same sweep."""
+    table = AxisTable(
+        axes=(
+            Axis(
+                "j", "j", (Slot("a"),), (Slot("b"),), (Slot("c", 1, power=2), Slot("d", power=-1))
+            ),
+            Axis("k", "k", (Slot("c"),), (Slot("e"),)),
+        ),
+        fixed=(Slot("a", 1), Slot("b", 1), Slot("e", 1)),
+    )
+    shapes = {"a": (3, 4), "b": (3, 2), "c": (5, 3), "d": (3,), "e": (5, 4)}
+    made = {name: gaussian(*shape, seed=k) for k, (name, shape) in enumerate(shapes.items())}
+    one, flat = (Toy(table, **made) for _ in range(2))
+    table.check(named_tensors(one))
+    store = FlatStore(flat, table)
+    views, tensors = named_tensors(flat), named_tensors(one)
+    state = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
+    second = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
+    for name, factor in gauge.balance_(table, tensors, 1).items():
+        gauge.rescale_state_(table[name], factor, tensors, state, second)
+    momentum, squares = torch.ones_like(store.weight), torch.ones_like(store.weight)
+    balance = gauge.Balance(table, views, Groups(table, views, store))
+    balance.sweep_(store.weight, momentum, squares)
+    for name in shapes:
+        assert difference(views[name], tensors[name]) < 1e-12
+        assert difference(store.views(momentum)[name], state[name]) < 1e-12
+        assert difference(store.views(squares)[name], second[name]) < 1e-12
+
+
+@pytest.mark.parametrize("dead", ["side_a", "side_b"])
+def test_a_flat_sweep_leaves_an_index_with_a_zero_side_alone(dead: str) -> None:
+    model = make(CASES[0])
+    table = model.axis_table()
+    store = FlatStore(model, table)
+    tensors, axis = named_tensors(model), table.axes[0]
+    for slot in getattr(axis, dead):
+        tensors[slot.tensor].detach().select(slot.dim, 0).zero_()
+    groups = Groups(table, tensors, store)
+    state = torch.ones_like(store.weight)
+    factor = gauge.Balance(table, tensors, groups).sweep_(store.weight, state, state.clone())
+    assert factor[groups.ranges[axis.name].side("a")][0] == 1
+    assert bool(factor.isfinite().all())
