@@ -98,11 +98,14 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
         "eager_ms": median_ms(step.plain, device, max(3, repeats // 5)),
         "event_ms": median_ms(compressor.event_, device, 3, warm=1),
     }
+    # The same, with a step's share of an event.
+    spent = whole - baseline + times["event_ms"] / config.compress.interval
     tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
     flops = 6 * work_per_token(step.model) * tokens  # a multiply and an add, forward and twice back
     return {
         "ms": whole,
         **times,
+        "machinery_share": spent / baseline,
         "tokens_per_s": 1000 * tokens / whole,
         "tflops": flops / (whole * 1e9),
         "matrix_tflops": matrix_rate(device),

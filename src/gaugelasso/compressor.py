@@ -23,6 +23,7 @@ from gaugelasso.axes import Compressible, named_tensors, on_host
 from gaugelasso.drop import Decision, cascade, channel_rms, ruling, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
+from gaugelasso.graph import GraphedStep
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.penalty import Penalty
@@ -40,6 +41,7 @@ class _Plan:
     slow: gauge.SlowNorms
     penalty: Penalty
     balance: gauge.Balance
+    balancing: Callable[[], None]
     links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
     prices: dict[str, np.ndarray] = field(repr=False)
     fma: float
@@ -69,6 +71,9 @@ class Compressor:
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.steps = 0
+        # How often the structure was taken up anew: captures of older ones are void.
+        self.rebuilds = 0
+        self._held: dict[str, float] = {}
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
         self._plan = self._build()
@@ -135,12 +140,19 @@ class Compressor:
 
     def press_(self, on: bool) -> None:
         """Switch compression on or off (off: plain training at a fixed structure)."""
-        self.pressure.fill_(float(on))
-        if not on:
-            self.pressed.zero_()
+        if self._changes("pressure", float(on)):
+            self.pressure.fill_(float(on))
+            if not on:
+                self.pressed.zero_()
 
     def set_lr_(self, lr: float) -> None:
-        self.lr.fill_(lr)
+        if self._changes("lr", lr):
+            self.lr.fill_(lr)
+
+    def _changes(self, name: str, value: float) -> bool:
+        """Whether a device scalar was not set to this value last: if not, a launch is saved."""
+        before, self._held[name] = self._held.get(name), value
+        return before != value
 
     # --- one structural event ---------------------------------------------------
 
@@ -153,7 +165,7 @@ class Compressor:
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
-        self._balance_()
+        self._plan.balancing()
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
         candidates = self._candidates(readable, prices)
@@ -249,6 +261,7 @@ class Compressor:
         self.table = self.model.axis_table()
         self._plan = self._build()
         self.optimizer.attach(self._plan.store, self.table.matrices)
+        self.rebuilds += 1
 
     def _build(self) -> _Plan:
         store = FlatStore(self.model, self.table)
@@ -264,6 +277,8 @@ class Compressor:
             slow=gauge.SlowNorms(self.table.norms, tensors),
             penalty=penalty,
             balance=gauge.Balance(self.table, tensors, penalty.groups),
+            # Most events change no structure: their thousand launches become one.
+            balancing=GraphedStep(self._balance_) if store.weight.is_cuda else self._balance_,
             links=links,
             prices=prices,
             fma=pricing.total_fma(self.table, self.accounting, tensors),
@@ -306,6 +321,7 @@ class Compressor:
             if tensor.shape != tensors[name].shape:
                 raise UserError(f"optimizer state {name!r} does not fit the model's shape")
             tensor.copy_(tensors[name])
+        self._held.clear()
         self.steps = steps
 
     def finite(self) -> bool:

@@ -1,12 +1,26 @@
-"""A training step as one CUDA graph: thousands of launches become one.
+"""Device work as a CUDA graph: thousands of launches become one.
 
-Captured anew when the structure changes; the first steps at a structure run
-plainly, so that libraries set themselves up outside the capture.
+Captured anew when the tensors change; the first calls run plainly, so that libraries set
+themselves up outside the capture.
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
+
+
+@cache
+def _pool() -> Any:
+    """One memory for all graphs: they run one after another and leave nothing behind in it."""
+    return torch.cuda.graph_pool_handle()
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    """One stream for all captures: libraries keep workspace for every stream they meet."""
+    return torch.cuda.Stream()
 
 
 class GraphedStep:
@@ -15,7 +29,7 @@ class GraphedStep:
     def __init__(self, step: Callable[[], None], warmup: int = 1):
         self._step = step
         self._warmup = warmup
-        self._stream = torch.cuda.Stream()
+        self._stream = _stream()
         self.reset()
 
     def reset(self) -> None:
@@ -34,6 +48,9 @@ class GraphedStep:
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            # Other threads (a loader that pins memory) may go on meanwhile.
+            with torch.cuda.graph(
+                self._graph, _pool(), self._stream, capture_error_mode="thread_local"
+            ):
                 self._step()
         self._graph.replay()

@@ -27,10 +27,17 @@ class TrainingStep:
         )
         self.inputs, self.targets = self._batches(0)
         self.loss = torch.zeros((), device=device)
-        self._graph: GraphedStep | None = None
-        self._run: Callable[[], None] = self.plain
-        if device.startswith("cuda") and config.train.graph:
-            self._run = self._graph = GraphedStep(self.plain)
+        self._probed = torch.zeros_like(self.loss)
+        cuda = device.startswith("cuda")
+        self._side = torch.cuda.Stream() if cuda else None
+        self._ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
+        self._graphs = (
+            {work: GraphedStep(work) for work in (self.plain, self._look)}
+            if cuda and config.train.graph
+            else {}
+        )
+        self._rebuilds = self.compressor.rebuilds
+        self._parameters = self.compressor.parameters
 
     def batch_seed(self, step: int, micro: int = 0) -> int:
         train = self.config.train
@@ -47,17 +54,41 @@ class TrainingStep:
 
     def load_(self, step: int) -> None:
         """Put this step's batch where the next call finds it."""
-        inputs, targets = self._batches(step)
+        if self._side is None:
+            inputs, targets = self._batches(step)
+        else:
+            inputs, targets = self._fetch(step, self._side)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
 
-    def __call__(self) -> None:
-        self._run()
+    def _fetch(self, step: int, side: torch.cuda.Stream) -> tuple[Tensor, Tensor]:
+        """This step's batch, made while the last step ran; the next one's is begun."""
+        here = torch.cuda.current_stream()
+        batch = self._ahead[1] if self._ahead and self._ahead[0] == step else self._batches(step)
+        here.wait_stream(side)
+        with torch.cuda.stream(side):
+            self._ahead = step + 1, self._batches(step + 1)
+        for tensor in batch:
+            tensor.record_stream(here)
+        return batch
 
-    def restructured(self) -> None:
-        """The model has changed shape: a capture of it is void."""
-        if self._graph is not None:
-            self._graph.reset()
+    def _run(self, work: Callable[[], None]) -> None:
+        """Plainly, or as a graph of the structure as it stands."""
+        if self._rebuilds != self.compressor.rebuilds:
+            self._rebuilds = self.compressor.rebuilds
+            for graph in self._graphs.values():
+                graph.reset()
+            self._give_back()
+        self._graphs.get(work, work)()
+
+    def _give_back(self) -> None:
+        """Return memory that larger structures needed, once they were larger by a good part."""
+        if self._side is not None and self.compressor.parameters < 0.8 * self._parameters:
+            self._parameters = self.compressor.parameters
+            torch.cuda.empty_cache()
+
+    def __call__(self) -> None:
+        self._run(self.plain)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with plainly(not self.config.train.fused):
@@ -78,9 +109,13 @@ class TrainingStep:
         self.gradients()
         self.compressor.update_(self.loss)
 
-    @torch.no_grad()
     def probe(self) -> float:
         """Loss of the loaded batch, as training sees it."""
+        self._run(self._look)
+        return float(self._probed)
+
+    @torch.no_grad()
+    def _look(self) -> None:
         pairs = zip(self.inputs, self.targets, strict=True)
         losses = [self.forward(inputs, targets) for inputs, targets in pairs]
-        return float(sum(losses) / len(losses))
+        self._probed.copy_(torch.stack(losses).mean())

@@ -52,7 +52,7 @@ _FRESH: dict[str, Any] = {
 }
 
 # What may differ when a run is resumed.
-_FREE = {("train", "device"), ("train", "threads"), ("train", "graph")}
+_FREE = {("train", "device"), ("train", "threads"), ("train", "graph"), ("train", "fused")}
 
 
 class TargetMissed(UserError):
@@ -144,8 +144,6 @@ class Trainer:
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
-            if event.dropped or event.splits:
-                self.step.restructured()
         return event
 
     def evaluate(self, batches: int) -> tuple[float, float]:
@@ -258,7 +256,7 @@ class Trainer:
             "wall_s": self.state["wall_s"],
         }
         if self.device.startswith("cuda"):
-            row["memory_mib"] = torch.cuda.memory_allocated() / 2**20
+            row["memory_mib"] = torch.cuda.memory_reserved() / 2**20
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
             end = self.schedule.end(frozen_at)

@@ -112,15 +112,16 @@ def test_silent_tokens_stay_silent() -> None:
 
 
 @pytest.mark.parametrize("placed", [True, False])
-def test_embed(placed: bool) -> None:
-    batch, length, vocabulary, d, size = 3, 17, 11, 70, 75
+@pytest.mark.parametrize("vocabulary", [11, 150])
+def test_embed(placed: bool, vocabulary: int) -> None:
+    batch, length, d, size = 3, 17, 70, 75
     tokens = torch.randint(vocabulary, (batch, length)).to(DEVICE)
     sites = torch.randperm(size)[:d].to(DEVICE)
 
     def run(table: Tensor, scale: Tensor, positions: Tensor, fused: bool) -> Tensor:
         where = positions if placed else None
-        call = stream.Embed.apply if fused else kernels.embed
-        x = call(tokens, table, where, scale, sites, size)
+        arguments = tokens, table, where, scale, sites, size
+        x = stream.Embed.apply(*arguments, torch.float32) if fused else kernels.embed(*arguments)
         return x if placed else torch.cat([x.flatten(), 0 * positions.flatten()])
 
     inputs = [draw(vocabulary, d), draw(d), draw(length + 2, d)]

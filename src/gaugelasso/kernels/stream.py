@@ -17,7 +17,7 @@ def embed(
     if fused(table):
         from gaugelasso.kernels.gpu import stream
 
-        return stream.Embed.apply(tokens, table, positions, scale, sites, size)
+        return stream.Embed.apply(tokens, table, positions, scale, sites, size, work_dtype(table))
     rows = _look_up(table, tokens.reshape(-1))
     if positions is not None:
         length = tokens.shape[1]

@@ -39,6 +39,8 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
         for part, key in _PARTS.items()
     ]
     note = (
+        f"Compression, with a step's share of an event, adds "
+        f"{100 * row['machinery_share']:.0f}% to the same training without it. "
         f"{count(row['tokens_per_s'])} tokens/s; {row['tflops']:.3g} TFLOP/s of "
         f"{row['matrix_tflops']:.3g} that a large matrix product reaches here; peak memory "
         f"{row['peak_gib']:.2f} GiB; {count(row['fma'])} FMA per token, "

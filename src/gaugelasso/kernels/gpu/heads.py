@@ -68,7 +68,7 @@ def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eig
 
 @triton.jit(do_not_specialize=_WIDTHS)
 def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
-          start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
+          eights_k, eights_v, start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
           TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):  # fmt: skip
     n = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     h = tl.program_id(1)
@@ -76,10 +76,10 @@ def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
     b, t = n // S, n % S
     if h < heads + groups:
         if h < heads:
-            source = d_q + b * qb + h * qh + t * qs
+            source = d_q + (b * qb + h * qh + t * qs) * 8
             to = d_rows + (h * d_k).to(tl.int64) * N
         else:
-            source = d_k_ + b * kb + (h - heads) * kh + t * ks
+            source = d_k_ + (b * kb + (h - heads) * kh + t * ks) * 8
             to = d_rows + (start_k + (h - heads) * d_k).to(tl.int64) * N
         half = d_k // 2 if TURN else d_k
         p = tl.arange(0, BK).to(tl.int64)
@@ -87,7 +87,7 @@ def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
         where = to + p[:, None] * N + n[None, :]
         if TURN:
             column = tl.arange(0, 2 * BK)
-            mask = live[:, None] & (column < d_k)
+            mask = live[:, None] & (column < eights_k * 8)
             both = tl.load(source[:, None] + column[None, :], mask=mask, other=0.0)
             first, second = tl.split(tl.reshape(both, (BT, BK, 2)))
             one = tl.trans(first).to(tl.float32)
@@ -104,8 +104,9 @@ def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
     else:
         g = h - heads - groups
         c_v = tl.arange(0, BV).to(tl.int64)
-        row = d_v_ + b * vb + g * vh + t * vs
-        value = tl.load(row[:, None] + c_v[None, :], mask=live[:, None] & (c_v < d_v), other=0.0)
+        row = d_v_ + (b * vb + g * vh + t * vs) * 8
+        full = live[:, None] & (c_v < eights_v * 8)
+        value = tl.load(row[:, None] + c_v[None, :], mask=full, other=0.0)
         rest = d_rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
         tl.store(rest, tl.trans(value), mask=(c_v < d_v)[:, None] & live[None, :])
 
@@ -113,6 +114,12 @@ def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
 def _blocks(d_k: int, d_v: int, turn: bool) -> tuple[int, int]:
     half = aligned(d_k) // 2 if turn else aligned(d_k)
     return max(16, triton.next_power_of_2(half)), max(16, triton.next_power_of_2(d_v))
+
+
+def _eights(heads: Tensor) -> bool:
+    """Whether every channel group of eight lies together and aligned."""
+    *strides, last = heads.stride()
+    return last == 1 and not any(step % ALIGN for step in strides)
 
 
 class SplitHeads(torch.autograd.Function):
@@ -144,7 +151,7 @@ class SplitHeads(torch.autograd.Function):
     def backward(ctx, d_q: Tensor, d_k_: Tensor, d_v_: Tensor):
         (table,) = ctx.saved_tensors
         heads, groups, d_k, d_v, starts = ctx.sizes
-        parts = [g if g.stride(-1) == 1 else g.contiguous() for g in (d_q, d_k_, d_v_)]
+        parts = [g if _eights(g) else g.contiguous() for g in (d_q, d_k_, d_v_)]
         batch, _, S, _ = d_q.shape
         N = batch * S
         ends = heads * d_k, starts[0] + groups * d_k, starts[1] + groups * d_v
@@ -153,9 +160,10 @@ class SplitHeads(torch.autograd.Function):
             if aligned(end) > end:
                 d_rows[end : aligned(end)].zero_()
         turn = table is not None
-        strides = [step for part in parts for step in part.stride()[:3]]
+        strides = [step // ALIGN for part in parts for step in part.stride()[:3]]
         _join[(triton.cdiv(N, BT), heads + 2 * groups)](
             *parts, d_rows, *(table if turn else (d_rows, d_rows)), N, S, heads, groups, d_k, d_v,
-            *starts, *strides, turn, *_blocks(d_k, d_v, turn), BT,
+            aligned(d_k) // ALIGN, aligned(d_v) // ALIGN, *starts, *strides, turn,
+            *_blocks(d_k, d_v, turn), BT,
         )  # fmt: skip
         return d_rows, None, None, None, None, None, None

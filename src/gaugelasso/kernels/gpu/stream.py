@@ -71,7 +71,7 @@ def _read(x, sites, weight, out, scale, energy, N, d, eps, RECORD: tl.constexpr,
     square = v * v
     level = tl.sum(tl.load(weight + j, mask=real, other=0.0)[:, None] * square, axis=0)
     if RECORD:
-        tl.atomic_add(energy + j, tl.sum(square, axis=1) / N, mask=real)
+        tl.store(energy + tl.program_id(0) * d + j, tl.sum(square, axis=1) / N, mask=real)
     s = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
     tl.store(scale + n, s, mask=live)
     padded = (j < (d + ALIGN - 1) // ALIGN * ALIGN)[:, None] & live[None, :]
@@ -84,19 +84,28 @@ def _read_back(d_out, out, sites, weight, scale, grad, N, d,
                BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """grad[s_j] += scale (d_j - weight_j n_j sum_i d_i n_i)."""
     n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    j = tl.arange(0, BD).to(tl.int64)
-    live, real = n < N, j < d
-    both = real[:, None] & live[None, :]
-    at = j[:, None] * N + n[None, :]
-    y = tl.load(out + at, mask=both, other=0.0).to(tl.float32)
-    g = tl.load(d_out + at, mask=both, other=0.0).to(tl.float32)
-    dot = tl.sum(y * g, axis=0)
+    live = n < N
+    dot = tl.zeros((BN,), tl.float32)
+    for start in range(0, d, BD):
+        j = start + tl.arange(0, BD).to(tl.int64)
+        both = (j < d)[:, None] & live[None, :]
+        at = j[:, None] * N + n[None, :]
+        y = tl.load(out + at, mask=both, other=0.0).to(tl.float32)
+        g = tl.load(d_out + at, mask=both, other=0.0).to(tl.float32)
+        dot += tl.sum(y * g, axis=0)
     s = tl.load(scale + n, mask=live, other=0.0)
-    w = tl.load(weight + j, mask=real, other=0.0)
-    site = tl.load(sites + j, mask=real, other=0)
-    where = grad + site[:, None] * N + n[None, :]
-    old = tl.load(where, mask=both, other=0.0)
-    tl.store(where, old + s[None, :] * (g - w[:, None] * y * dot[None, :]), mask=both)
+    for start in range(0, d, BD):
+        j = start + tl.arange(0, BD).to(tl.int64)
+        real = j < d
+        both = real[:, None] & live[None, :]
+        at = j[:, None] * N + n[None, :]
+        y = tl.load(out + at, mask=both, other=0.0).to(tl.float32)
+        g = tl.load(d_out + at, mask=both, other=0.0).to(tl.float32)
+        w = tl.load(weight + j, mask=real, other=0.0)
+        site = tl.load(sites + j, mask=real, other=0)
+        where = grad + site[:, None] * N + n[None, :]
+        old = tl.load(where, mask=both, other=0.0)
+        tl.store(where, old + s[None, :] * (g - w[:, None] * y * dot[None, :]), mask=both)
 
 
 @triton.jit(do_not_specialize=["d"])
@@ -122,16 +131,18 @@ def _write_back(grad, sites, d_u, N, d, ALIGN: tl.constexpr, BD: tl.constexpr, B
 
 
 def _tile(d: int) -> tuple[int, int, int]:
-    """Tokens, rows and warps of a program that holds all rows it reads: few sizes, few builds."""
-    for rows, tokens, warps in ((64, 32, 4), (256, 32, 8), (1024, 16, 8), (4096, 16, 16)):
-        if d <= rows:
-            return tokens, rows, warps
-    return 8, triton.next_power_of_2(d), 16
+    """Tokens, rows and warps of a program that holds all rows it reads at once."""
+    rows = max(32, triton.next_power_of_2(d))
+    if rows <= 128:
+        return 32, rows, 4
+    if rows <= 1024:
+        return 16, rows, 4 if rows <= 512 else 8
+    return 8, rows, 16
 
 
 class Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tokens, table, positions, scale, sites, size):
+    def forward(ctx, tokens, table, positions, scale, sites, size, dtype):
         N, d = tokens.numel(), len(sites)
         x = torch.zeros(size, N, device=table.device, dtype=table.dtype)
         tokens = tokens.contiguous()
@@ -140,22 +151,56 @@ class Embed(torch.autograd.Function):
         at = positions if placed else table
         _embed[grid](tokens, table, at, scale, sites, x, N, tokens.shape[1], d, placed, BN, BD)
         ctx.save_for_backward(tokens, table, positions, scale, sites)
+        ctx.dtype = dtype
         return x
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         tokens, table, positions, scale, sites = ctx.saved_tensors
-        d = len(sites)
-        placed = positions is not None
-        d_table, d_scale = torch.zeros_like(table), torch.zeros_like(scale)
-        d_positions = torch.zeros_like(positions) if placed else None
-        B, S = tokens.shape
-        at, d_at = (positions, d_positions) if placed else (table, d_table)
-        _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 8)](
-            grad.contiguous(), tokens, table, at, scale, sites, d_table, d_at, d_scale,
-            B, S, d, placed, 8, BN, BD,
-        )  # fmt: skip
-        return None, d_table, d_positions, d_scale, None, None
+        # Few rows that many tokens share: adding one by one would queue, a product does not.
+        by_product = table.shape[0] <= 2 * len(sites)
+        way = _embed_product if by_product else _embed_scatter
+        grads = way(grad.contiguous(), tokens, table, positions, scale, sites, ctx.dtype)
+        return None, *grads, None, None, None
+
+
+def _embed_scatter(grad, tokens, table, positions, scale, sites, dtype):
+    placed, d = positions is not None, len(sites)
+    d_table, d_scale = torch.zeros_like(table), torch.zeros_like(scale)
+    d_positions = torch.zeros_like(positions) if placed else None
+    B, S = tokens.shape
+    at, d_at = (positions, d_positions) if placed else (table, d_table)
+    _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 8)](
+        grad, tokens, table, at, scale, sites, d_table, d_at, d_scale, B, S, d, placed, 8, BN, BD
+    )
+    return d_table, d_positions, d_scale
+
+
+def _embed_product(grad, tokens, table, positions, scale, sites, dtype):
+    """The table as a map of one-hot rows, its scale folded in."""
+    B, S = tokens.shape
+    d = len(sites)
+    rows = _gathered(grad, sites, dtype)
+    hot = torch.zeros(aligned(len(table)), B * S, device=grad.device, dtype=dtype)
+    hot.scatter_(0, tokens.view(1, -1), 1.0)
+    folded = (hot @ rows.T)[: len(table), :d].float()
+    d_scale = (folded * table).sum(0)
+    d_positions = None
+    if positions is not None:
+        placed = rows[:d].view(d, B, S).sum(1, dtype=torch.float32).T
+        d_scale += (placed * positions[:S]).sum(0)
+        d_positions = torch.zeros_like(positions)
+        d_positions[:S] = placed * scale
+    return folded * scale, d_positions, d_scale
+
+
+def _gathered(grad: Tensor, sites: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of the stream's gradient, padded."""
+    d, N = len(sites), grad.shape[1]
+    rows = torch.empty(aligned(d), N, device=grad.device, dtype=dtype)
+    grid = (triton.cdiv(aligned(d), Write.ROWS), triton.cdiv(N, Write.COLUMNS))
+    _write_back[grid](grad, sites, rows, N, d, ALIGN, Write.ROWS, Write.COLUMNS)
+    return rows
 
 
 class Read(torch.autograd.Function):
@@ -165,13 +210,16 @@ class Read(torch.autograd.Function):
         out = torch.empty(aligned(d), N, device=x.device, dtype=dtype)
         scale = torch.empty(N, device=x.device, dtype=torch.float32)
         record = energy is not None
-        if record:
-            energy.zero_()
         tokens, rows, warps = _tile(d)
-        _read[(triton.cdiv(N, tokens),)](
-            x, sites, weight, out, scale, energy if record else scale, N, d, eps, record,
-            ALIGN, tokens, rows, num_warps=warps,
+        blocks = triton.cdiv(N, tokens)
+        # Each program's share, then their sum: faster than adding to one place, and repeatable.
+        shares = torch.empty(blocks, d, device=x.device) if record else scale
+        _read[(blocks,)](
+            x, sites, weight, out, scale, shares, N, d, eps, record, ALIGN, tokens, rows,
+            num_warps=warps,
         )  # fmt: skip
+        if record:
+            torch.sum(shares, 0, out=energy)
         ctx.save_for_backward(out, sites, weight, scale)
         # Handed on unchanged, but as a new link of the chain, so that backward gets its
         # gradient whole and can add to it.
@@ -183,11 +231,10 @@ class Read(torch.autograd.Function):
         out, sites, weight, scale = ctx.saved_tensors
         d, N = len(sites), out.shape[1]
         grad = grad.contiguous()
-        tokens, rows, warps = _tile(d)
+        tokens = 128 if N >= 2**15 else 32  # long rows, as long as there is work for all
         _read_back[(triton.cdiv(N, tokens),)](
-            d_out.contiguous(), out, sites, weight, scale, grad, N, d, tokens, rows,
-            num_warps=warps,
-        )  # fmt: skip
+            d_out.contiguous(), out, sites, weight, scale, grad, N, d, tokens, 64
+        )
         return grad, None, None, None, None, None
 
 
@@ -203,15 +250,11 @@ class Write(torch.autograd.Function):
         grid = (triton.cdiv(d, Write.ROWS), triton.cdiv(N, Write.COLUMNS))
         _write[grid](x, sites, u.contiguous(), N, d, Write.ROWS, Write.COLUMNS)
         ctx.save_for_backward(sites)
-        ctx.shape, ctx.dtype = u.shape, u.dtype
+        ctx.rows, ctx.dtype = u.shape[0], u.dtype
         return x
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         (sites,) = ctx.saved_tensors
-        d, N = len(sites), grad.shape[1]
         grad = grad.contiguous()
-        d_u = torch.empty(aligned(d), N, device=grad.device, dtype=ctx.dtype)
-        grid = (triton.cdiv(aligned(d), Write.ROWS), triton.cdiv(N, Write.COLUMNS))
-        _write_back[grid](grad, sites, d_u, N, d, ALIGN, Write.ROWS, Write.COLUMNS)
-        return grad, None, d_u[: ctx.shape[0]]
+        return grad, None, _gathered(grad, sites, ctx.dtype)[: ctx.rows]
