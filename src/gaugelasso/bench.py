@@ -84,7 +84,7 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
 
     def timed(action: Callable[[], None]) -> float:
         graph = device.startswith("cuda") and config.train.graph
-        return median_ms(GraphedStep(action) if graph else action, device, repeats)
+        return median_ms(GraphedStep(action, graph), device, repeats)
 
     whole = timed(step.plain)
     ahead, baseline = timed(forward), timed(unpressed)

@@ -41,7 +41,6 @@ class _Plan:
     slow: gauge.SlowNorms
     penalty: Penalty
     balance: gauge.Balance
-    balancing: Callable[[], None]
     links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
     prices: dict[str, np.ndarray] = field(repr=False)
     fma: float
@@ -96,6 +95,8 @@ class Compressor:
         self.seen = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
+        # Most events change no structure: their thousand launches become one.
+        self._balancing = GraphedStep(self._balance_, on=weight.is_cuda)
         self.fma_initial = self.fma
 
     # --- one step ---------------------------------------------------------------
@@ -165,7 +166,7 @@ class Compressor:
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
-        self._plan.balancing()
+        self._balancing()
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
         candidates = self._candidates(readable, prices)
@@ -262,6 +263,7 @@ class Compressor:
         self._plan = self._build()
         self.optimizer.attach(self._plan.store, self.table.matrices)
         self.rebuilds += 1
+        self._balancing.reset()
 
     def _build(self) -> _Plan:
         store = FlatStore(self.model, self.table)
@@ -277,8 +279,6 @@ class Compressor:
             slow=gauge.SlowNorms(self.table.norms, tensors),
             penalty=penalty,
             balance=gauge.Balance(self.table, tensors, penalty.groups),
-            # Most events change no structure: their thousand launches become one.
-            balancing=GraphedStep(self._balance_) if store.weight.is_cuda else self._balance_,
             links=links,
             prices=prices,
             fma=pricing.total_fma(self.table, self.accounting, tensors),

@@ -6,15 +6,8 @@ themselves up outside the capture.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
-
-
-@cache
-def _pool() -> Any:
-    """One memory for all graphs: they run one after another and leave nothing behind in it."""
-    return torch.cuda.graph_pool_handle()
 
 
 @cache
@@ -24,33 +17,43 @@ def _stream() -> torch.cuda.Stream:
 
 
 class GraphedStep:
-    """Runs `step` (device work only, on fixed tensors) plainly, then as a graph."""
+    """Runs `step` (device work only, on fixed tensors) plainly, then as a graph.
 
-    def __init__(self, step: Callable[[], None], warmup: int = 1):
-        self._step = step
-        self._warmup = warmup
-        self._stream = _stream()
+    With `on` false it always runs plainly.
+    """
+
+    def __init__(self, step: Callable[[], None], on: bool = True, warmup: int = 1):
+        self._step, self._on, self._warmup = step, on, warmup
+        self._graph: torch.cuda.CUDAGraph | None = None
         self.reset()
 
-    def reset(self) -> None:
-        """The tensors have changed: forget the capture."""
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._left = self._warmup
+    def reset(self, release: bool = False) -> None:
+        """The tensors have changed: the capture is void.
+
+        Its memory serves the next one, or with `release` goes back to the allocator.
+        """
+        self._valid, self._left = False, self._warmup
+        if release:
+            self._graph = None
 
     def __call__(self) -> None:
-        if self._graph is None and self._left > 0:
+        if not self._on:
+            self._step()
+            return
+        if not self._valid and self._left > 0:
             self._left -= 1
             # On the stream that captures: what autograd allocates stays valid there.
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            stream = _stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
                 self._step()
-            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.current_stream().wait_stream(stream)
             return
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
+        if self._graph is None or not self._valid:
+            pool = self._graph.pool() if self._graph else None
+            graph = torch.cuda.CUDAGraph()
             # Other threads (a loader that pins memory) may go on meanwhile.
-            with torch.cuda.graph(
-                self._graph, _pool(), self._stream, capture_error_mode="thread_local"
-            ):
+            with torch.cuda.graph(graph, pool, _stream(), capture_error_mode="thread_local"):
                 self._step()
+            self._graph, self._valid = graph, True
         self._graph.replay()

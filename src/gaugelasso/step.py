@@ -3,8 +3,6 @@
 What the trainer repeats and the benchmark measures. Knows nothing of phases or files.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -31,11 +29,8 @@ class TrainingStep:
         cuda = device.startswith("cuda")
         self._side = torch.cuda.Stream() if cuda else None
         self._ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
-        self._graphs = (
-            {work: GraphedStep(work) for work in (self.plain, self._look)}
-            if cuda and config.train.graph
-            else {}
-        )
+        graph = cuda and config.train.graph
+        self._step, self._probe = (GraphedStep(work, graph) for work in (self.plain, self._look))
         self._rebuilds = self.compressor.rebuilds
         self._parameters = self.compressor.parameters
 
@@ -72,23 +67,23 @@ class TrainingStep:
             tensor.record_stream(here)
         return batch
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Plainly, or as a graph of the structure as it stands."""
-        if self._rebuilds != self.compressor.rebuilds:
-            self._rebuilds = self.compressor.rebuilds
-            for graph in self._graphs.values():
-                graph.reset()
-            self._give_back()
-        self._graphs.get(work, work)()
-
-    def _give_back(self) -> None:
-        """Return memory that larger structures needed, once they were larger by a good part."""
-        if self._side is not None and self.compressor.parameters < 0.8 * self._parameters:
+    def _follow_structure(self) -> None:
+        """Forget captures of a structure that is no more."""
+        if self._rebuilds == self.compressor.rebuilds:
+            return
+        self._rebuilds = self.compressor.rebuilds
+        # Memory that a larger structure needed is given back once it is a good part of it.
+        release = self.compressor.parameters < 0.8 * self._parameters
+        for graph in (self._step, self._probe):
+            graph.reset(release)
+        if release:
             self._parameters = self.compressor.parameters
-            torch.cuda.empty_cache()
+            if self._side is not None:
+                torch.cuda.empty_cache()
 
     def __call__(self) -> None:
-        self._run(self.plain)
+        self._follow_structure()
+        self._step()
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with plainly(not self.config.train.fused):
@@ -111,7 +106,8 @@ class TrainingStep:
 
     def probe(self) -> float:
         """Loss of the loaded batch, as training sees it."""
-        self._run(self._look)
+        self._follow_structure()
+        self._probe()
         return float(self._probed)
 
     @torch.no_grad()
