@@ -28,92 +28,109 @@ def _angles(frequencies, cos, sin, P, S, BS: tl.constexpr):
 def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eights_v,
            start_k, start_v, TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
            BT: tl.constexpr):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    h = tl.program_id(1)
+    n = tl.program_id(0) * BT + tl.arange(0, BT)
+    kind, lane, lanes = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     live = n < N
-    if h < heads + groups:
+    if kind < 2:
         wide = eights_k * 8
-        if h < heads:
-            source = rows + (h * d_k).to(tl.int64) * N
-            to = q + (n * heads + h) * wide
-        else:
-            source = rows + (start_k + (h - heads) * d_k).to(tl.int64) * N
-            to = k + (n * groups + h - heads) * wide
         half = d_k // 2 if TURN else d_k
-        p = tl.arange(0, BK).to(tl.int64)
+        p = tl.arange(0, BK)
         there = (p < half)[:, None] & live[None, :]
-        first = tl.load(source + p[:, None] * N + n[None, :], mask=there, other=0.0)
+        if kind == 0:
+            source, to, count = rows, q, heads
+        else:
+            source, to, count = rows + start_k * N, k, groups
         if TURN:
-            second = tl.load(source + (half + p)[:, None] * N + n[None, :], mask=there, other=0.0)
-            one, two = first.to(tl.float32), second.to(tl.float32)
             at = p[:, None] * S + (n % S)[None, :]
             c = tl.load(cos + at, mask=there, other=0.0)
             s = tl.load(sin + at, mask=there, other=0.0)
-            first = (one * c - two * s).to(q.dtype.element_ty)
-            second = (one * s + two * c).to(q.dtype.element_ty)
-            both = tl.interleave(tl.trans(first), tl.trans(second))
-            column = tl.arange(0, 2 * BK)
-            tl.store(to[:, None] + column[None, :], both, mask=live[:, None] & (column < wide))
-        else:
-            tl.store(to[:, None] + p[None, :], tl.trans(first), mask=live[:, None] & (p < wide))
+        for h in range(lane, count, lanes):
+            here = source + (h * d_k + p)[:, None] * N + n[None, :]
+            first = tl.load(here, mask=there, other=0.0)
+            row = to + (n * count + h) * wide
+            if TURN:
+                second = tl.load(here + half * N, mask=there, other=0.0)
+                one, two = first.to(tl.float32), second.to(tl.float32)
+                first = (one * c - two * s).to(q.dtype.element_ty)
+                second = (one * s + two * c).to(q.dtype.element_ty)
+                both = tl.interleave(tl.trans(first), tl.trans(second))
+                column = tl.arange(0, 2 * BK)
+                tl.store(row[:, None] + column[None, :], both, mask=live[:, None] & (column < wide))
+            else:
+                tl.store(
+                    row[:, None] + p[None, :], tl.trans(first), mask=live[:, None] & (p < wide)
+                )
     else:
-        g = h - heads - groups
-        c_v = tl.arange(0, BV).to(tl.int64)
-        rest = rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
-        value = tl.load(rest, mask=(c_v < d_v)[:, None] & live[None, :], other=0.0)
-        row = v + (n * groups + g) * eights_v * 8
-        mask = live[:, None] & (c_v < eights_v * 8)
-        tl.store(row[:, None] + c_v[None, :], tl.trans(value), mask=mask)
+        c_v = tl.arange(0, BV)
+        known = (c_v < d_v)[:, None] & live[None, :]
+        full = live[:, None] & (c_v < eights_v * 8)
+        for g in range(lane, groups, lanes):
+            rest = rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
+            value = tl.load(rest, mask=known, other=0.0)
+            place = v + (n * groups + g) * (eights_v * 8)
+            tl.store(place[:, None] + c_v[None, :], tl.trans(value), mask=full)
 
 
 @triton.jit(do_not_specialize=_WIDTHS)
 def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
           eights_k, eights_v, start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
           TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    h = tl.program_id(1)
+    n = tl.program_id(0) * BT + tl.arange(0, BT)
+    kind, lane, lanes = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     live = n < N
     b, t = n // S, n % S
-    if h < heads + groups:
-        if h < heads:
-            source = d_q + (b * qb + h * qh + t * qs) * 8
-            to = d_rows + (h * d_k).to(tl.int64) * N
-        else:
-            source = d_k_ + (b * kb + (h - heads) * kh + t * ks) * 8
-            to = d_rows + (start_k + (h - heads) * d_k).to(tl.int64) * N
+    if kind < 2:
         half = d_k // 2 if TURN else d_k
-        p = tl.arange(0, BK).to(tl.int64)
+        p = tl.arange(0, BK)
         there = (p < half)[:, None] & live[None, :]
-        where = to + p[:, None] * N + n[None, :]
+        if kind == 0:
+            to, count, step = d_rows, heads, qh
+            source = d_q + (b * qb + t * qs) * 8
+        else:
+            to, count, step = d_rows + start_k * N, groups, kh
+            source = d_k_ + (b * kb + t * ks) * 8
         if TURN:
-            column = tl.arange(0, 2 * BK)
-            mask = live[:, None] & (column < eights_k * 8)
-            both = tl.load(source[:, None] + column[None, :], mask=mask, other=0.0)
-            first, second = tl.split(tl.reshape(both, (BT, BK, 2)))
-            one = tl.trans(first).to(tl.float32)
-            two = tl.trans(second).to(tl.float32)
             at = p[:, None] * S + t[None, :]
             c = tl.load(cos + at, mask=there, other=0.0)
             s = tl.load(sin + at, mask=there, other=0.0)
-            tl.store(where, (one * c + two * s).to(d_rows.dtype.element_ty), mask=there)
-            turned = (two * c - one * s).to(d_rows.dtype.element_ty)
-            tl.store(where + half * N, turned, mask=there)
-        else:
-            alone = tl.load(source[:, None] + p[None, :], mask=live[:, None] & (p < d_k), other=0.0)
-            tl.store(where, tl.trans(alone), mask=there)
+        for h in range(lane, count, lanes):
+            here = source + h * step * 8
+            where = to + (h * d_k + p)[:, None] * N + n[None, :]
+            if TURN:
+                column = tl.arange(0, 2 * BK)
+                mask = live[:, None] & (column < eights_k * 8)
+                both = tl.load(here[:, None] + column[None, :], mask=mask, other=0.0)
+                first, second = tl.split(tl.reshape(both, (BT, BK, 2)))
+                one = tl.trans(first).to(tl.float32)
+                two = tl.trans(second).to(tl.float32)
+                tl.store(where, (one * c + two * s).to(d_rows.dtype.element_ty), mask=there)
+                turned = (two * c - one * s).to(d_rows.dtype.element_ty)
+                tl.store(where + half * N, turned, mask=there)
+            else:
+                alone = tl.load(
+                    here[:, None] + p[None, :], mask=live[:, None] & (p < eights_k * 8), other=0.0
+                )
+                tl.store(where, tl.trans(alone), mask=there)
     else:
-        g = h - heads - groups
-        c_v = tl.arange(0, BV).to(tl.int64)
-        row = d_v_ + (b * vb + g * vh + t * vs) * 8
+        c_v = tl.arange(0, BV)
+        known = (c_v < d_v)[:, None] & live[None, :]
         full = live[:, None] & (c_v < eights_v * 8)
-        value = tl.load(row[:, None] + c_v[None, :], mask=full, other=0.0)
-        rest = d_rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
-        tl.store(rest, tl.trans(value), mask=(c_v < d_v)[:, None] & live[None, :])
+        base = d_v_ + (b * vb + t * vs) * 8
+        for g in range(lane, groups, lanes):
+            value = tl.load((base + g * vh * 8)[:, None] + c_v[None, :], mask=full, other=0.0)
+            rest = d_rows + (start_v + g * d_v + c_v)[:, None] * N + n[None, :]
+            tl.store(rest, tl.trans(value), mask=known)
 
 
 def _blocks(d_k: int, d_v: int, turn: bool) -> tuple[int, int]:
     half = aligned(d_k) // 2 if turn else aligned(d_k)
     return max(16, triton.next_power_of_2(half)), max(16, triton.next_power_of_2(d_v))
+
+
+def _grid(N: int, heads: int) -> tuple[int, int, int]:
+    """Token blocks, queries | keys | values, and lanes that share out the heads."""
+    lanes = 1 if N >= 2**15 else heads
+    return triton.cdiv(N, BT), 3, lanes
 
 
 def _eights(heads: Tensor) -> bool:
@@ -139,7 +156,7 @@ class SplitHeads(torch.autograd.Function):
         if turn:
             _angles[(d_k // 2, triton.cdiv(S, 128))](frequencies, *table, d_k // 2, S, 128)
         starts = aligned(heads * d_k), aligned(heads * d_k) + aligned(groups * d_k)
-        _split[(triton.cdiv(N, BT), heads + 2 * groups)](
+        _split[_grid(N, heads)](
             rows, q, k, v, *table, N, S, heads, groups, d_k, d_v, wide_k // ALIGN,
             wide_v // ALIGN, *starts, turn, *_blocks(d_k, d_v, turn), BT,
         )  # fmt: skip
@@ -161,7 +178,7 @@ class SplitHeads(torch.autograd.Function):
                 d_rows[end : aligned(end)].zero_()
         turn = table is not None
         strides = [step // ALIGN for part in parts for step in part.stride()[:3]]
-        _join[(triton.cdiv(N, BT), heads + 2 * groups)](
+        _join[_grid(N, heads)](
             *parts, d_rows, *(table if turn else (d_rows, d_rows)), N, S, heads, groups, d_k, d_v,
             aligned(d_k) // ALIGN, aligned(d_v) // ALIGN, *starts, *strides, turn,
             *_blocks(d_k, d_v, turn), BT,

@@ -14,8 +14,8 @@ BN, BD = 32, 64
 @triton.jit(do_not_specialize=["d"])
 def _embed(tokens, table, positions, scale, sites, x, N, S, d, PLACED: tl.constexpr,
            BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    j = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    j = tl.program_id(1) * BD + tl.arange(0, BD)
     live, real = n < N, j < d
     both = live[:, None] & real[None, :]
     token = tl.load(tokens + n, mask=live, other=0)
@@ -33,7 +33,7 @@ def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positio
                 B, S, d, PLACED: tl.constexpr, PARTS: tl.constexpr,
                 BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     t = tl.program_id(0) * BN + tl.arange(0, BN)
-    j = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
+    j = tl.program_id(1) * BD + tl.arange(0, BD)
     live, real = t < S, j < d
     both = live[:, None] & real[None, :]
     site = tl.load(sites + j, mask=real, other=0)
@@ -45,7 +45,7 @@ def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positio
     here = tl.zeros((BN, BD), tl.float32)
     total = tl.zeros((BD,), tl.float32)
     for b in range(tl.program_id(2), B, PARTS):
-        n = (b * S + t).to(tl.int64)
+        n = b * S + t
         where = grad + site[:, None] * (B * S) + n[None, :]
         g = tl.trans(tl.load(where, mask=real[:, None] & live[None, :], other=0.0))
         token = tl.load(tokens + n, mask=live, other=0)
@@ -62,8 +62,8 @@ def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positio
 @triton.jit(do_not_specialize=["d"])
 def _read(x, sites, weight, out, scale, energy, N, d, eps, RECORD: tl.constexpr,
           ALIGN: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    j = tl.arange(0, BD).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    j = tl.arange(0, BD)
     live, real = n < N, j < d
     site = tl.load(sites + j, mask=real, other=0)
     both = real[:, None] & live[None, :]
@@ -83,11 +83,11 @@ def _read(x, sites, weight, out, scale, energy, N, d, eps, RECORD: tl.constexpr,
 def _read_back(d_out, out, sites, weight, scale, grad, N, d,
                BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """grad[s_j] += scale (d_j - weight_j n_j sum_i d_i n_i)."""
-    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     live = n < N
     dot = tl.zeros((BN,), tl.float32)
     for start in range(0, d, BD):
-        j = start + tl.arange(0, BD).to(tl.int64)
+        j = start + tl.arange(0, BD)
         both = (j < d)[:, None] & live[None, :]
         at = j[:, None] * N + n[None, :]
         y = tl.load(out + at, mask=both, other=0.0).to(tl.float32)
@@ -95,7 +95,7 @@ def _read_back(d_out, out, sites, weight, scale, grad, N, d,
         dot += tl.sum(y * g, axis=0)
     s = tl.load(scale + n, mask=live, other=0.0)
     for start in range(0, d, BD):
-        j = start + tl.arange(0, BD).to(tl.int64)
+        j = start + tl.arange(0, BD)
         real = j < d
         both = real[:, None] & live[None, :]
         at = j[:, None] * N + n[None, :]
@@ -110,8 +110,8 @@ def _read_back(d_out, out, sites, weight, scale, grad, N, d,
 
 @triton.jit(do_not_specialize=["d"])
 def _write(x, sites, u, N, d, BD: tl.constexpr, BN: tl.constexpr):
-    j = tl.program_id(0).to(tl.int64) * BD + tl.arange(0, BD)
-    n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
+    j = tl.program_id(0) * BD + tl.arange(0, BD)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     real = j < d
     both = real[:, None] & (n < N)[None, :]
     where = x + tl.load(sites + j, mask=real, other=0)[:, None] * N + n[None, :]
@@ -121,8 +121,8 @@ def _write(x, sites, u, N, d, BD: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["d"])
 def _write_back(grad, sites, d_u, N, d, ALIGN: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
-    j = tl.program_id(0).to(tl.int64) * BD + tl.arange(0, BD)
-    n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
+    j = tl.program_id(0) * BD + tl.arange(0, BD)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     real, live = j < d, n < N
     where = grad + tl.load(sites + j, mask=real, other=0)[:, None] * N + n[None, :]
     g = tl.load(where, mask=real[:, None] & live[None, :], other=0.0)
@@ -170,8 +170,8 @@ def _embed_scatter(grad, tokens, table, positions, scale, sites, dtype):
     d_positions = torch.zeros_like(positions) if placed else None
     B, S = tokens.shape
     at, d_at = (positions, d_positions) if placed else (table, d_table)
-    _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 8)](
-        grad, tokens, table, at, scale, sites, d_table, d_at, d_scale, B, S, d, placed, 8, BN, BD
+    _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 32)](
+        grad, tokens, table, at, scale, sites, d_table, d_at, d_scale, B, S, d, placed, 32, BN, BD
     )
     return d_table, d_positions, d_scale
 
