@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from gaugelasso import Compressor, CompressorOptions, Transformer, TransformerSpec
-from gaugelasso.tasks import Retrieval
+from gaugelasso.tasks import Draw, Retrieval
 
 
 def main(steps: int = 3000) -> Compressor:
@@ -25,7 +25,7 @@ def main(steps: int = 3000) -> Compressor:
         return True
 
     for step in range(steps):
-        inputs, targets = task.batch(32, seed=step, device="cpu")
+        inputs, targets = task.batch(32, Draw(0, step), "cpu")
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         compressor.step(loss)

@@ -18,7 +18,7 @@ from gaugelasso import gauge
 from gaugelasso.axes import named_tensors, side_rms
 from gaugelasso.compressor import Compressor, CompressorOptions
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.tasks import Retrieval
+from gaugelasso.tasks import Draw, Retrieval
 
 TASK = Retrieval(vocabulary=12, modulus=3, length=8)
 # The rate is high and the target loose: what takes the paper 25,000 steps shows in 200.
@@ -71,7 +71,7 @@ class Loop:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return TASK.batch(BATCH, 10**6 * SEED + step, "cpu")
+    return TASK.batch(BATCH, Draw(SEED, step), "cpu")
 
 
 def begin(norm: str = "slow", **options: Any) -> Loop:

@@ -116,10 +116,10 @@ def test_the_papers_structure_has_the_widths_of_its_table() -> None:
 
 
 def test_noise_is_a_function_of_its_seed() -> None:
-    from gaugelasso.tasks import Noise
+    from gaugelasso.tasks import Draw, Noise
 
     task = Noise(vocabulary=5, classes=3, length=7)
-    first, again, other = (task.batch(2, seed, "cpu") for seed in (1, 1, 2))
+    first, again, other = (task.batch(2, Draw(seed), "cpu") for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
     assert first[0].shape == (2, 7)

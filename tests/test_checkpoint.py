@@ -15,6 +15,7 @@ from torch import Tensor
 from gaugelasso import checkpoint
 from gaugelasso.axes import named_tensors
 from gaugelasso.errors import UserError
+from gaugelasso.tasks import Draw
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
 
@@ -66,7 +67,7 @@ def test_it_loads_without_pickle(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_model_reloads_to_the_same_outputs(trainer: Trainer, folder: Path) -> None:
     model = checkpoint.load_model(folder)
-    inputs, _ = trainer.task.batch(5, 1, "cpu")
+    inputs, _ = trainer.task.batch(5, Draw(1), "cpu")
     with torch.no_grad():
         assert torch.equal(model.eval()(inputs), trainer.model.eval()(inputs))
     assert model.structure() == trainer.compressor.structure

@@ -21,7 +21,7 @@ import typer
 from gaugelasso import axes, load_model
 from gaugelasso.cli import app
 from gaugelasso.config import Config
-from gaugelasso.tasks import TASKS
+from gaugelasso.tasks import TASKS, Draw
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -317,14 +317,14 @@ def test_the_loop_on_its_page_saves_what_can_be_loaded(tmp_path: Path) -> None:
     assert compressor.history
     model = load_model(tmp_path / "checkpoint")
     assert model.structure() == compressor.structure
-    inputs, _ = page.RunningMax().batch(2, seed=0, device="cpu")
+    inputs, _ = page.RunningMax().batch(2, Draw(0), "cpu")
     with torch.no_grad():
         assert torch.equal(model.eval()(inputs), compressor.model.eval()(inputs))
 
 
 def test_the_running_maximum_is_one() -> None:
     task = run_page(DOCS / "your-task.md").RunningMax(vocabulary=9, length=7)
-    tokens, labels = task.batch(3, seed=5, device="cpu")
+    tokens, labels = task.batch(3, Draw(5), "cpu")
     for position in range(7):
         assert torch.equal(labels[:, position], tokens[:, : position + 1].amax(dim=1))
 

@@ -21,7 +21,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.compressor import Compressor, CompressorOptions
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.schedule import Schedule
-from gaugelasso.tasks import TRAINING, Retrieval, stream_seed
+from gaugelasso.tasks import Draw, Retrieval
 
 FOLDER = Path(__file__).parent / "golden"
 SEED, BATCH, TARGET = 42, 8, 2.4
@@ -64,8 +64,7 @@ def curve(**options: Any) -> dict[str, Any]:
     for step in range(SCHEDULE.steps):
         compressor.press_(SCHEDULE.phase(step, None) == "compression")
         compressor.set_lr_(SCHEDULE.rate(step, None))
-        seed = stream_seed(SEED, TRAINING, step)
-        now["inputs"], now["targets"] = TASK.batch(BATCH, seed, "cpu")
+        now["inputs"], now["targets"] = TASK.batch(BATCH, Draw(SEED, step), "cpu")
         loss = loss_now()
         loss.backward()
         compressor.step(loss)

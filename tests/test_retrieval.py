@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
-from gaugelasso.tasks import EVALUATION, TASKS, TRAINING, Retrieval, stream_seed
+from gaugelasso.tasks import EVALUATION, TASKS, TRAINING, Draw, Retrieval
 
 TASK = Retrieval(vocabulary=20, modulus=7, length=15)
 
@@ -29,7 +29,7 @@ def slow_labels(task: Retrieval, tokens: Tensor) -> Tensor:
     ids=str,
 )
 def test_labels_are_those_of_a_slow_loop(task: Retrieval) -> None:
-    tokens, labels = task.batch(12, 3, "cpu")
+    tokens, labels = task.batch(12, Draw(3), "cpu")
     assert torch.equal(labels, slow_labels(task, tokens))
 
 
@@ -40,7 +40,7 @@ def test_labels_by_hand() -> None:
 
 
 def test_before_the_start_is_a_class_of_its_own() -> None:
-    _, labels = TASK.batch(200, 0, "cpu")
+    _, labels = TASK.batch(200, Draw(0), "cpu")
     assert TASK.outputs == TASK.vocabulary + 1
     assert int(labels.max()) == TASK.vocabulary
     # Every offset fits from position modulus - 1 on; at the first only offset 0 does.
@@ -51,7 +51,7 @@ def test_before_the_start_is_a_class_of_its_own() -> None:
 
 
 def test_tokens_are_uniform_over_the_vocabulary() -> None:
-    tokens, _ = TASK.batch(1000, 0, "cpu")
+    tokens, _ = TASK.batch(1000, Draw(0), "cpu")
     assert tokens.shape == (1000, TASK.length)
     counts = torch.bincount(tokens.flatten(), minlength=TASK.vocabulary)
     assert len(counts) == TASK.vocabulary
@@ -59,24 +59,24 @@ def test_tokens_are_uniform_over_the_vocabulary() -> None:
     assert (counts - expected).abs().max() < 6 * math.sqrt(expected)
 
 
-def test_a_batch_depends_on_its_seed_alone() -> None:
-    first = TASK.batch(8, 5, "cpu")
+def test_a_batch_depends_on_its_draw_alone() -> None:
+    first = TASK.batch(8, Draw(5), "cpu")
     torch.manual_seed(99)
     torch.rand(3)
-    TASK.batch(8, 6, "cpu")
-    again = TASK.batch(8, 5, "cpu")
+    TASK.batch(8, Draw(6), "cpu")
+    again = TASK.batch(8, Draw(5), "cpu")
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     state = torch.random.get_rng_state()
-    TASK.batch(8, 5, "cpu")
+    TASK.batch(8, Draw(5), "cpu")
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert not torch.equal(first[0], TASK.batch(8, 6, "cpu")[0])
+    assert not torch.equal(first[0], TASK.batch(8, Draw(6), "cpu")[0])
 
 
 def test_held_out_data_never_meets_training_data() -> None:
     """No seed of one stream is a seed of the other, nor of another run's streams."""
     runs, length = (0, 1, 42, 2**62), 500
     seeds = [
-        stream_seed(run, stream, index)
+        Draw(run, index, stream).seed
         for run in runs
         for stream in (TRAINING, EVALUATION)
         for index in range(length)
@@ -84,7 +84,7 @@ def test_held_out_data_never_meets_training_data() -> None:
     assert len(set(seeds)) == len(runs) * 2 * length
     assert all(0 <= seed < 2**63 for seed in seeds)
     training, held_out = (
-        TASK.batch(64, stream_seed(42, stream, 0), "cpu")[0] for stream in (TRAINING, EVALUATION)
+        TASK.batch(64, Draw(42, 0, stream), "cpu")[0] for stream in (TRAINING, EVALUATION)
     )
     rows = {tuple(row) for row in training.tolist()}
     assert not any(tuple(row) in rows for row in held_out.tolist())
@@ -92,12 +92,12 @@ def test_held_out_data_never_meets_training_data() -> None:
 
 def test_streams_are_the_same_everywhere() -> None:
     """The seeds of past results: changing them changes every figure."""
-    assert stream_seed(42, TRAINING, 0) == 5732826375231505755
-    assert stream_seed(42, EVALUATION, 0) == 7829184764001561178
+    assert Draw(42).seed == 5732826375231505755
+    assert Draw(42, stream=EVALUATION).seed == 7829184764001561178
 
 
 def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
-    _, labels = TASK.batch(16, 0, "cpu")
+    _, labels = TASK.batch(16, Draw(0), "cpu")
     oracle = 50.0 * torch.nn.functional.one_hot(labels, TASK.outputs).float()
     assert float(TASK.loss(oracle, labels)) == pytest.approx(0, abs=1e-6)
     assert float(TASK.metric(oracle, labels)) == 1.0
@@ -109,7 +109,7 @@ def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
 
 
 def test_the_loss_is_taken_in_float32() -> None:
-    _, labels = TASK.batch(16, 0, "cpu")
+    _, labels = TASK.batch(16, Draw(0), "cpu")
     outputs = torch.randn(*labels.shape, TASK.outputs, dtype=torch.bfloat16)
     assert TASK.loss(outputs, labels).dtype == torch.float32
     assert TASK.loss(outputs, labels).shape == TASK.metric(outputs, labels).shape == ()

@@ -15,7 +15,7 @@ from gaugelasso.compressor import Compressor
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs import read_rows
-from gaugelasso.tasks import TRAINING, Retrieval, stream_seed
+from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import TargetMissed, Trainer, choose_device
 from tests.test_config import tiny
 from tests.training import assert_same_run, final_tensors, finish, plain, read, rows, start
@@ -235,7 +235,7 @@ def by_hand(folder: Path, batches: list[tuple[Tensor, Tensor]], **changes: Any) 
 def test_accumulation_is_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__accumulate=2)
     trainer._step()
-    micro = [trainer.task.batch(4, stream_seed(3, TRAINING, k), "cpu") for k in (0, 1)]
+    micro = [trainer.task.batch(4, Draw(3, k), "cpu") for k in (0, 1)]
     # lr 0.04 over a warm-up of four steps: 0.01 at the first.
     joined = [tuple(torch.cat(pair) for pair in zip(*micro, strict=True))]
     stepped = trainer.compressor.optimizer.store.weight
@@ -250,7 +250,7 @@ def test_accumulation_is_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
 def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__accumulate=3)
     with torch.no_grad():
-        pairs = [trainer.task.batch(4, stream_seed(3, TRAINING, k), "cpu") for k in range(3)]
+        pairs = [trainer.task.batch(4, Draw(3, k), "cpu") for k in range(3)]
         losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
     trainer._step()
     assert trainer._read_losses() == [pytest.approx(float(sum(losses)) / 3)]
@@ -258,7 +258,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__accumulate=3)
-    seeds = [trainer.step.batch_seed(step, micro) for step in range(20) for micro in range(3)]
+    seeds = [trainer.step.draw(step, micro) for step in range(20) for micro in range(3)]
     assert len(set(seeds)) == 60
 
 
@@ -319,13 +319,13 @@ def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path
     assert "nothing was compressed" not in str(told.value)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Batches of this seed have no loss."""
+def poison(monkeypatch: pytest.MonkeyPatch, draw: Draw) -> None:
+    """This batch has no loss."""
     honest = Retrieval.batch
 
-    def batch(self: Retrieval, size: int, of: int, device: str) -> tuple[Tensor, Tensor]:
+    def batch(self: Retrieval, size: int, of: Draw, device: str) -> tuple[Tensor, Tensor]:
         inputs, targets = honest(self, size, of, device)
-        return inputs, torch.full_like(targets, -100) if of == seed else targets
+        return inputs, torch.full_like(targets, -100) if of == draw else targets
 
     monkeypatch.setattr(Retrieval, "batch", batch)
 
@@ -333,12 +333,12 @@ def poison(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 def test_a_loss_that_is_no_number_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = stream_seed(3, TRAINING, 26)  # step 27, counted from one
-    poison(monkeypatch, seed)
+    draw = Draw(3, 26)  # step 27, counted from one
+    poison(monkeypatch, draw)
     with pytest.raises(UserError) as told:
         finish(tmp_path)
     run = tmp_path / "run"
-    assert f"loss is nan at step 27 (batch seed {seed})" in str(told.value)
+    assert f"loss is nan at step 27 (batch seed {draw.seed})" in str(told.value)
     assert f"last good checkpoint: {str(run / 'checkpoint')!r}" in str(told.value)
     assert not (run / "summary.json").exists()
     assert checkpoint.load_state(run / "checkpoint")[0]["steps"] == 20
@@ -349,7 +349,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
 def test_without_a_checkpoint_the_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, stream_seed(3, TRAINING, 2))
+    poison(monkeypatch, Draw(3, 2))
     with pytest.raises(UserError, match=r"loss is nan at step 3 .*no checkpoint yet"):
         finish(tmp_path)
 
@@ -374,7 +374,7 @@ def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path) ->
 def test_a_poisoned_run_can_be_resumed_from_its_last_good_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, stream_seed(3, TRAINING, 26))
+    poison(monkeypatch, Draw(3, 26))
     with pytest.raises(UserError, match="loss is nan"):
         finish(tmp_path)
     monkeypatch.undo()

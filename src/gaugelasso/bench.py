@@ -24,6 +24,7 @@ from gaugelasso.graph import GraphedStep
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import environment, make_folder, read_json, write_json
 from gaugelasso.step import TrainingStep
+from gaugelasso.tasks import Draw
 
 Row = dict[str, Any]
 
@@ -149,7 +150,7 @@ def bench_inference(model: Transformer, config: Config, device: str, repeats: in
     model = model.to(device).eval()
     row: Row = {"fma": work_per_token(model)}
     for name, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
-        inputs, _ = config.task.batch(size, 0, device)
+        inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
         def serve(inputs: torch.Tensor = inputs) -> None:
             with autocast(config, device):

@@ -5,7 +5,7 @@ import torch
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, stream_seed
+from gaugelasso.tasks import EVALUATION, Draw
 
 
 def choose_device(name: str) -> str:
@@ -44,8 +44,8 @@ def evaluate(model: Transformer, config: Config, batches: int, device: str) -> t
     model.eval()
     totals = torch.zeros(2, device=device, dtype=torch.float64)
     for index in range(batches):
-        seed = stream_seed(config.train.seed, EVALUATION, index)
-        inputs, targets = config.task.batch(config.train.batch, seed, device)
+        draw = Draw(config.train.seed, index, EVALUATION)
+        inputs, targets = config.task.batch(config.train.batch, draw, device)
         with autocast(config, device):
             outputs = model(inputs)
         loss = config.task.loss(outputs, targets)

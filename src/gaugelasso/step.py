@@ -12,7 +12,7 @@ from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import TRAINING, stream_seed
+from gaugelasso.tasks import Draw
 
 
 class TrainingStep:
@@ -34,15 +34,15 @@ class TrainingStep:
         self._rebuilds = self.compressor.rebuilds
         self._parameters = self.compressor.parameters
 
-    def batch_seed(self, step: int, micro: int = 0) -> int:
+    def draw(self, step: int, micro: int = 0) -> Draw:
         train = self.config.train
-        return stream_seed(train.seed, TRAINING, step * train.accumulate + micro)
+        return Draw(train.seed, step * train.accumulate + micro)
 
     def _batches(self, step: int) -> tuple[Tensor, Tensor]:
         """The micro-batches of a step, stacked."""
         train, task = self.config.train, self.config.task
         pairs = [
-            task.batch(train.batch, self.batch_seed(step, micro), self.device)
+            task.batch(train.batch, self.draw(step, micro), self.device)
             for micro in range(train.accumulate)
         ]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])

@@ -218,7 +218,7 @@ class Trainer:
 
     def _stop_not_finite(self, step: int, loss: float) -> None:
         raise UserError(
-            f"loss is {loss} at step {step + 1} (batch seed {self.step.batch_seed(step)}); "
+            f"loss is {loss} at step {step + 1} (batch seed {self.step.draw(step).seed}); "
             f"{self._last_good()}. Lower compress.lr, or try another seed"
         )
 

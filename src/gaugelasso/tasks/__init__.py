@@ -7,14 +7,14 @@ from torch import Tensor
 
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
-from gaugelasso.tasks.streams import EVALUATION, TRAINING, stream_seed
+from gaugelasso.tasks.streams import EVALUATION, TRAINING, Draw
 
 
 class Task(Protocol):
     """A source of batches and the loss and metric of a model's outputs on them.
 
     A task is a frozen dataclass whose fields are the keys of a config's [task]
-    section. Batches are a function of their seed alone, made on the device.
+    section. Batches are a function of their arguments alone, and lie on the device.
     """
 
     metric_name: str
@@ -33,7 +33,7 @@ class Task(Protocol):
     def length(self) -> int:
         """Positions in a sequence."""
 
-    def batch(self, size: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         """Inputs and targets; the same for the same arguments."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -45,4 +45,4 @@ class Task(Protocol):
 
 TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise}
 
-__all__ = ["EVALUATION", "TASKS", "TRAINING", "Noise", "Retrieval", "Task", "stream_seed"]
+__all__ = ["EVALUATION", "TASKS", "TRAINING", "Draw", "Noise", "Retrieval", "Task"]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
+from gaugelasso.tasks.streams import Draw
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Noise:
     def outputs(self) -> int:
         return self.classes
 
-    def batch(self, size: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(device).manual_seed(seed)
+    def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(draw.seed)
         shape = (size, self.length)
         tokens = torch.randint(self.vocabulary, shape, generator=generator, device=device)
         labels = torch.randint(self.classes, shape, generator=generator, device=device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
+from gaugelasso.tasks.streams import Draw
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Retrieval:
     def outputs(self) -> int:
         return self.vocabulary + 1
 
-    def batch(self, size: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(device).manual_seed(seed)
+    def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(draw.seed)
         tokens = torch.randint(
             self.vocabulary, (size, self.length), generator=generator, device=device
         )
