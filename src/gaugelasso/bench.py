@@ -21,7 +21,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config
 from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import environment, make_folder, read_json, write_json
 from gaugelasso.step import TrainingStep
 from gaugelasso.tasks import Draw
@@ -58,12 +58,23 @@ def work_per_token(model: Transformer) -> float:
     return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
 
 
-def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int) -> Row:
-    """The parts of one training step in ms, and what it achieves."""
+def bench_step(
+    config: Config, spec: TransformerSpec, device: str, repeats: int, multiple: int = 1
+) -> Row:
+    """The parts of one training step in ms, and what it achieves.
+
+    Every width of the structure is rounded up to a multiple of `multiple` first, and events
+    leave it so.
+    """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
+    exact = work_per_token(Transformer(spec))
+    spec = round_up(spec, multiple)
+    if multiple > 1:
+        compress = dataclasses.replace(config.compress, multiple=multiple)
+        config = dataclasses.replace(config, compress=compress)
     step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
     compressor, optimizer = step.compressor, step.compressor.optimizer
     compressor.set_lr_(1e-6)  # hundreds of repetitions should leave the weights where they are
@@ -111,7 +122,9 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
         "tflops": flops / (whole * 1e9),
         "matrix_tflops": matrix_rate(device),
         "peak_gib": _peak_gib(device),
+        "multiple": multiple,
         "fma": work_per_token(step.model),
+        "fma_exact": exact,
         "parameters": compressor.parameters,
     }
 

@@ -204,6 +204,9 @@ def bench(
         Path | None,
         typer.Option(metavar="RUN|JSON", help="Time this structure instead of the full one."),
     ] = None,
+    multiple: Annotated[
+        int, typer.Option(min=1, help="Round every width up to a multiple of this.")
+    ] = 1,
     work: Annotated[str | None, typer.Option(help="Name of the row; default from CONFIG.")] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
     set_: Changes = None,
@@ -219,9 +222,9 @@ def bench(
     Example: gaugelasso bench runs/demo --inference
     """
     if inference:
-        if structure or set_:
+        if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: leave out "
-                            "--structure and --set")  # fmt: skip
+                            "--structure, --multiple and --set")  # fmt: skip
         settings = Config.from_dict(read_json(what / "config.json"))
         where = choose_device(device or "auto")
         rows = bench_run(what, work or what.name, settings, where, repeats)
@@ -229,8 +232,8 @@ def bench(
         settings = _load(what, set_, device)
         where = choose_device(settings.train.device)
         spec = load_spec(structure) if structure else settings.model.spec(settings.task)
-        name = work or what.stem + ("-structure" if structure else "")
-        rows = {name: bench_step(settings, spec, where, repeats)}
+        kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
+        rows = {work or what.stem + kind: bench_step(settings, spec, where, repeats, multiple)}
     path = out or default_file(where)
     for row_name, row in rows.items():
         record(path, where, "inference" if inference else "rows", {"work": row_name, **row})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors, on_host
-from gaugelasso.drop import Decision, cascade, channel_rms, ruling, spare_missed, trust_drop
+from gaugelasso.drop import Decision, channel_rms, ruling, settle, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.graph import GraphedStep
@@ -169,9 +169,10 @@ class Compressor:
         self._balancing()
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
-        candidates = self._candidates(readable, prices)
+        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
+        candidates = self._candidates(readable, prices, rms)
         keeps = self._spare(candidates, loss_balanced)
-        decision = cascade(self.table, readable, keeps)
+        decision = settle(self.table, readable, keeps, rms, self.options.multiple)
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -220,12 +221,18 @@ class Compressor:
                 self._plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
 
     def _candidates(
-        self, readable: dict[str, Tensor], prices: dict[str, np.ndarray]
+        self,
+        readable: dict[str, Tensor],
+        prices: dict[str, np.ndarray],
+        rms: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Keep-sets by trust-drop, after the hooks have had their say."""
-        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
+        """Keep-sets by trust-drop, in multiples, after the hooks have had their say."""
         held = ruling(self.table, readable)
         keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
+        multiple = self.options.multiple
+        if multiple > 1 and (likely := settle(self.table, readable, keeps, rms, multiple)):
+            # Hooks and guard should not be asked about what would stay anyway.
+            keeps = {name: keep | likely.keeps[name] for name, keep in keeps.items()}
         for name, keep in keeps.items():
             for hook in self.hooks:
                 going = (~keep).nonzero().squeeze(1)
