@@ -119,7 +119,7 @@ class Compressor:
         self.rho.copy_(rho * self.pressure)
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):
-            flag.copy_(torch.maximum(flag, pressing))
+            torch.maximum(flag, pressing, out=flag)
         optimizer.step_(self.rho * gradient, self.lr, self._bounded_rate(norms))
         self._plan.slow.follow_(self._norm_rate * self.begun)
 
