@@ -21,6 +21,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config
 from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
+from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import environment, make_folder, read_json, write_json
 from gaugelasso.step import TrainingStep
@@ -90,6 +91,11 @@ def bench_step(
         optimizer.observe_()
         optimizer.step_(no_pressure, compressor.lr)
 
+    def gradients() -> None:
+        for parameter in step.model.parameters():
+            parameter.grad = None
+        step.gradients()
+
     def unpressed() -> None:
         step.gradients()
         optimize()
@@ -99,11 +105,11 @@ def bench_step(
         return median_ms(GraphedStep(action, graph), device, repeats)
 
     whole = timed(step.plain)
-    ahead, baseline = timed(forward), timed(unpressed)
+    ahead, there, baseline = timed(forward), timed(gradients), timed(unpressed)
     times = {
         "forward_ms": ahead,
-        "backward_ms": timed(step.gradients) - ahead,
-        "optimizer_ms": timed(optimize),
+        "backward_ms": there - ahead,
+        "optimizer_ms": baseline - there,
         "baseline_ms": baseline,
         # What the same training without pressure does not need.
         "machinery_ms": whole - baseline,
@@ -166,7 +172,7 @@ def bench_inference(model: Transformer, config: Config, device: str, repeats: in
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
         def serve(inputs: torch.Tensor = inputs) -> None:
-            with autocast(config, device):
+            with plainly(not config.train.fused), autocast(config, device):
                 model(inputs)
 
         row[name] = median_ms(serve, device, repeats)

@@ -52,7 +52,8 @@ class Compressor:
     `probe`, if given, returns the loss of the current batch without gradients. It is
     called at each event: before and after, so that the event's cost is on record, and
     with the candidates silenced, so that nothing is cut that the batch misses by more
-    than `drop_tolerance` times the target.
+    than `drop_tolerance` times the target. `graph` lets a GPU repeat the balance as a CUDA
+    graph.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Compressor:
         loss_target: float,
         options: CompressorOptions | None = None,
         probe: Callable[[], float] | None = None,
+        graph: bool = True,
     ):
         self.model = model
         self.options = options or CompressorOptions()
@@ -96,7 +98,8 @@ class Compressor:
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         # Most events change no structure: their thousand launches become one.
-        self._balancing = GraphedStep(self._balance_, on=weight.is_cuda)
+        here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
+        self._balancing = GraphedStep(self._balance_, on=graph and here)
         self.fma_initial = self.fma
 
     # --- one step ---------------------------------------------------------------
@@ -166,7 +169,8 @@ class Compressor:
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
-        self._balancing()
+        if self._balances:
+            self._balancing()
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
         rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
@@ -209,6 +213,11 @@ class Compressor:
         tensors = named_tensors(self.model)
         read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
         return {**tensors, **self._plan.links, **on_host(tensors, read)}
+
+    @property
+    def _balances(self) -> bool:
+        anchored = self.options.anchor and self.table.norms
+        return bool(self.options.sinkhorn_sweeps or anchored)
 
     def _balance_(self) -> None:
         optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
@@ -270,7 +279,7 @@ class Compressor:
         self._plan = self._build()
         self.optimizer.attach(self._plan.store, self.table.matrices)
         self.rebuilds += 1
-        self._balancing.reset()
+        self._balancing.reset(release=True)
 
     def _build(self) -> _Plan:
         store = FlatStore(self.model, self.table)
