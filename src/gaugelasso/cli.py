@@ -45,6 +45,9 @@ def say(text: str) -> None:
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunPaths = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs in them.")
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.steps=2000."),
@@ -118,16 +121,17 @@ def eval_(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: RunPaths,
     out: Out = None,
 ) -> None:
-    """Draw what happened: profile, curves, and a one-page HTML report.
+    """Draw what happened: profile, saturation, curves, and a one-page HTML report.
 
     Example: gaugelasso report runs/demo
     """
     files = write_report(runs, out)
     for name, path in (
         ("structural profile", files.profile),
+        ("saturation", files.saturation),
         ("training curves", files.training),
         ("report", files.page),
     ):

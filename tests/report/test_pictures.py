@@ -59,12 +59,12 @@ def test_lines_and_crosses_of_the_profile(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(cross.get_xdata()) == [1]
     # Gone at step 40, the third of four snapshots: the cross has that line's colour.
     assert cross.get_color() == lines[2].get_color()
-    assert [line.get_marker() for line in found["d_f"].lines] == ["o"] * 4
+    assert [line.get_marker() for line in found["d_{f}"].lines] == ["o"] * 4
 
 
 def test_the_range_over_seeds_is_hatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(3)]
-    axes = panels(monkeypatch, runs)["d_f"]
+    axes = panels(monkeypatch, runs)["d_{f}"]
     (band,) = [c for c in axes.collections if c.get_hatch()]
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (4, 16)

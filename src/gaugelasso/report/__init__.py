@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import load_condition
+from gaugelasso.report.data import load_condition, run_folders
 from gaugelasso.report.layout import to_markdown
+from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 
 
@@ -18,20 +19,24 @@ class ReportFiles:
     page: Path
     profile: Path
     training: Path
+    saturation: Path
     tables: Path
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
     """Report on one run, or on several that differ by seed alone; finished or not.
 
-    Goes to `out`, by default the folder "report" in the run or, for several runs, beside
-    them. Files already there under the same names are replaced.
+    A folder with runs right under it, as a sweep makes it, stands for these runs. Goes to
+    `out`, by default the folder "report" in the run or, for several runs, beside them.
+    Files already there under the same names are replaced.
     """
     # matplotlib takes a second to load: commands that draw nothing need not wait for it.
+    from gaugelasso.report.heatmap import draw_saturation
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
     from gaugelasso.report.training import draw_training
 
+    folders = run_folders(folders)
     runs = load_condition(folders)
     out = out or _home(folders) / "report"
     try:
@@ -42,12 +47,16 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
         page=out / "index.html",
         profile=out / "profile.png",
         training=out / "training.png",
+        saturation=out / "saturation.png",
         tables=out / "tables.md",
     )
     draw_profile(runs, files.profile)
     draw_training(runs, files.training)
-    write_page(runs, files.page, files.profile.read_bytes(), files.training.read_bytes())
+    draw_saturation(runs, files.saturation)
+    pictures = (files.profile, files.saturation, files.training)
+    write_page(runs, files.page, *(picture.read_bytes() for picture in pictures))
     tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
+    tables += [saturation_table(runs), shares_table(runs)]
     tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
     files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
     return files

@@ -17,6 +17,20 @@ from gaugelasso.runs import read_json, read_rows
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+# The axes that the network has once.
+END_AXES = {"D": "D", "d_e": "embedding.d_e", "d_c": "classifier.d_c"}
+AXIS_WORDS = {
+    "d_ai": "attention reads",
+    "d_k": "attention keys",
+    "d_v": "attention values",
+    "d_ao": "attention writes",
+    "d_mi": "MLP reads",
+    "d_f": "MLP filters",
+    "d_mo": "MLP writes",
+    "D": "residual sites",
+    "d_e": "embedding writes",
+    "d_c": "classifier reads",
+}
 
 _NEEDED = ("config.json", "environment.json", "initial.json")
 _SECTIONS = ("task", "model", "target", "compress", "train")
@@ -172,6 +186,12 @@ def load_run(folder: Path) -> Run:
     )
 
 
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Every run among `paths`, each itself a run or a folder with runs right under it."""
+    found = [run for path in paths for run in (_runs_under(path) or [path])]
+    return list(dict.fromkeys(found))
+
+
 def outcome(run: Run) -> Outcome:
     """The figures a run is judged by."""
     if (summary := run.summary) is not None:
@@ -255,5 +275,12 @@ def _check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
 
 def _hint(folder: Path) -> str:
     """The runs right under a folder that was taken for one."""
-    inside = sorted(child.name for child in folder.iterdir() if (child / "initial.json").exists())
+    inside = [run.name for run in _runs_under(folder)]
     return f"; there are runs under it: {', '.join(inside[:5])}" if inside else ""
+
+
+def _runs_under(folder: Path) -> list[Path]:
+    """The runs right under a folder that is none itself."""
+    if not folder.is_dir() or (folder / "initial.json").exists():
+        return []
+    return sorted(child for child in folder.iterdir() if (child / "initial.json").exists())

@@ -164,6 +164,12 @@ def legend_above(axes: Axes, right: Axes) -> None:
     )  # fmt: skip
 
 
+def symbol(kind: str) -> str:
+    """An axis kind as the paper prints it: d_ai with its index below."""
+    letter, _, index = kind.partition("_")
+    return f"${letter}$" if not index else f"${letter}_{{{index}}}$"
+
+
 def plain(text: str) -> str:
     """Text that any font has: a strange name must not spoil a picture."""
     return "".join(c if " " <= c <= "~" else "?" for c in text)
