@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +17,13 @@ from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate
-from gaugelasso.report import write_report
+from gaugelasso.report import home, write_report
+from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
-from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
+from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json, write_text
 from gaugelasso.sweep import parse_seeds, run_sweep
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -136,6 +138,38 @@ def report(
         ("report", files.page),
     ):
         say(f"{name}: {path}")
+
+
+@app.command()
+def advise(
+    runs: RunPaths,
+    out: Annotated[
+        Path | None, typer.Option(help="Config to write; default next.toml in RUN.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing config.")
+    ] = False,
+) -> None:
+    """Say which axes to widen or narrow next, and write the next config.
+
+    Example: gaugelasso advise runs/demo --out configs/second.toml
+
+    Example: gaugelasso train runs/demo/next.toml --out runs/second
+    """
+    advice = suggest(runs)
+    for line in advice.lines:
+        say(line)
+    # A config that could not be trained is not worth a file.
+    Config.from_dict(tomllib.loads(advice.config))
+    path = out or home(runs) / "next.toml"
+    if path.exists() and not overwrite:
+        raise UserError(
+            f"config {str(path)!r} already exists; add --overwrite to replace it, "
+            "or choose another --out"
+        )
+    make_folder(path.parent)
+    write_text(path, advice.config)
+    say(f"next config: {path}")
 
 
 @app.command()

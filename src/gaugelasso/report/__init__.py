@@ -36,9 +36,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.profile import draw_profile
     from gaugelasso.report.training import draw_training
 
-    folders = run_folders(folders)
-    runs = load_condition(folders)
-    out = out or _home(folders) / "report"
+    runs = load_condition(run_folders(folders))
+    out = out or home(folders) / "report"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,11 +61,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     return files
 
 
-def _home(folders: Sequence[Path]) -> Path:
-    """The run itself, or the folder that all runs lie under."""
+def home(folders: Sequence[Path]) -> Path:
+    """Where what is made of some runs goes: the one folder, or the one that all lie under."""
     if len(folders) == 1:
         return folders[0]
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
-__all__ = ["ReportFiles", "write_report"]
+__all__ = ["ReportFiles", "home", "write_report"]

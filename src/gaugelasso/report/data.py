@@ -172,8 +172,8 @@ def load_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise UserError(f"{str(folder)!r} is no run folder: it has no {name}{_hint(folder)}")
     config, environment, initial = (read_json(folder / name) for name in _NEEDED)
-    _check_keys(folder / "config.json", config, _SECTIONS)
-    _check_keys(folder / "initial.json", initial, ("fma", "widths"))
+    check_keys(folder / "config.json", config, _SECTIONS)
+    check_keys(folder / "initial.json", initial, ("fma", "widths"))
     summary = folder / "summary.json"
     return Run(
         path=folder,
@@ -246,6 +246,15 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
+def load_finished(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs of one condition; UserError where one has not come to its end."""
+    runs = load_condition(folders)
+    for run in runs:
+        if run.summary is None:
+            raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
+    return runs
+
+
 def _condition(run: Run) -> dict[str, Any]:
     """Every setting that changes what a run's figures mean, except its seed."""
     sections = {key: dict(run.config[key]) for key in _SECTIONS}
@@ -267,7 +276,8 @@ def _layer_widths(widths: Mapping[str, int]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
+def check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
+    """UserError, naming the file, unless `data` has all keys."""
     missing = [key for key in keys if not isinstance(data, dict) or key not in data]
     if missing:
         raise UserError(f"{str(path)!r} is of no run: it has no {missing[0]!r}")

@@ -6,7 +6,6 @@ from a run is escaped.
 
 import base64
 import html
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gaugelasso.report.data import Run
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
+from gaugelasso.report.toml import comment, to_toml
 
 _ORIGIN = (
     "command", "commit", "hardware", "date", "gaugelasso", "torch", "numpy", "python",
@@ -160,7 +160,7 @@ def _distinct(values: Iterable[Any]) -> str:
 
 def _config(runs: Sequence[Run]) -> str:
     """The config as TOML, of the first run where they differ by seed."""
-    lines = [] if len(runs) == 1 else [f"# seed {runs[0].seed}; the others differ by train.seed"]
-    for section, values in runs[0].config.items():
-        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
-    return "\n".join(lines).strip()
+    toml = to_toml(runs[0].config).strip()
+    if len(runs) == 1:
+        return toml
+    return comment(f"seed {runs[0].seed}; the others differ by train.seed") + "\n" + toml

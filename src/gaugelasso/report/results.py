@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.errors import UserError
 from gaugelasso.report import words
-from gaugelasso.report.data import Run, load_condition
+from gaugelasso.report.data import Run, load_finished
 from gaugelasso.report.layout import Table, to_markdown
 
 
@@ -17,7 +16,7 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     seed (task, model, target, accounting, ...). Commands, commits and hardware that
     differ are all listed, "; " between them; dates become "first/last".
     """
-    runs = load_condition(folders)
+    runs = load_finished(folders)
     dates = sorted(run.environment["date"] for run in runs)
     return {
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
@@ -55,9 +54,7 @@ _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
 
 
 def _result(run: Run) -> dict[str, Any]:
-    summary = run.summary
-    if summary is None:
-        raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
+    summary = run.summary or {}
     keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
     return {
         **{key: summary[key] for key in keys},
