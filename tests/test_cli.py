@@ -292,7 +292,7 @@ def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
     assert (run / "report" / "index.html").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "info", "report", "advise"])
+@pytest.mark.parametrize("command", ["eval", "info", "report", "advise", "pareto"])
 def test_what_is_no_run_is_said(gaugelasso: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "file").write_text("")
@@ -371,7 +371,9 @@ def test_the_version_is_printed(gaugelasso: Command) -> None:
     assert (code, out.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "report", "advise", "info", "sweep"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "report", "advise", "pareto", "info", "sweep"]
+)
 def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
     code, out, _ = gaugelasso(command, "--help")
     assert code == 0

@@ -17,7 +17,7 @@ from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate
-from gaugelasso.report import home, write_report
+from gaugelasso.report import home, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
@@ -138,6 +138,20 @@ def report(
         ("report", files.page),
     ):
         say(f"{name}: {path}")
+
+
+@app.command()
+def pareto(runs: RunPaths, out: Out = None) -> None:
+    """Draw held-out loss against work for runs with other targets or settings.
+
+    Takes runs, folders of seeds, or a folder of such; what differs names the condition.
+
+    Example: gaugelasso pareto runs/loose runs/main runs/tight --out runs/pareto
+    """
+    picture, table = write_pareto(runs, out)
+    say(table.read_text(encoding="utf-8"))
+    say(f"picture: {picture}")
+    say(f"table: {table}")
 
 
 @app.command()

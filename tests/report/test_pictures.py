@@ -113,4 +113,5 @@ def test_spread_over_curves_of_different_steps() -> None:
 def test_ticks_are_round_and_few() -> None:
     assert round_ticks(0.9, 150, base=2) == [2, 8, 32, 128]
     assert round_ticks(0.003, 20) == [0.01, 0.1, 1, 10]
+    assert round_ticks(141_000, 186_000) == [150_000, 160_000, 170_000, 180_000]
     assert round_ticks(1800, 26_000) == pytest.approx([2000, 5000, 10_000, 20_000])

@@ -26,7 +26,7 @@ class ReportFiles:
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
     """Report on one run, or on several that differ by seed alone; finished or not.
 
-    A folder with runs right under it, as a sweep makes it, stands for these runs. Goes to
+    A folder with runs in it, as a sweep makes it, stands for these runs. Goes to
     `out`, by default the folder "report" in the run or, for several runs, beside them.
     Files already there under the same names are replaced.
     """
@@ -37,11 +37,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(run_folders(folders))
-    out = out or home(folders) / "report"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
+    out = _make(out or home(folders) / "report")
     files = ReportFiles(
         page=out / "index.html",
         profile=out / "profile.png",
@@ -61,6 +57,20 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     return files
 
 
+def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
+    """Loss against work over finished runs of one task: a picture, and the table beside it.
+
+    Go to `out`, by default the folder "pareto" where the runs lie.
+    """
+    from gaugelasso.report.pareto import draw_pareto, load_points, pareto_table
+
+    points = load_points(paths)
+    out = _make(out or home(paths) / "pareto")
+    draw_pareto(points, picture := out / "pareto.png")
+    (table := out / "pareto.md").write_text(to_markdown(pareto_table(points)), encoding="utf-8")
+    return picture, table
+
+
 def home(folders: Sequence[Path]) -> Path:
     """Where what is made of some runs goes: the one folder, or the one that all lie under."""
     if len(folders) == 1:
@@ -68,4 +78,12 @@ def home(folders: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
-__all__ = ["ReportFiles", "home", "write_report"]
+def _make(out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
+    return out
+
+
+__all__ = ["ReportFiles", "home", "write_pareto", "write_report"]

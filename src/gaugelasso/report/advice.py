@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso.report import words
-from gaugelasso.report.data import LAYER_KINDS, Run, check_keys, load_finished, outcome, run_folders
+from gaugelasso.report.data import (
+    LAYER_KINDS,
+    Run,
+    check_finished,
+    check_keys,
+    load_condition,
+    outcome,
+    run_folders,
+)
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
 from gaugelasso.report.toml import comment, to_toml
 
@@ -59,7 +67,8 @@ class Advice:
 
 def advise(paths: Sequence[Path]) -> Advice:
     """Advice from finished runs that differ by seed alone; over seeds, medians decide."""
-    runs = load_finished(run_folders(paths))
+    runs = load_condition(run_folders(paths))
+    check_finished(runs)
     first = runs[0]
     check_keys(first.path / "config.json", first.config["model"], ["layers", *_AXES])
     ends = [outcome(run) for run in runs]

@@ -6,7 +6,7 @@ still going on is read as far as it has got.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -187,7 +187,7 @@ def load_run(folder: Path) -> Run:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Every run among `paths`, each itself a run or a folder with runs right under it."""
+    """The runs that `paths` stand for: each is a run, a sweep's folder, or a folder of such."""
     found = [run for path in paths for run in (_runs_under(path) or [path])]
     return list(dict.fromkeys(found))
 
@@ -233,29 +233,32 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
         raise UserError("no run folder given")
     runs = sorted(map(load_run, folders), key=lambda run: run.seed)
     for before, run in pairwise(runs):
-        pair = f"{str(before.path)!r} and {str(run.path)!r}"
-        ours, theirs = _condition(before), _condition(run)
-        for key in sorted(ours.keys() & theirs.keys()):
-            if ours[key] != theirs[key]:
-                raise UserError(
-                    f"{pair} are not runs of one condition: {key} is {ours[key]!r} in one and "
-                    f"{theirs[key]!r} in the other"
-                )
+        check_same(before, run, "are not runs of one condition")
         if before.seed == run.seed:
+            pair = f"{str(before.path)!r} and {str(run.path)!r}"
             raise UserError(f"{pair} are both of seed {run.seed}: give one of them")
     return runs
 
 
-def load_finished(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs of one condition; UserError where one has not come to its end."""
-    runs = load_condition(folders)
+def check_finished(runs: Sequence[Run]) -> None:
+    """UserError where a run has not come to its end."""
     for run in runs:
         if run.summary is None:
             raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
-    return runs
 
 
-def _condition(run: Run) -> dict[str, Any]:
+def check_same(before: Run, run: Run, otherwise: str, only: Collection[str] | None = None) -> None:
+    """UserError, saying `otherwise`, where two runs differ in a setting, or in one of `only`."""
+    ours, theirs = settings(before), settings(run)
+    for key in sorted(ours.keys() & theirs.keys()):
+        if ours[key] != theirs[key] and (only is None or key in only):
+            raise UserError(
+                f"{str(before.path)!r} and {str(run.path)!r} {otherwise}: {key} is "
+                f"{ours[key]!r} in one and {theirs[key]!r} in the other"
+            )
+
+
+def settings(run: Run) -> dict[str, Any]:
     """Every setting that changes what a run's figures mean, except its seed."""
     sections = {key: dict(run.config[key]) for key in _SECTIONS}
     train = sections["train"]
@@ -284,13 +287,14 @@ def check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
 
 
 def _hint(folder: Path) -> str:
-    """The runs right under a folder that was taken for one."""
-    inside = [run.name for run in _runs_under(folder)]
+    """The runs in a folder that was taken for one."""
+    inside = [str(run.relative_to(folder)) for run in _runs_under(folder)]
     return f"; there are runs under it: {', '.join(inside[:5])}" if inside else ""
 
 
 def _runs_under(folder: Path) -> list[Path]:
-    """The runs right under a folder that is none itself."""
-    if not folder.is_dir() or (folder / "initial.json").exists():
+    """The runs in a folder that is none itself: right under it, or in folders there."""
+    if (folder / "initial.json").exists():
         return []
-    return sorted(child for child in folder.iterdir() if (child / "initial.json").exists())
+    levels = ("*/initial.json", "*/*/initial.json")
+    return sorted(file.parent for level in levels for file in folder.glob(level))

@@ -20,7 +20,7 @@ DPI = 200
 WIDTH_PX = 2000
 # Okabe and Ito: told apart with any colour vision, and in grey.
 BLUE, RED, GREEN, ORANGE, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#222222"
-GREY = "#8a8a8a"
+PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8a8a8a"
 FONT, SMALL = 9.0, 8.0
 
 Curve = tuple[list[int], list[float]]
@@ -65,17 +65,21 @@ def step_axis(axes: Axes, last_step: int) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
 
 
-def log_axis(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    """A log y axis over [low, high] whose few ticks are round numbers."""
-    axes.set_yscale("log", base=base)
-    axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
+def log_axis(axes: Axes, low: float, high: float, base: int = 10, which: str = "y") -> None:
+    """A log axis over [low, high] whose few ticks are round numbers."""
+    getattr(axes, f"set_{which}scale")("log", base=base)
+    getattr(axes, f"set_{which}lim")(low, high)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
 
 
 def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:
-    """Powers of the base in [low, high], the greatest and at most `most`; 1-2-5 where few."""
+    """Powers of the base in [low, high], the greatest and at most `most`.
+
+    Of base 10, where they are few: 1-2-5, and where these are too, even steps.
+    """
     first, last = (math.floor(math.log(bound, base)) for bound in (low, high))
     powers = [float(base) ** exponent for exponent in range(first, last + 1)]
     inside = [power for power in powers if low <= power <= high]
@@ -83,6 +87,9 @@ def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[
         return inside[:: -math.ceil(len(inside) / most)][::-1]
     if base == 10 and len(inside) < 3:
         inside = [m * p for p in powers for m in (1.0, 2.0, 5.0) if low <= m * p <= high]
+        if len(inside) < 3:
+            steps = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+            inside = [float(step) for step in steps if low <= step <= high]
     return inside
 
 

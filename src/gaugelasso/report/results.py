@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.report import words
-from gaugelasso.report.data import Run, load_finished
+from gaugelasso.report.data import Run, check_finished, load_condition
 from gaugelasso.report.layout import Table, to_markdown
 
 
@@ -16,7 +16,8 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     seed (task, model, target, accounting, ...). Commands, commits and hardware that
     differ are all listed, "; " between them; dates become "first/last".
     """
-    runs = load_finished(folders)
+    runs = load_condition(folders)
+    check_finished(runs)
     dates = sorted(run.environment["date"] for run in runs)
     return {
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
