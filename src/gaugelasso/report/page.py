@@ -34,7 +34,8 @@ h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; text-wrap: balance
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p { margin: .2rem 0; } .soft, figcaption { color: var(--soft); font-size: .875rem; }
 .held { color: var(--good); } .missed { color: var(--bad); }
-figure { margin: 0; } figcaption { margin-top: .4rem; max-width: 60rem; }
+figure { margin: 0; } figure + figure { margin-top: 1rem; }
+figcaption { margin-top: .4rem; max-width: 60rem; }
 img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px;
   border: 1px solid var(--line); padding: .4rem; }
 .wide { overflow-x: auto; }

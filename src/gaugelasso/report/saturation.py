@@ -78,8 +78,8 @@ def saturation_table(runs: Sequence[Run]) -> Table:
             _where([axis for axis in axes if axis.gone]),
         ])  # fmt: skip
     note = f"Ceiling: at least {CEILING:.0%} of the width at birth kept. Collapsed: at most "
-    note += f"{COLLAPSED:.0%}. Widths are the least and the most of the layers that are left, "
-    note += f"shares their median; layers count from 0.{_of_seeds(runs)}"
+    note += f"{COLLAPSED:.0%}. At the end: the least and the most of the layers that are left; "
+    note += f"kept: their median; layers count from 0.{_of_seeds(runs)}"
     headers = ["axis", "", "at birth", "at the end", "kept", "layers at their ceiling",
                "collapsed", "removed"]  # fmt: skip
     return Table("Saturation", headers, rows, note, left=(0, 1, 5, 6, 7))
