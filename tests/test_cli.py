@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from gaugelasso import checkpoint, cli
+from gaugelasso.config import Config, load_config
 from gaugelasso.display import clock, plain_line, show_progress
 from gaugelasso.trainer import Progress
 from gaugelasso.version import __version__
@@ -167,7 +168,7 @@ def test_errors_are_shown_as_they_are(gaugelasso: Command, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train"], ["fly"], ["train", "x.toml", "--fast"], ["eval"], ["report"], ["info"]],
+    [["train"], ["fly"], ["train", "x.toml", "--fast"], ["eval"], ["report"], ["info"], ["advise"]],
     ids=" ".join,
 )
 def test_what_is_no_command_is_a_usage_error(gaugelasso: Command, arguments: list[str]) -> None:
@@ -291,13 +292,45 @@ def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
     assert (run / "report" / "index.html").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "info", "report"])
+@pytest.mark.parametrize("command", ["eval", "info", "report", "advise", "pareto"])
 def test_what_is_no_run_is_said(gaugelasso: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "file").write_text("")
     for name in ("", "nowhere", "file"):
         assert_told(gaugelasso(command, tmp_path / name), str(tmp_path / name))
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable", "file": b""}
+
+
+def test_advise_writes_a_config_that_loads(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("advise", run)
+    assert code == 0
+    assert out.splitlines()[-1] == f"next config: {run / 'next.toml'}"
+    before = Config.from_dict(json.loads((run / "config.json").read_text()))
+    after = load_config(run / "next.toml")
+    assert replace(after, model=before.model) == before
+
+
+def test_advise_replaces_a_file_only_when_asked_to(
+    gaugelasso: Command, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "next.toml"
+    assert gaugelasso("advise", run, "--out", out)[0] == 0
+    text = out.read_text()
+    out.write_text("mine")
+    assert_told(gaugelasso("advise", run, "--out", out), "already exists; add --overwrite")
+    assert out.read_text() == "mine"
+    assert gaugelasso("advise", run, "--out", out, "--overwrite")[0] == 0
+    assert out.read_text() == text
+    answer = gaugelasso("advise", run, "--out", out.parent, "--overwrite")
+    assert_told(answer, "cannot be written")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "new"}
+
+
+def test_advise_writes_no_config_that_cannot_be_trained(gaugelasso: Command, run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"task": {"name": "lm"}}))
+    assert_told(gaugelasso("advise", run), "task.name = 'lm' is no task")
+    assert not (run / "next.toml").exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"task": 3}', '{"tsk": {}}'])
@@ -338,7 +371,9 @@ def test_the_version_is_printed(gaugelasso: Command) -> None:
     assert (code, out.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "report", "info", "sweep"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "report", "advise", "pareto", "info", "sweep"]
+)
 def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
     code, out, _ = gaugelasso(command, "--help")
     assert code == 0

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,14 +18,15 @@ from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate
-from gaugelasso.report import write_comparison, write_report
+from gaugelasso.report import home, write_comparison, write_pareto, write_report
+from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
-from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
+from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json, write_text
 from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -48,6 +50,9 @@ def say(text: str) -> None:
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunPaths = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs in them.")
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.steps=2000."),
@@ -121,20 +126,67 @@ def eval_(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: RunPaths,
     out: Out = None,
 ) -> None:
-    """Draw what happened: profile, curves, and a one-page HTML report.
+    """Draw what happened: profile, saturation, curves, and a one-page HTML report.
 
     Example: gaugelasso report runs/demo
     """
     files = write_report(runs, out)
     for name, path in (
         ("structural profile", files.profile),
+        ("saturation", files.saturation),
         ("training curves", files.training),
         ("report", files.page),
     ):
         say(f"{name}: {path}")
+
+
+@app.command()
+def pareto(runs: RunPaths, out: Out = None) -> None:
+    """Draw held-out loss against work for runs with other targets or settings.
+
+    Takes runs, folders of seeds, or a folder of such; what differs names the condition.
+
+    Example: gaugelasso pareto runs/loose runs/main runs/tight --out runs/pareto
+    """
+    picture, table = write_pareto(runs, out)
+    say(table.read_text(encoding="utf-8"))
+    say(f"picture: {picture}")
+    say(f"table: {table}")
+
+
+@app.command()
+def advise(
+    runs: RunPaths,
+    out: Annotated[
+        Path | None, typer.Option(help="Config to write; default next.toml in RUN.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing config.")
+    ] = False,
+) -> None:
+    """Say which axes to widen or narrow next, and write the next config.
+
+    Example: gaugelasso advise runs/demo --out configs/second.toml
+
+    Example: gaugelasso train runs/demo/next.toml --out runs/second
+    """
+    advice = suggest(runs)
+    for line in advice.lines:
+        say(line)
+    # A config that could not be trained is not worth a file.
+    Config.from_dict(tomllib.loads(advice.config))
+    path = out or home(runs) / "next.toml"
+    if path.exists() and not overwrite:
+        raise UserError(
+            f"config {str(path)!r} already exists; add --overwrite to replace it, "
+            "or choose another --out"
+        )
+    make_folder(path.parent)
+    write_text(path, advice.config)
+    say(f"next config: {path}")
 
 
 @app.command()

@@ -79,7 +79,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "events.jsonl"):
             kept = [row for row in read_rows(self.path / name) if row["step"] <= step]
             text = "".join(json.dumps(row) + "\n" for row in kept)
-            _replace(self.path / name, text)
+            write_text(self.path / name, text)
         _remove(self.path / "summary.json")
 
 
@@ -101,14 +101,19 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write aside, then rename: a reader never sees half a file."""
-    _replace(path, json.dumps(data, indent=1) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
     aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
 
 
 def _remove(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run folders written by hand: two layers, a hundred steps, two drops."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ def birth_widths(layers: int) -> dict[str, int]:
             operator = "attention" if kind in ATTENTION else "mlp"
             widths[f"operators.{operator}_{depth}.{kind}"] = width
     return {**widths, "classifier.d_c": 8, "D": 8}
+
+
+def final_widths(
+    layers: int, kept: dict[tuple[str, int], int], removed: Collection[str] = ()
+) -> dict[str, int]:
+    """The birth widths with `kept`, (kind, depth) -> width, and without `removed` operators."""
+    widths = birth_widths(layers)
+    for (kind, depth), width in kept.items():
+        operator = "attention" if kind in ATTENTION else "mlp"
+        widths[f"operators.{operator}_{depth}.{kind}"] = width
+    return {name: w for name, w in widths.items() if not set(removed) & set(name.split("."))}
 
 
 def two_drops(layers: int, seed: int) -> list[dict[str, Any]]:

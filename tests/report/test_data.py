@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import load_condition, load_run, operator_count, outcome
+from gaugelasso.report.data import load_condition, load_run, operator_count, outcome, run_folders
 from tests.report.folders import make_run
 
 
@@ -75,6 +75,16 @@ def test_a_folder_of_runs_is_pointed_out(tmp_path: Path) -> None:
         load_run(tmp_path / "sweep")
     with pytest.raises(UserError, match="no such folder"):
         load_run(tmp_path / "nowhere")
+
+
+def test_a_folder_stands_for_the_runs_in_it(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one")
+    seeds = [make_run(tmp_path / "arms" / arm / "seed1") for arm in ("a", "b")]
+    (tmp_path / "arms" / "report").mkdir()
+    assert run_folders([one, tmp_path / "arms", one]) == [one, *seeds]
+    assert run_folders([tmp_path / "arms" / "b"]) == seeds[1:]
+    for nothing in (tmp_path / "arms" / "report", tmp_path / "nowhere"):
+        assert run_folders([nothing]) == [nothing]  # for `load_run` to refuse
 
 
 def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:

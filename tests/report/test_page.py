@@ -9,7 +9,7 @@ import pytest
 
 import gaugelasso.report
 from gaugelasso.errors import UserError
-from gaugelasso.report import profile, training, write_report
+from gaugelasso.report import heatmap, profile, training, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
 from tests.report.folders import NEXT, make_run
@@ -47,7 +47,7 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
         text = text.replace("CPU, 2 cores", "<script>").replace("attention_1", "attention_1<b>")
         (folder / name).write_text(text)
     page = tmp_path / "page.html"
-    write_page([load_run(folder)], page, b"one", b"two")
+    write_page([load_run(folder)], page, b"one", b"two", b"three")
     parsed = Tags(page.read_text())
     names = {tag for tag, _ in parsed.tags}
     assert not names & {"script", "b", "link", "iframe"}
@@ -58,15 +58,15 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
 
 def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None:
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(2)]
-    write_page(runs, tmp_path / "page.html", b"one", b"two")
+    write_page(runs, tmp_path / "page.html", b"one", b"two", b"three")
     page = (tmp_path / "page.html").read_text()
     parsed = Tags(page)
     sources = [found["src"] for tag, found in parsed.tags if tag == "img"]
-    assert sources == ["data:image/png;base64,b25l", "data:image/png;base64,dHdv"]
+    assert sources == [f"data:image/png;base64,{data}" for data in ("b25l", "dHdv", "dGhyZWU=")]
     assert not re.search(r"https?:|url\(|@import|href=", page)
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
-    assert [tag for tag, _ in parsed.tags].count("details") == 2
+    assert [tag for tag, _ in parsed.tags].count("details") == 3
     for text in ("means of 2 seeds", "Where the figures come from", "abc123", "train.seed=1"):
         assert text in parsed.text
 
@@ -74,7 +74,7 @@ def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None
 def test_report_of_one_run_lies_in_it(tmp_path: Path) -> None:
     files = write_report([make_run(tmp_path / "r")])
     assert files.page == tmp_path / "r" / "report" / "index.html"
-    parts = (files.page, files.profile, files.training, files.tables)
+    parts = (files.page, files.profile, files.saturation, files.training, files.tables)
     assert all(part.stat().st_size > 500 for part in parts)
     assert files.profile.read_bytes().startswith(b"\x89PNG")
     assert "10.0× smaller at 99.96% accuracy" in files.page.read_text()
@@ -85,6 +85,7 @@ def test_report_of_one_run_lies_in_it(tmp_path: Path) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty pictures: drawing takes a second, and test_pictures draws."""
     monkeypatch.setattr(profile, "draw_profile", lambda runs, path: path.write_bytes(b"1"))
+    monkeypatch.setattr(heatmap, "draw_saturation", lambda runs, path: path.write_bytes(b"3"))
     monkeypatch.setattr(training, "draw_training", lambda runs, path: path.write_bytes(b"2"))
 
 
@@ -93,7 +94,12 @@ def test_report_of_seeds_lies_beside_them(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "sweep" / f"r{seed}", seed=seed) for seed in range(2)]
     files = write_report(folders)
     assert files.page.parent == tmp_path / "sweep" / "report"
-    assert "mean" in files.tables.read_text()
+    text = files.tables.read_text()
+    assert "mean" in text
+    assert "### Saturation" in text
+    # The folder that a sweep made stands for its runs.
+    assert write_report([tmp_path / "sweep"]) == files
+    assert files.tables.read_text() == text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import Condition, load_condition
+from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.layout import Table, to_markdown
+from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 
 
@@ -18,36 +19,39 @@ class ReportFiles:
     page: Path
     profile: Path
     training: Path
+    saturation: Path
     tables: Path
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
     """Report on one run, or on several that differ by seed alone; finished or not.
 
-    Goes to `out`, by default the folder "report" in the run or, for several runs, beside
-    them. Files already there under the same names are replaced.
+    A folder with runs in it, as a sweep makes it, stands for these runs. Goes to
+    `out`, by default the folder "report" in the run or, for several runs, beside them.
+    Files already there under the same names are replaced.
     """
     # matplotlib takes a second to load: commands that draw nothing need not wait for it.
+    from gaugelasso.report.heatmap import draw_saturation
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
     from gaugelasso.report.training import draw_training
 
-    runs = load_condition(folders)
-    out = out or _home(folders) / "report"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
+    runs = load_condition(run_folders(folders))
+    out = _make(out or home(folders) / "report")
     files = ReportFiles(
         page=out / "index.html",
         profile=out / "profile.png",
         training=out / "training.png",
+        saturation=out / "saturation.png",
         tables=out / "tables.md",
     )
     draw_profile(runs, files.profile)
     draw_training(runs, files.training)
-    write_page(runs, files.page, files.profile.read_bytes(), files.training.read_bytes())
+    draw_saturation(runs, files.saturation)
+    pictures = (files.profile, files.saturation, files.training)
+    write_page(runs, files.page, *(picture.read_bytes() for picture in pictures))
     tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
+    tables += [saturation_table(runs), shares_table(runs)]
     tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
     files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
     return files
@@ -61,11 +65,33 @@ def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None
     draw_tradeoff(arms, out / "arms.png")
 
 
-def _home(folders: Sequence[Path]) -> Path:
-    """The run itself, or the folder that all runs lie under."""
+def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
+    """Loss against work over finished runs of one task: a picture, and the table beside it.
+
+    Go to `out`, by default the folder "pareto" where the runs lie.
+    """
+    from gaugelasso.report.pareto import draw_pareto, load_points, pareto_table
+
+    points = load_points(paths)
+    out = _make(out or home(paths) / "pareto")
+    draw_pareto(points, picture := out / "pareto.png")
+    (table := out / "pareto.md").write_text(to_markdown(pareto_table(points)), encoding="utf-8")
+    return picture, table
+
+
+def home(folders: Sequence[Path]) -> Path:
+    """Where what is made of some runs goes: the one folder, or the one that all lie under."""
     if len(folders) == 1:
         return folders[0]
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
-__all__ = ["ReportFiles", "write_comparison", "write_report"]
+def _make(out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
+    return out
+
+
+__all__ = ["ReportFiles", "home", "write_comparison", "write_pareto", "write_report"]

@@ -6,7 +6,7 @@ still going on is read as far as it has got.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,20 @@ from gaugelasso.runs import read_json, read_rows
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+# The axes that the network has once.
+END_AXES = {"D": "D", "d_e": "embedding.d_e", "d_c": "classifier.d_c"}
+AXIS_WORDS = {
+    "d_ai": "attention reads",
+    "d_k": "attention keys",
+    "d_v": "attention values",
+    "d_ao": "attention writes",
+    "d_mi": "MLP reads",
+    "d_f": "MLP filters",
+    "d_mo": "MLP writes",
+    "D": "residual sites",
+    "d_e": "embedding writes",
+    "d_c": "classifier reads",
+}
 
 _NEEDED = ("config.json", "environment.json", "initial.json")
 _SECTIONS = ("task", "model", "target", "compress", "train")
@@ -178,8 +192,8 @@ def load_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise UserError(f"{str(folder)!r} is no run folder: it has no {name}{_hint(folder)}")
     config, environment, initial = (read_json(folder / name) for name in _NEEDED)
-    _check_keys(folder / "config.json", config, _SECTIONS)
-    _check_keys(folder / "initial.json", initial, ("fma", "widths"))
+    check_keys(folder / "config.json", config, _SECTIONS)
+    check_keys(folder / "initial.json", initial, ("fma", "widths"))
     summary = folder / "summary.json"
     return Run(
         path=folder,
@@ -190,6 +204,12 @@ def load_run(folder: Path) -> Run:
         events=tuple(read_rows(folder / "events.jsonl")),
         summary=read_json(summary) if summary.exists() else None,
     )
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """The runs that `paths` stand for: each is a run, a sweep's folder, or a folder of such."""
+    found = [run for path in paths for run in (_runs_under(path) or [path])]
+    return list(dict.fromkeys(found))
 
 
 def outcome(run: Run) -> Outcome:
@@ -233,20 +253,32 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
         raise UserError("no run folder given")
     runs = sorted(map(load_run, folders), key=lambda run: run.seed)
     for before, run in pairwise(runs):
-        pair = f"{str(before.path)!r} and {str(run.path)!r}"
-        ours, theirs = _condition(before), _condition(run)
-        for key in sorted(ours.keys() & theirs.keys()):
-            if ours[key] != theirs[key]:
-                raise UserError(
-                    f"{pair} are not runs of one condition: {key} is {ours[key]!r} in one and "
-                    f"{theirs[key]!r} in the other"
-                )
+        check_same(before, run, "are not runs of one condition")
         if before.seed == run.seed:
+            pair = f"{str(before.path)!r} and {str(run.path)!r}"
             raise UserError(f"{pair} are both of seed {run.seed}: give one of them")
     return runs
 
 
-def _condition(run: Run) -> dict[str, Any]:
+def check_finished(runs: Sequence[Run]) -> None:
+    """UserError where a run has not come to its end."""
+    for run in runs:
+        if run.summary is None:
+            raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
+
+
+def check_same(before: Run, run: Run, otherwise: str, only: Collection[str] | None = None) -> None:
+    """UserError, saying `otherwise`, where two runs differ in a setting, or in one of `only`."""
+    ours, theirs = settings(before), settings(run)
+    for key in sorted(ours.keys() & theirs.keys()):
+        if ours[key] != theirs[key] and (only is None or key in only):
+            raise UserError(
+                f"{str(before.path)!r} and {str(run.path)!r} {otherwise}: {key} is "
+                f"{ours[key]!r} in one and {theirs[key]!r} in the other"
+            )
+
+
+def settings(run: Run) -> dict[str, Any]:
     """Every setting that changes what a run's figures mean, except its seed."""
     sections = {key: dict(run.config[key]) for key in _SECTIONS}
     train = sections["train"]
@@ -267,13 +299,22 @@ def _layer_widths(widths: Mapping[str, int]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
+def check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
+    """UserError, naming the file, unless `data` has all keys."""
     missing = [key for key in keys if not isinstance(data, dict) or key not in data]
     if missing:
         raise UserError(f"{str(path)!r} is of no run: it has no {missing[0]!r}")
 
 
 def _hint(folder: Path) -> str:
-    """The runs right under a folder that was taken for one."""
-    inside = sorted(child.name for child in folder.iterdir() if (child / "initial.json").exists())
+    """The runs in a folder that was taken for one."""
+    inside = [str(run.relative_to(folder)) for run in _runs_under(folder)]
     return f"; there are runs under it: {', '.join(inside[:5])}" if inside else ""
+
+
+def _runs_under(folder: Path) -> list[Path]:
+    """The runs in a folder that is none itself: right under it, or in folders there."""
+    if (folder / "initial.json").exists():
+        return []
+    levels = ("*/initial.json", "*/*/initial.json")
+    return sorted(file.parent for level in levels for file in folder.glob(level))

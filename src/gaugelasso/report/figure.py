@@ -20,7 +20,7 @@ DPI = 200
 WIDTH_PX = 2000
 # Okabe and Ito: told apart with any colour vision, and in grey.
 BLUE, RED, GREEN, ORANGE, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#222222"
-GREY = "#8a8a8a"
+PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8a8a8a"
 FONT, SMALL = 9.0, 8.0
 
 Curve = tuple[list[int], list[float]]
@@ -78,8 +78,10 @@ def log_axis(
 
 
 def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:
-    """Powers of the base in [low, high], the greatest and at most `most`; where these are
-    few 1-2-5, and evenly spaced ones where those are few as well."""
+    """Powers of the base in [low, high], the greatest and at most `most`.
+
+    Of base 10, where they are few: 1-2-5, and where these are too, even steps.
+    """
     first, last = (math.floor(math.log(bound, base)) for bound in (low, high))
     powers = [float(base) ** exponent for exponent in range(first, last + 1)]
     inside = [power for power in powers if low <= power <= high]
@@ -88,8 +90,8 @@ def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[
     if base == 10 and len(inside) < 3:
         inside = [m * p for p in powers for m in (1.0, 2.0, 5.0) if low <= m * p <= high]
         if len(inside) < 3:
-            even = MaxNLocator(5).tick_values(low, high)
-            inside = [float(tick) for tick in even if low <= tick <= high]
+            steps = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+            inside = [float(step) for step in steps if low <= step <= high]
     return inside
 
 
@@ -169,6 +171,12 @@ def legend_above(axes: Axes, right: Axes) -> None:
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=SMALL,
         handlelength=1.4, columnspacing=0.9, handletextpad=0.4, borderaxespad=0.1,
     )  # fmt: skip
+
+
+def symbol(kind: str) -> str:
+    """An axis kind as the paper prints it: d_ai with its index below."""
+    letter, _, index = kind.partition("_")
+    return f"${letter}$" if not index else f"${letter}_{{{index}}}$"
 
 
 def plain(text: str) -> str:

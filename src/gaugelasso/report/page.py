@@ -6,18 +6,16 @@ from a run is escaped.
 
 import base64
 import html
-import io
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gaugelasso.report import words
 from gaugelasso.report.data import Run
 from gaugelasso.report.layout import Table, to_html
-from gaugelasso.report.profile import draw_profile
+from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
-from gaugelasso.report.training import draw_training
+from gaugelasso.report.toml import comment, to_toml
 
 _ORIGIN = (
     "command", "commit", "hardware", "date", "gaugelasso", "torch", "numpy", "python",
@@ -36,7 +34,8 @@ h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; text-wrap: balance
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p { margin: .2rem 0; } .soft, figcaption { color: var(--soft); font-size: .875rem; }
 .held { color: var(--good); } .missed { color: var(--bad); }
-figure { margin: 0; } figcaption { margin-top: .4rem; max-width: 60rem; }
+figure { margin: 0; } figure + figure { margin-top: 1rem; }
+figcaption { margin-top: .4rem; max-width: 60rem; }
 img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px;
   border: 1px solid var(--line); padding: .4rem; }
 .wide { overflow-x: auto; }
@@ -60,13 +59,14 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_page(
-    runs: Sequence[Run], path: Path, profile: bytes | None = None, training: bytes | None = None
+    runs: Sequence[Run], path: Path, profile: bytes, saturation: bytes, training: bytes
 ) -> None:
-    """Write the page; `profile` and `training` are the PNGs, where they are drawn already."""
+    """Write the page around its three pictures, given as PNGs."""
     held, sentence = words.verdict(runs)
     mood = {True: "held", False: "missed", None: "soft"}[held]
     headline = words.headline(runs)
     spread = " A line is the median over seeds, hatching their range." if len(runs) > 1 else ""
+    shares = shares_table(runs)
     parts = [
         f"<h1>{html.escape(headline)}</h1>",
         f'<p class="{mood}">{html.escape(sentence)}</p>',
@@ -75,15 +75,24 @@ def write_page(
         to_html(runs_table(runs)) if len(runs) > 1 else "",
         "<h2>Structural profile</h2>",
         _image(
-            profile or _png(draw_profile, runs),
+            profile,
             "Surviving channels of every axis against depth, at several training steps",
             "Channels that survive on each axis, by depth; colour is training step, a cross a "
             "removed operator. Last panel: residual sites D, embedding d_e and classifier d_c "
             "(left) and work per token (right) against training step." + spread,
         ),
+        to_html(saturation_table(runs)),
+        _image(
+            saturation,
+            "Share of its birth width that every axis kept, layer by layer",
+            "Share of the birth width that every axis kept, in per cent. An axis at its ceiling "
+            "may want more than it was given; one that keeps little was larger than the task "
+            "requires." + (" Medians over seeds." if len(runs) > 1 else ""),
+        ),
+        f"<details><summary>{shares.title}</summary>{to_html(shares, title=False)}</details>",
         "<h2>Training</h2>",
         _image(
-            training or _png(draw_training, runs),
+            training,
             "Loss, metric, step time and work per token against training step",
             "Left: training loss with its target, and the metric on held-out data. Right: step "
             "time and work per token. Grey dashed: the structure is frozen, cooldown starts."
@@ -105,12 +114,6 @@ def write_page(
         + "\n</body>\n</html>\n",
         encoding="utf-8",
     )
-
-
-def _png(draw: Callable[[Sequence[Run], IO[bytes]], None], runs: Sequence[Run]) -> bytes:
-    buffer = io.BytesIO()
-    draw(runs, buffer)
-    return buffer.getvalue()
 
 
 def _image(png: bytes, alternative: str, caption: str) -> str:
@@ -158,7 +161,7 @@ def _distinct(values: Iterable[Any]) -> str:
 
 def _config(runs: Sequence[Run]) -> str:
     """The config as TOML, of the first run where they differ by seed."""
-    lines = [] if len(runs) == 1 else [f"# seed {runs[0].seed}; the others differ by train.seed"]
-    for section, values in runs[0].config.items():
-        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
-    return "\n".join(lines).strip()
+    toml = to_toml(runs[0].config).strip()
+    if len(runs) == 1:
+        return toml
+    return comment(f"seed {runs[0].seed}; the others differ by train.seed") + "\n" + toml

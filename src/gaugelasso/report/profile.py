@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
 
-from gaugelasso.report.data import LAYER_KINDS, Run
+from gaugelasso.report.data import AXIS_WORDS, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.figure import (
     BLUE,
     FONT,
@@ -39,25 +39,17 @@ from gaugelasso.report.figure import (
     save,
     spread,
     step_axis,
+    symbol,
     twin,
 )  # fmt: skip
 
 _HEIGHT_PX = 1120
 _SNAPSHOTS = 7
-_SYMBOLS = {
-    "d_ai": r"$d_{ai}$  attention reads",
-    "d_k": r"$d_k$  attention keys",
-    "d_v": r"$d_v$  attention values",
-    "d_ao": r"$d_{ao}$  attention writes",
-    "d_mi": r"$d_{mi}$  MLP reads",
-    "d_f": r"$d_f$  MLP filters",
-    "d_mo": r"$d_{mo}$  MLP writes",
-}
-# Axis, label, colour, line width: D is wide to show behind an end that is as large.
+# Axis, colour, line width: D is wide to show behind an end that is as large.
 _ENDS = (
-    ("D", "$D$", BLUE, 2.6),
-    ("embedding.d_e", "$d_e$", GREEN, 1.3),
-    ("classifier.d_c", "$d_c$", ORANGE, 1.3),
+    ("D", BLUE, 2.6),
+    ("d_e", GREEN, 1.3),
+    ("d_c", ORANGE, 1.3),
 )
 
 
@@ -105,7 +97,7 @@ def _draw_kind(
     axes: Axes, runs: Sequence[Run], kind: str, steps: list[int], colors: list[str]
 ) -> None:
     """One panel: extent of one kind of axis against depth."""
-    dress(axes, "layer", title=_SYMBOLS[kind])
+    dress(axes, "layer", title=f"{symbol(kind)}  {AXIS_WORDS[kind]}")
     depth = np.arange(runs[0].layers)
     axes.set_xlim(-0.4, len(depth) - 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
@@ -165,10 +157,10 @@ def _draw_totals(axes: Axes, runs: Sequence[Run]) -> None:
     """The eighth panel: sites and the network's two ends on the left, work on the right."""
     dress(axes, "training step")
     extents = []
-    for axis, label, color, width in _ENDS:
-        band = spread([run.axis_trajectory(axis) for run in runs], steps=True)
+    for kind, color, width in _ENDS:
+        band = spread([run.axis_trajectory(END_AXES[kind]) for run in runs], steps=True)
         if band[3].any():
-            draw_spread(axes, band, color, label, steps=True, width=width)
+            draw_spread(axes, band, color, symbol(kind), steps=True, width=width)
             extents += [band[2].min(), band[3].max()]
     high = max(extents)
     low = max(min(*extents, high / 8), 1.0)

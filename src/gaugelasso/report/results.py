@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.errors import UserError
 from gaugelasso.report import words
-from gaugelasso.report.data import Condition, Run, load_condition
+from gaugelasso.report.data import Condition, Run, check_finished, load_condition
 from gaugelasso.report.layout import Table, to_markdown
 
 
@@ -18,6 +17,7 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     differ are all listed, "; " between them; dates become "first/last".
     """
     runs = load_condition(folders)
+    check_finished(runs)
     return {**_origin(runs), "runs": [_result(run) for run in runs]}
 
 
@@ -70,9 +70,7 @@ _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
 
 
 def _result(run: Run) -> dict[str, Any]:
-    summary = run.summary
-    if summary is None:
-        raise UserError(f"{str(run.path)!r} is not finished: it has no summary.json")
+    summary = run.summary or {}
     keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
     return {
         **{key: summary[key] for key in keys},

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.report import words
-from gaugelasso.report.data import LAYER_KINDS, Run, operator_count, outcome
+from gaugelasso.report.data import END_AXES, LAYER_KINDS, Run, operator_count, outcome
 from gaugelasso.report.layout import Table, render
-from gaugelasso.report.words import DASH, Format, count, known, over_seeds, ratio
+from gaugelasso.report.words import DASH, Format, count, known, over_seeds, ratio, width_range
 
 _LARGEST_EVENTS = 20
 _AXES_NAMED = 3  # in the "dropped" cell of an event
@@ -82,11 +82,11 @@ def structure_table(run: Run) -> Table:
         cells = {kind: _cell(now[kind][depth], born[kind][depth]) for kind in LAYER_KINDS}
         alive = now["d_ai"][depth] > 0
         rows.append(_layer_row(str(depth), cells, heads.get(depth, "") if alive else cells["d_ai"]))
-    ceilings = {kind: _range(values) for kind, values in born.items()}
+    ceilings = {kind: width_range(values) for kind, values in born.items()}
     rows.append(_layer_row("at birth", ceilings, " ".join(sorted(set(heads.values())))))
     ends = [
-        f"{name.split('.')[-1]} {widths.get(name, 0)} of {birth[name]}"
-        for name in ("D", "embedding.d_e", "classifier.d_c")
+        f"{kind} {widths.get(name, 0)} of {birth[name]}"
+        for kind, name in END_AXES.items()
         if name in birth
     ]
     note = f"{'; '.join(ends)}. {DASH}: operator removed."
@@ -200,11 +200,6 @@ def _layer_row(name: str, cells: Mapping[str, str], heads: str) -> list[str]:
 def _cell(now: int, born: int) -> str:
     """An extent; a dash for what was removed, nothing for what never was."""
     return f"{now:,}" if now else DASH if born else ""
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{high:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def _heads(run: Run) -> dict[int, str]:

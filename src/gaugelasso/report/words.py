@@ -16,6 +16,12 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:,.1f}"
 
 
+def width_range(widths: Sequence[int]) -> str:
+    """The least and the most of some widths: 4–16."""
+    low, high = min(widths), max(widths)
+    return f"{high:,}" if low == high else f"{low:,}–{high:,}"
+
+
 def short(value: float) -> str:
     """Three figures and a letter: 1500 -> 1.5k."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

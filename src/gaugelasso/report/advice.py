@@ -1,0 +1,179 @@
+"""What a finished run says about the next one: axes to widen or narrow, layers to add or drop.
+
+Reads saturation and outcome, and rewrites the run's own [model] section. The rules:
+
+- an axis at its ceiling in most of the layers that kept it was binding: widen it, by the
+  more the more layers it fills, at most to twice its width;
+- an axis that no layer keeps more than a quarter of was too large: halve it;
+- layers of which nothing is left go, at most half of them; where every layer is full,
+  half as many are added;
+- where the loss target was missed nothing is made smaller, and where it was never reached
+  compression never began: widths then say nothing.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaugelasso.report import words
+from gaugelasso.report.data import (
+    LAYER_KINDS,
+    Run,
+    check_finished,
+    check_keys,
+    load_condition,
+    outcome,
+    run_folders,
+)
+from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
+from gaugelasso.report.toml import comment, to_toml
+
+_SMALL = 0.25
+# Key of [model] -> the axis that it sets. What reads or writes the stream is bounded by D.
+_AXES = {"width": "D", "d_k": "d_k", "d_v": "d_v", "d_f": "d_f"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new value of one key of [model], and what in the run speaks for it."""
+
+    key: str
+    old: int
+    new: int
+    why: str
+
+    def __str__(self) -> str:
+        verb = "widen" if self.new > self.old else "narrow"
+        if self.key == "layers":
+            verb = "more" if self.new > self.old else "fewer"
+        return f"{verb} {self.key}, {self.old} → {self.new}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The outcome in a sentence, changes, remarks, and the next config as TOML."""
+
+    verdict: str
+    changes: list[Change]
+    remarks: list[str]
+    config: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [self.verdict, *map(str, self.changes), *self.remarks]
+
+
+def advise(paths: Sequence[Path]) -> Advice:
+    """Advice from finished runs that differ by seed alone; over seeds, medians decide."""
+    runs = load_condition(run_folders(paths))
+    check_finished(runs)
+    first = runs[0]
+    check_keys(first.path / "config.json", first.config["model"], ["layers", *_AXES])
+    ends = [outcome(run) for run in runs]
+    reached = statistics.median_high(end.reached_step is not None for end in ends)
+    losses = [math.inf if end.loss is None else end.loss for end in ends]
+    held = statistics.median(losses) <= first.loss_target
+    found = extents(runs)
+    changes = [*_width_changes(first, found), *_layer_change(first, found)] if reached else []
+    spared = [] if held else [change.key for change in changes if change.new < change.old]
+    changes = [change for change in changes if change.key not in spared]
+    _, verdict = words.verdict(runs)
+    return Advice(
+        verdict=verdict,
+        changes=changes,
+        remarks=_remarks(reached, held, changes, spared),
+        config=_next_config(runs, verdict, changes),
+    )
+
+
+def _width_changes(run: Run, found: Mapping[str, list[Extent]]) -> list[Change]:
+    changes = []
+    for key, kind in _AXES.items():
+        old = run.config["model"][key]
+        even = key == "d_k" and bool(run.config["model"].get("rope"))
+        kept = [axis for axis in found[kind] if not axis.gone]
+        full = [axis for axis in kept if axis.full]
+        most = max((axis.share for axis in kept), default=0.0)
+        if 2 * len(full) > len(kept):
+            new = wider(old, 1 + len(full) / len(kept), even)
+            where = f"{len(full)} of {len(kept)} layers that kept it"
+            why = f"at its ceiling in {where}" if key != "width" else f"{most:.0%} of D is left"
+        elif most <= _SMALL:
+            new = narrower(old, even)
+            part = f"only {most:.0%} of D is left" if key == "width" else ""
+            why = part or (f"no layer keeps more than {most:.0%}" if kept else "no layer keeps it")
+        else:
+            continue
+        changes += [Change(key, old, new, why)] if new != old else []
+    return changes
+
+
+def _layer_change(run: Run, found: Mapping[str, list[Extent]]) -> list[Change]:
+    layers: dict[int, list[Extent]] = {}
+    for axis in (axis for kind in LAYER_KINDS for axis in found[kind]):
+        layers.setdefault(axis.depth or 0, []).append(axis)
+    old = run.config["model"]["layers"]
+    empty = [depth for depth, axes in sorted(layers.items()) if all(axis.gone for axis in axes)]
+    if empty:
+        new = max(old - len(empty), math.ceil(old / 2))
+        why = f"nothing is left of layer{'s' * (len(empty) > 1)} {layer_list(empty)}"
+        return [Change("layers", old, new, why)] if new != old else []
+    shares = [statistics.median(axis.share for axis in axes) for axes in layers.values()]
+    if min(shares, default=0.0) >= CEILING:
+        why = "in every layer most axes sit at their ceiling"
+        return [Change("layers", old, old + math.ceil(old / 2), why)]
+    return []
+
+
+def wider(old: int, factor: float, even: bool) -> int:
+    """A friendly width of at most `factor` (1 to 2) times the old one, and above it."""
+    grain = _grain(old * factor, even)
+    return max(int(old * factor / grain) * grain, old + grain)
+
+
+def narrower(old: int, even: bool) -> int:
+    """A friendly width of at least half the old one."""
+    grain = _grain(old / 2, even)
+    return min(math.ceil(old / 2 / grain) * grain, old)
+
+
+def _grain(width: float, even: bool) -> int:
+    """Widths near this one are multiples of the greatest power of two in an eighth of it."""
+    return max(2 ** math.floor(math.log2(max(width / 8, 1))), 2 if even else 1)
+
+
+def _remarks(reached: bool, held: bool, changes: list[Change], spared: list[str]) -> list[str]:
+    if not reached:
+        return [
+            "Compression never began, so the widths say nothing: give it more train.steps, "
+            "another compress.lr, a higher target.loss, or a larger model."
+        ]
+    remarks = []
+    if spared:
+        remarks.append(f"The target was missed, so these are not made smaller: {', '.join(spared)}")
+    if not held and not changes:
+        remarks.append(
+            "No axis sits at its ceiling in most layers: more train.steps or train.cooldown, or a "
+            "higher target.loss, will help more than width."
+        )
+    if held and not changes:
+        remarks.append(
+            "Nothing to change: no axis sits at its ceiling in most layers, and none keeps a "
+            "quarter or less in all of them."
+        )
+    return remarks
+
+
+def _next_config(runs: Sequence[Run], verdict: str, changes: list[Change]) -> str:
+    first = runs[0]
+    model = first.config["model"] | {change.key: change.new for change in changes}
+    which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
+    head = [
+        f"What gaugelasso advise makes of {first.task}, {which}. {verdict}",
+        "Changed keys say why; all others are the run's own." if changes else "Nothing changed.",
+    ]
+    remarks = {f"model.{change.key}": f"was {change.old}: {change.why}" for change in changes}
+    lines = [*map(comment, head), "", to_toml(first.config | {"model": model}, remarks)]
+    return "\n".join(lines)

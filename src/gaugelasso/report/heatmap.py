@@ -1,0 +1,118 @@
+"""The saturation picture: layers down, axes across, colour the share of the birth width kept."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import ListedColormap, LogNorm, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from gaugelasso.report.data import AXIS_WORDS, END_AXES, LAYER_KINDS, Run
+from gaugelasso.report.figure import (
+    DPI,
+    FONT,
+    INK,
+    RED,
+    SMALL,
+    heading,
+    new_figure,
+    save,
+    symbol,
+)
+from gaugelasso.report.saturation import CEILING, Extent, extents
+
+# The same for every run, so that two pictures can be laid side by side.
+_LEAST = 0.01
+_SCALE = LogNorm(_LEAST, 1.0, clip=True)
+# Without the darkest end, on which a frame would not show.
+_COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 256)))
+_AROUND_PX, _ROW_PX, _TALLEST_PX, _INSET_PX = 360, 56, 2200, 4.5
+_SMALLEST_TEXT = 5.0
+_GONE = "#efefef"
+
+
+def draw_saturation(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
+    """Write the PNG for one run, or the medians over several seeds of one condition."""
+    found = extents(runs)
+    layers = max(runs[0].layers, 3)  # a picture of one layer still needs room for its words
+    body = min(layers * _ROW_PX, _TALLEST_PX)
+    figure = new_figure(_AROUND_PX + body)
+    left, right, bar = figure.subplots(1, 3, width_ratios=[len(LAYER_KINDS), len(END_AXES), 0.16])
+    _draw_cells(left, [found[kind] for kind in LAYER_KINDS], runs[0].layers, body)
+    left.set_ylabel("layer", fontsize=SMALL, color=INK)
+    every = math.ceil(runs[0].layers / 40)
+    left.yaxis.set_major_locator(FixedLocator(range(0, runs[0].layers, every)))
+    _draw_cells(right, [found[kind] for kind in END_AXES], 1, body)
+    right.set_yticks([])
+    for axes, kinds in ((left, LAYER_KINDS), (right, tuple(END_AXES))):
+        labels = ["\n".join([symbol(kind), *AXIS_WORDS[kind].split()]) for kind in kinds]
+        axes.set_xticks(range(len(kinds)), labels=labels)
+    _draw_key(figure, bar, found)
+    which = " (medians)" if len(runs) > 1 else ""
+    title = f"{heading(runs)}: share of the birth width kept, in %{which}"
+    figure.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
+    save(figure, path)
+
+
+def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, height_px: int) -> None:
+    """A block of cells, one column an axis kind; axes of the whole network fill one row."""
+    row_px = height_px / rows
+    size = min(SMALL, 0.55 * row_px * 72 / DPI)
+    inset = _INSET_PX / row_px
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.tick_params(labelsize=SMALL, colors=INK, length=0, top=False, labeltop=True,
+                     bottom=False, labelbottom=False)  # fmt: skip
+    for side in axes.spines.values():
+        side.set_visible(False)
+    cells = [(x, axis.depth or 0, axis) for x, column in enumerate(columns) for axis in column]
+    faces = np.ones((rows, len(columns), 4))  # white: the layer never had this axis
+    for x, y, axis in cells:
+        faces[y, x] = to_rgba(_GONE) if axis.gone else _COLORS(_SCALE(axis.share))
+    # By their edges: a single row has no neighbour to tell its height.
+    across, down = np.arange(len(columns) + 1) - 0.5, np.arange(rows + 1) - 0.5
+    axes.pcolormesh(across, down, faces, edgecolor="white", linewidth=0.8)
+    # Inside its cell, or neighbours would share a side.
+    frames = [
+        Rectangle((x - 0.475, y - 0.5 + inset), 0.95, 1 - 2 * inset)
+        for x, y, axis in cells
+        if axis.full
+    ]
+    axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=RED, linewidth=1.5))
+    gone = [(x, y) for x, y, axis in cells if axis.gone]
+    if gone:
+        axes.plot(*zip(*gone, strict=True), marker="x", color=INK, linestyle="",
+                  markersize=0.7 * size, markeredgewidth=1.2)  # fmt: skip
+    for x, y, axis in cells if size >= _SMALLEST_TEXT else ():
+        if not axis.gone:
+            text = f"{100 * axis.share:.0f}" if axis.share >= 0.005 else "<1"
+            color = "white" if _SCALE(axis.share) > 0.68 else INK
+            axes.text(x, y, text, ha="center", va="center", fontsize=size, color=color)
+
+
+def _draw_key(figure: Figure, bar: Axes, found: dict[str, list[Extent]]) -> None:
+    key = figure.colorbar(ScalarMappable(_SCALE, _COLORS), cax=bar)
+    ticks = [0.01, 0.03, 0.1, 0.3, 1.0]
+    key.set_ticks(ticks, labels=[f"{tick:.0%}" for tick in ticks])
+    key.ax.yaxis.set_minor_locator(NullLocator())
+    key.ax.tick_params(labelsize=SMALL, colors=INK, length=2.5, width=0.6)
+    key.outline.set_visible(False)
+    axes = [axis for column in found.values() for axis in column]
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor="white", edgecolor=RED, linewidth=1.5,
+              label=f"at its ceiling: {CEILING:.0%} or more kept"),
+    ]  # fmt: skip
+    if any(axis.gone for axis in axes):
+        handles.append(Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.2,
+                              label="operator removed"))  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False,
+                  fontsize=SMALL, labelcolor=INK)  # fmt: skip

@@ -1,0 +1,170 @@
+"""Loss against work over several conditions, and the front: the runs that no other betters."""
+
+import os
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from matplotlib.axes import Axes
+
+from gaugelasso.errors import UserError
+from gaugelasso.report.data import (
+    Run,
+    check_finished,
+    check_same,
+    load_run,
+    outcome,
+    run_folders,
+    settings,
+)
+from gaugelasso.report.figure import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    SMALL,
+    dress,
+    log_axis,
+    new_figure,
+    plain,
+    save,
+)
+from gaugelasso.report.layout import Table
+from gaugelasso.report.words import DASH, count, figure, known, metric_format, over_seeds, ratio
+
+_HEIGHT_PX = 1000
+_COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK)
+_MARKERS = "osD^v"
+_KEYS_SHOWN = 2
+_LEGEND_CHARS = 36
+
+
+@dataclass(frozen=True)
+class Point:
+    """A finished run: what it costs and the held-out loss it has; `best` if on the front."""
+
+    run: Run
+    fma: float
+    loss: float
+    best: bool
+
+
+def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
+    """Condition -> its runs, the costliest condition first.
+
+    UserError unless all are finished runs of one task, their work counted in one way.
+    """
+    runs = [load_run(folder) for folder in run_folders(paths)]
+    check_finished(runs)
+    alike = [key for key in settings(runs[0]) if key.startswith("task.")]
+    for before, run in pairwise(runs):
+        check_same(before, run, "cannot be compared", only=[*alike, "compress.accounting"])
+    places = [(outcome(run).fma_final, _loss(run)) for run in runs]
+    best = front(places)
+    points = [Point(run, *place, place in best) for run, place in zip(runs, places, strict=True)]
+    found: dict[str, list[Point]] = {}
+    for point, label in zip(points, _labels(runs), strict=True):
+        found.setdefault(label, []).append(point)
+    by_work = sorted(found, key=lambda label: -statistics.median(p.fma for p in found[label]))
+    return {label: sorted(found[label], key=lambda p: p.run.seed) for label in by_work}
+
+
+def front(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (work, loss) pairs those with less loss than every cheaper one, by work."""
+    best: list[tuple[float, float]] = []
+    for place in sorted(set(places)):
+        if not best or place[1] < best[-1][1]:
+            best.append(place)
+    return best
+
+
+def pareto_table(points: dict[str, list[Point]]) -> Table:
+    """One row a condition: mean ± std over its seeds, and which seeds are on the front."""
+    first = next(iter(points.values()))[0].run
+    metric = first.metric_name
+    rows = []
+    for label, group in points.items():
+        ends = [outcome(point.run) for point in group]
+        rows.append([
+            label, f"{group[0].run.loss_target:g}", str(len(group)),
+            over_seeds([end.fma_final for end in ends], count),
+            over_seeds([end.compression for end in ends], ratio),
+            over_seeds([end.loss for end in ends], figure),
+            over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
+            ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
+        ])  # fmt: skip
+    headers = ["condition", "loss target", "seeds", "FMA per token", "compression",
+               "held-out loss", metric, "seeds on the front"]  # fmt: skip
+    note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. On the front: no run "
+    note += "here has as little loss for as little work."
+    return Table("Loss against work", headers, rows, note, left=(0, 7))
+
+
+def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
+    """Write the PNG: held-out loss against work per token, one colour a condition."""
+    runs = [point.run for group in points.values() for point in group]
+    sheet = new_figure(_HEIGHT_PX)
+    axes = sheet.subplots()
+    dress(axes, f"final FMA per token (accounting: {plain(runs[0].accounting)})", "held-out loss")
+    places = [(point.fma, point.loss) for group in points.values() for point in group]
+    best = front(places)
+    # Stairs: between two runs of the front only the cheaper one's loss is known to be had.
+    axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-post",
+              label="Pareto front", zorder=2)  # fmt: skip
+    for number, (label, group) in enumerate(points.items()):
+        axes.plot(
+            [point.fma for point in group], [point.loss for point in group], linestyle="",
+            marker=_MARKERS[number // len(_COLORS) % len(_MARKERS)], markersize=6, alpha=0.85,
+            color=_COLORS[number % len(_COLORS)], markeredgecolor="white", markeredgewidth=0.6,
+            label=textwrap.fill(plain(label), _LEGEND_CHARS).replace("$", r"\$"), zorder=3,
+        )  # fmt: skip
+    _scale(axes, "x", [fma for fma, _ in places])
+    _scale(axes, "y", [loss for _, loss in places])
+    sheet.legend(loc="outside right upper", frameon=False, fontsize=SMALL, labelcolor=INK)
+    title = plain(f"{runs[0].task}, {len(points)} conditions, {len(runs)} runs")
+    sheet.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
+    save(sheet, path)
+
+
+def _scale(axes: Axes, which: Literal["x", "y"], values: list[float]) -> None:
+    low, high = min(values), max(values)
+    # A loss may be negative: such a one stays on a plain axis.
+    if low > 0:
+        air = max((high / low) ** 0.06, 1.05)
+        log_axis(axes, low / air, high * air, which=which)
+
+
+def _loss(run: Run) -> float:
+    loss = outcome(run).loss
+    if known(loss, figure) == DASH or loss is None:
+        raise UserError(f"{str(run.path)!r} has no finite held-out loss")
+    return loss
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """What tells each run's condition from the others: settings, or folders where they are many."""
+    given = [settings(run) for run in runs]
+    common = [key for key in given[0] if all(key in one for one in given)]
+    varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
+    long = [", ".join(f"{key} = {_plain_value(one[key])}" for key in varied) for one in given]
+    if len(varied) <= _KEYS_SHOWN:
+        return [label or "one condition" for label in long]
+    groups: dict[str, list[Path]] = {}
+    for run, label in zip(runs, long, strict=True):
+        groups.setdefault(label, []).append(run.path)
+    folders = {label: os.path.commonpath(paths) for label, paths in groups.items()}
+    unique = len(set(folders.values())) == len(folders)
+    return [folders[label] if unique else label for label in long]
+
+
+def _plain_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

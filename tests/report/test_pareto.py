@@ -1,0 +1,104 @@
+"""Loss against work: which runs make the front, and which may be compared."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from gaugelasso.errors import UserError
+from gaugelasso.report import pareto, write_pareto
+from gaugelasso.report.figure import GREY
+from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
+from tests.report.folders import birth_widths, event, make_run
+
+
+def run_at(path: Path, fma: float, loss: float, **options: Any) -> Path:
+    drops = [event(40, 1000.0, fma, {"D": 1}, [], birth_widths(2))]
+    return make_run(path, events=drops, loss=loss, **options)
+
+
+def two_targets(root: Path) -> Path:
+    """Loose: (100, 0.2) and (110, 0.3); tight: (400, 0.01) and (300, 0.02)."""
+    places = {"loose": [(100, 0.2), (110, 0.3)], "tight": [(400, 0.01), (300, 0.02)]}
+    for name, target in (("loose", 0.5), ("tight", 0.05)):
+        for seed, (fma, loss) in enumerate(places[name]):
+            changes = {"target": {"loss": target}}
+            run_at(root / name / f"seed{seed}", fma, loss, seed=seed, changes=changes)
+    return root
+
+
+def test_the_front_is_what_no_cheaper_run_betters() -> None:
+    places = [(3.0, 1.0), (1.0, 5.0), (2.0, 5.0), (2.0, 2.0), (4.0, 1.0), (1.0, 6.0)]
+    assert front(places) == [(1.0, 5.0), (2.0, 2.0), (3.0, 1.0)]
+
+
+def test_conditions_are_named_by_what_differs(tmp_path: Path) -> None:
+    points = load_points([two_targets(tmp_path)])
+    assert [*points] == ["target.loss = 0.05", "target.loss = 0.5"]  # the costliest first
+    assert [(p.fma, p.loss, p.best) for p in points["target.loss = 0.5"]] == [
+        (100, 0.2, True),
+        (110, 0.3, False),
+    ]
+    table = pareto_table(points)
+    assert table.rows[1] == [
+        "target.loss = 0.5", "0.5", "2", "105 ± 7.1", "9.55× ± 0.64×", "0.25 ± 0.07071",
+        "99.96%", "0",
+    ]  # fmt: skip
+
+
+def test_where_much_differs_folders_name_the_conditions(tmp_path: Path) -> None:
+    changes = {"model": {"width": 16, "heads": 2}, "target": {"loss": 0.5}}
+    for seed in range(2):
+        run_at(tmp_path / "small" / f"s{seed}", 100, 0.1, seed=seed)
+        run_at(tmp_path / "wide" / f"s{seed}", 200, 0.1, seed=seed, changes=changes)
+    folders = [tmp_path / "small", tmp_path / "wide"]
+    # A key that one run does not know tells nothing apart.
+    assert len(load_points(folders)) == 2
+    for run in folders[0].iterdir():
+        config = json.loads((run / "config.json").read_text())
+        config["model"]["heads"] = 4
+        (run / "config.json").write_text(json.dumps(config))
+    assert [*load_points(folders)] == [str(tmp_path / "wide"), str(tmp_path / "small")]
+
+
+def test_points_and_front_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(pareto, "save", lambda figure, path: figures.append(figure))
+    points = load_points([two_targets(tmp_path)])
+    draw_pareto(points, io.BytesIO())
+    (axes,) = figures[0].axes
+    line, tight, loose = axes.lines
+    assert (line.get_color(), [*line.get_xdata()]) == (GREY, [100, 300, 400])
+    assert [[*group.get_xdata()] for group in (tight, loose)] == [[400, 300], [100, 110]]
+    assert tight.get_color() != loose.get_color()
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_a_picture_and_a_table_are_written(tmp_path: Path) -> None:
+    # One run of a task with a strange name whose loss has no logarithm.
+    folder = run_at(tmp_path / "$x_{</b>", 100, -1.0, task="$\\frac{☃")
+    picture, table = write_pareto([folder], tmp_path / "out")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "| one condition | 0.05 | 1 | 100 | 10.0× | -1 | 99.96% | 0 |" in table.read_text()
+    two_targets(tmp_path / "targets")
+    picture, _ = write_pareto([tmp_path / "targets"])
+    assert picture == tmp_path / "targets" / "pareto" / "pareto.png"
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    one = run_at(tmp_path / "one", 100, 0.1)
+    other = {"compress": {"accounting": "paper"}}
+    for name, options, said in (
+        ("task", {"task": "lm"}, r"cannot be compared: task\.name is 'retrieval' in one"),
+        ("accounting", {"changes": other}, r"compared: compress\.accounting is 'fma' in one"),
+        ("going", {"finished": False}, "is not finished"),
+        ("endless", {"loss": float("nan")}, "has no finite held-out loss"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_points([one, make_run(tmp_path / name, **options)])
+    with pytest.raises(UserError, match="no such folder"):
+        write_pareto([one, tmp_path / "nowhere"])
+    assert not list(tmp_path.rglob("pareto*"))
