@@ -129,9 +129,11 @@ def report(
     for name, path in (
         ("structural profile", files.profile),
         ("training curves", files.training),
+        ("examples", files.samples),
         ("report", files.page),
     ):
-        say(f"{name}: {path}")
+        if path is not None:
+            say(f"{name}: {path}")
 
 
 @app.command()

@@ -19,6 +19,7 @@ class ReportFiles:
     profile: Path
     training: Path
     tables: Path
+    samples: Path | None
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
@@ -30,6 +31,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     # matplotlib takes a second to load: commands that draw nothing need not wait for it.
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
+    from gaugelasso.report.samples import draw_samples
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(folders)
@@ -43,9 +45,12 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
         profile=out / "profile.png",
         training=out / "training.png",
         tables=out / "tables.md",
+        samples=out / "samples.png" if runs[0].samples() else None,
     )
     draw_profile(runs, files.profile)
     draw_training(runs, files.training)
+    if files.samples:
+        draw_samples(runs[0], files.samples)
     write_page(runs, files.page, files.profile.read_bytes(), files.training.read_bytes())
     tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
     tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]

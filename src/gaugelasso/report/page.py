@@ -16,6 +16,7 @@ from gaugelasso.report import words
 from gaugelasso.report.data import Run
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.profile import draw_profile
+from gaugelasso.report.samples import draw_samples
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 from gaugelasso.report.training import draw_training
 
@@ -89,6 +90,7 @@ def write_page(
             "time and work per token. Grey dashed: the structure is frozen, cooldown starts."
             + spread,
         ),
+        *_samples(runs[0]),
         *_structures(runs),
         to_html(events_table(runs)),
         to_html(_origin(runs)),
@@ -107,9 +109,9 @@ def write_page(
     )
 
 
-def _png(draw: Callable[[Sequence[Run], IO[bytes]], None], runs: Sequence[Run]) -> bytes:
+def _png(draw: Callable[[Any, IO[bytes]], None], subject: Run | Sequence[Run]) -> bytes:
     buffer = io.BytesIO()
-    draw(runs, buffer)
+    draw(subject, buffer)
     return buffer.getvalue()
 
 
@@ -126,6 +128,15 @@ def _subject(runs: Sequence[Run]) -> str:
     seeds = ", ".join(str(run.seed) for run in runs)
     which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
     return f"task {first.task}; {which} {seeds}; FMA by the accounting {first.accounting!r}"
+
+
+def _samples(run: Run) -> list[str]:
+    """What the task shows of the finished model, if anything."""
+    names = list(run.samples())
+    if not names:
+        return []
+    said = f"Held-out examples, one a column: {', '.join(names)}. Seed {run.seed}."
+    return ["<h2>Examples</h2>", _image(_png(draw_samples, run), said, said)]
 
 
 def _structures(runs: Sequence[Run]) -> list[str]:
