@@ -232,8 +232,8 @@ def _celeba(size: int) -> _Source:
 
     def images(part: str) -> Iterator[np.ndarray]:
         for row in held[part]:
-            face = row["image"].convert("RGB").resize((size, size), bilinear, _CELEBA_SQUARE)
-            yield np.asarray(face)
+            face = row["image"].convert("RGB").crop(_CELEBA_SQUARE)
+            yield np.asarray(face.resize((size, size), bilinear))
 
     counts = {part: len(held[part]) for part in PARTS}
     return _Source([CELEBA, counts], counts, {part: images(part) for part in PARTS})
