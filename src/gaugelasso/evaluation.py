@@ -63,9 +63,7 @@ def samples(model: Transformer, config: Config, device: str) -> dict[str, np.nda
     return {name: images.cpu().numpy() for name, images in shown.items()}
 
 
-def _answer(
-    model: Transformer, config: Config, index: int, device: str
-) -> tuple[Tensor, Tensor]:
+def _answer(model: Transformer, config: Config, index: int, device: str) -> tuple[Tensor, Tensor]:
     """The model's outputs on a held-out batch, and the targets."""
     draw = Draw(config.train.seed, index, EVALUATION)
     inputs, targets = config.task.batch(config.train.batch, draw, device)

@@ -69,8 +69,8 @@ class TransformerSpec:
 
     `sites` are the residual positions by their number at birth; halves of a split site
     share it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
-    `outputs` the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or "tied" (the paper's
-    prescaled RMS).
+    `outputs` the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or
+    "tied" (the paper's prescaled RMS).
     """
 
     sites: tuple[int, ...]

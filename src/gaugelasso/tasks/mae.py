@@ -100,7 +100,10 @@ class MaskedAutoencoder:
         else:
             epochs, places = np.divmod(places, len(part))
             chosen = np.array(
-                [_order(len(part), draw.run, int(e))[p] for e, p in zip(epochs, places, strict=True)]
+                [
+                    _order(len(part), draw.run, int(e))[p]
+                    for e, p in zip(epochs, places, strict=True)
+                ]
             )
         pixels = torch.from_numpy(np.ascontiguousarray(part[chosen]))
         if device.startswith("cuda"):
