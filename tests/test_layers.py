@@ -303,3 +303,12 @@ def test_silence_has_no_gradient() -> None:
     patches[:, 0] = 0
     model(patches).square().mean().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_a_hidden_patch_enters_as_the_token_alone() -> None:
+    model = build(input_kind="masked_patches", rope=False, causal=False, positions=True)
+    embedding = model.embedding
+    hidden = torch.zeros(1, BASE["length"], BASE["inputs"] + 1, dtype=torch.float64)
+    hidden[..., -1] = 1
+    expected = embedding.write.scale * (embedding.table[-1] + embedding.positions)
+    assert difference(embedding(hidden, len(model.sites)), expected.T) < 1e-12

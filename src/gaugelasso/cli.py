@@ -138,9 +138,11 @@ def report(
         ("structural profile", files.profile),
         ("saturation", files.saturation),
         ("training curves", files.training),
+        ("examples", files.samples),
         ("report", files.page),
     ):
-        say(f"{name}: {path}")
+        if path is not None:
+            say(f"{name}: {path}")
 
 
 @app.command()

@@ -1,12 +1,14 @@
 """Where and in what precision a model runs, and how well it does on held-out data."""
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw
+from gaugelasso.tasks import EVALUATION, Draw, Illustrated
 
 
 def choose_device(name: str) -> str:
@@ -47,12 +49,27 @@ def evaluate(model: Transformer, config: Config, batches: int, device: str) -> t
     model.eval()
     totals = torch.zeros(2, device=device, dtype=torch.float64)
     for index in range(batches):
-        draw = Draw(config.train.seed, index, EVALUATION)
-        inputs, targets = config.task.batch(config.train.batch, draw, device)
+        outputs, targets = _answer(model, config, index, device)
         with plainly(not config.train.fused):
-            with autocast(config, device):
-                outputs = model(inputs)
             loss = config.task.loss(outputs, targets)
         totals += torch.stack([loss, config.task.metric(outputs, targets)])
     loss, metric = (totals / batches).tolist()
     return loss, metric
+
+
+@torch.no_grad()
+def samples(model: Transformer, config: Config, device: str) -> dict[str, np.ndarray]:
+    """What the task shows of the first held-out batch; empty if it shows nothing."""
+    if not isinstance(config.task, Illustrated):
+        return {}
+    model.eval()
+    shown = config.task.samples(*_answer(model, config, 0, device))
+    return {name: images.cpu().numpy() for name, images in shown.items()}
+
+
+def _answer(model: Transformer, config: Config, index: int, device: str) -> tuple[Tensor, Tensor]:
+    """The model's outputs on a held-out batch, and the targets."""
+    draw = Draw(config.train.seed, index, EVALUATION)
+    inputs, targets = config.task.batch(config.train.batch, draw, device)
+    with plainly(not config.train.fused), autocast(config, device):
+        return model(inputs), targets

@@ -4,9 +4,10 @@ config.json       resolved configuration
 environment.json  versions, hardware, commit, date, command
 metrics.jsonl     one row per log interval
 events.jsonl      one row per structural event
+samples.npz       what the task shows of the finished model, where it shows something
 summary.json      the outcome; written last
 checkpoint/       the newest state (see checkpoint.py)
-initial.json      structure and widths before training
+initial.json      structure and widths before training, and how to read the metric
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,14 @@ class RunFolder:
         """A JSON file, complete or not there at all."""
         write_json(self.path / name, data)
 
+    def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
+        """An .npz file, complete or not there at all."""
+        path = self.path / name
+        aside = path.with_name(path.name + ".tmp")
+        with aside.open("wb") as file:
+            numpy.savez_compressed(file, allow_pickle=False, **arrays)
+        os.replace(aside, path)
+
     def append(self, name: str, row: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -80,7 +89,8 @@ class RunFolder:
             kept = [row for row in read_rows(self.path / name) if row["step"] <= step]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / name, text)
-        _remove(self.path / "summary.json")
+        for name in ("samples.npz", "summary.json"):
+            _remove(self.path / name)
 
 
 _FILES = (
@@ -89,6 +99,7 @@ _FILES = (
     "initial.json",
     "metrics.jsonl",
     "events.jsonl",
+    "samples.npz",
     "summary.json",
 )
 

@@ -18,12 +18,13 @@ from gaugelasso import checkpoint
 from gaugelasso.config import Config
 from gaugelasso.drop import next_to_go
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16
+from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16, samples
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
 from gaugelasso.runs import Existing, RunFolder, environment, read_json
 from gaugelasso.schedule import Schedule
 from gaugelasso.step import TrainingStep
+from gaugelasso.tasks import Draw
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Trainer:
         if self.train.threads:
             torch.set_num_threads(self.train.threads)
         self.on_progress = on_progress
+        # Before the folder is touched: data that cannot be read must not cost an older run.
+        self.task.batch(1, Draw(self.train.seed), "cpu")
         self.folder = RunFolder.open(out, existing)
         self.schedule = Schedule(
             self.train.steps,
@@ -107,7 +110,9 @@ class Trainer:
         self.folder.write("config.json", self.config.to_dict())
         self.folder.write("environment.json", environment(self.device))
         self.folder.rewind(0)
-        initial = {"fma": compressor.fma, "widths": compressor.widths}
+        task = self.task
+        metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
+        initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         self.folder.write("initial.json", {**initial, "structure": compressor.structure})
 
     def _check_same_config(self) -> None:
@@ -176,6 +181,8 @@ class Trainer:
                 self._save()
             mark, marked_step = time.perf_counter(), self.compressor.steps
         summary = self._summary()
+        if shown := samples(self.model, self.config, self.device):
+            self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
         if self.state["reached_at"] is None:
             raise TargetMissed(self._said_missed(summary))

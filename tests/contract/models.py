@@ -66,7 +66,11 @@ def transformer_inputs(model: Transformer, generator: torch.Generator) -> Tensor
     spec = model.birth
     if spec.input_kind == "tokens":
         return torch.randint(spec.inputs, (2, spec.length), generator=generator)
-    return torch.randn(2, spec.length, spec.inputs, generator=generator, dtype=torch.float64)
+    patches = torch.randn(2, spec.length, spec.inputs, generator=generator, dtype=torch.float64)
+    if spec.input_kind == "patches":
+        return patches
+    hidden = torch.rand(2, spec.length, 1, generator=generator) < 0.5
+    return torch.cat([patches.masked_fill(hidden, 0), hidden.double()], dim=-1)
 
 
 ROWS = [
@@ -75,6 +79,7 @@ ROWS = [
     transformer("grouped_keys", heads=4, kv_heads=2),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
+    transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),
 ]
 SEEDS = (0, 1)
 CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) for seed in SEEDS]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Norm, Slot
+from gaugelasso.models.spec import InputKind
 
 # Large enough that a step of Adam is small beside it, small enough to be relearned.
 EMBED_STD = 0.1
@@ -96,7 +97,11 @@ class Part(nn.Module):
 
 
 class Embedding(Part):
-    """Rows of a table (tokens) or a linear map (patches), plus learned positions."""
+    """Rows of a table (tokens) or a linear map (patches), plus learned positions.
+
+    Masked patches are [B, S, n + 1]: the last value is 1, and the others 0, where a patch
+    is hidden. So the last row of the table is the learned token that stands for it.
+    """
 
     def __init__(
         self,
@@ -104,14 +109,16 @@ class Embedding(Part):
         sites: tuple[int, ...],
         length: int,
         *,
-        tokens: bool,
+        kind: InputKind,
         positions: bool,
         generator: torch.Generator,
     ):
         super().__init__()
-        self.tokens = tokens
-        std = EMBED_STD if tokens else inputs**-0.5
-        self.table = normal((inputs, len(sites)), std, generator)
+        self.inputs = inputs
+        self.tokens = kind == "tokens"
+        std = EMBED_STD if self.tokens else inputs**-0.5
+        rows = inputs + (kind == "masked_patches")
+        self.table = normal((rows, len(sites)), std, generator)
         self.positions = normal((length, len(sites)), EMBED_STD, generator) if positions else None
         self.write = Injector(sites)
 
@@ -144,7 +151,8 @@ class Embedding(Part):
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_e",)
-        costs = [Cost("lookup" if self.tokens else "matmul", self.table.shape[0], axis)]
+        # A hidden patch takes its token as it is: no work, and no part of the paper's figures.
+        costs = [Cost("lookup" if self.tokens else "matmul", self.inputs, axis)]
         if self.positions is not None:
             costs.append(Cost("lookup", self.positions.shape[0], axis))
         return [*costs, Cost("scale", 1, axis)]

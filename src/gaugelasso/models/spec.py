@@ -59,15 +59,18 @@ class MlpSpec:
 
 OperatorSpec = AttentionSpec | MlpSpec
 
+# Masked patches carry one more value, 1 where the patch is hidden.
+InputKind = Literal["tokens", "patches", "masked_patches"]
+
 
 @dataclass(frozen=True)
 class TransformerSpec:
     """A whole network.
 
     `sites` are the residual positions by their number at birth; halves of a split site
-    share it. `inputs` is the vocabulary (tokens) or the patch size (patches); `outputs`
-    the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or "tied" (the paper's
-    prescaled RMS).
+    share it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
+    `outputs` the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or
+    "tied" (the paper's prescaled RMS).
     """
 
     sites: tuple[int, ...]
@@ -78,7 +81,7 @@ class TransformerSpec:
     embed: tuple[int, ...]
     classify: tuple[int, ...]
     operators: tuple[OperatorSpec, ...]
-    input_kind: Literal["tokens", "patches"] = "tokens"
+    input_kind: InputKind = "tokens"
     causal: bool = True
     positions: bool = False
     norm: Literal["slow", "tied"] = "slow"
@@ -99,7 +102,7 @@ class TransformerSpec:
         kv_heads: int | None = None,
         rope: bool = True,
         rope_base: float = 10_000.0,
-        input_kind: Literal["tokens", "patches"] = "tokens",
+        input_kind: InputKind = "tokens",
         causal: bool = True,
         positions: bool = False,
         norm: Literal["slow", "tied"] = "slow",

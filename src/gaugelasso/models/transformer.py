@@ -36,7 +36,7 @@ class Transformer(Compressible):
             spec.inputs,
             spec.embed,
             spec.length,
-            tokens=spec.input_kind == "tokens",
+            kind=spec.input_kind,
             positions=spec.positions,
             generator=generator,
         )

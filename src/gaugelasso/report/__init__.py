@@ -21,6 +21,7 @@ class ReportFiles:
     training: Path
     saturation: Path
     tables: Path
+    samples: Path | None
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
@@ -34,6 +35,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.heatmap import draw_saturation
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
+    from gaugelasso.report.samples import draw_samples
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(run_folders(folders))
@@ -44,12 +46,21 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
         training=out / "training.png",
         saturation=out / "saturation.png",
         tables=out / "tables.md",
+        samples=out / "samples.png" if runs[0].samples() else None,
     )
     draw_profile(runs, files.profile)
     draw_training(runs, files.training)
     draw_saturation(runs, files.saturation)
-    pictures = (files.profile, files.saturation, files.training)
-    write_page(runs, files.page, *(picture.read_bytes() for picture in pictures))
+    if files.samples:
+        draw_samples(runs[0], files.samples)
+    write_page(
+        runs,
+        files.page,
+        profile=files.profile.read_bytes(),
+        saturation=files.saturation.read_bytes(),
+        training=files.training.read_bytes(),
+        samples=files.samples.read_bytes() if files.samples else None,
+    )
     tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
     tables += [saturation_table(runs), shares_table(runs)]
     tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]

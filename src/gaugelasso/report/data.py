@@ -6,11 +6,14 @@ still going on is read as far as it has got.
 
 import math
 import re
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_json, read_rows
@@ -82,6 +85,25 @@ class Run:
             return str(self.summary["metric"]["name"])
         row = self.metrics[0] if self.metrics else {}
         return next((key for key in row if key not in _PLAIN_COLUMNS), "metric")
+
+    @property
+    def metric_lower_is_better(self) -> bool:
+        return bool(self.initial.get("metric", {}).get("lower_is_better", False))
+
+    def samples(self) -> dict[str, np.ndarray]:
+        """Images that the task shows, [n, h, w, 3] by name; empty where there are none."""
+        path = self.path / "samples.npz"
+        if not path.exists():
+            return {}
+        try:
+            with np.load(path) as held:
+                shown = {name: held[name] for name in held.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"{str(path)!r}: not a readable .npz file ({error})") from None
+        for name, images in shown.items():
+            if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+                raise UserError(f"{str(path)!r}: {name!r} holds no images")
+        return shown
 
     @property
     def last_step(self) -> int:

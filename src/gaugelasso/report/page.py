@@ -59,9 +59,14 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_page(
-    runs: Sequence[Run], path: Path, profile: bytes, saturation: bytes, training: bytes
+    runs: Sequence[Run],
+    path: Path,
+    profile: bytes,
+    saturation: bytes,
+    training: bytes,
+    samples: bytes | None = None,
 ) -> None:
-    """Write the page around its three pictures, given as PNGs."""
+    """Write the page around its pictures, given as PNGs; not every task has samples."""
     held, sentence = words.verdict(runs)
     mood = {True: "held", False: "missed", None: "soft"}[held]
     headline = words.headline(runs)
@@ -98,6 +103,7 @@ def write_page(
             "time and work per token. Grey dashed: the structure is frozen, cooldown starts."
             + spread,
         ),
+        *(_samples(runs[0], samples) if samples else ()),
         *_structures(runs),
         to_html(events_table(runs)),
         to_html(_origin(runs)),
@@ -129,6 +135,13 @@ def _subject(runs: Sequence[Run]) -> str:
     seeds = ", ".join(str(run.seed) for run in runs)
     which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
     return f"task {first.task}; {which} {seeds}; FMA by the accounting {first.accounting!r}"
+
+
+def _samples(run: Run, picture: bytes) -> list[str]:
+    """What the task shows of the finished model."""
+    names = ", ".join(run.samples())
+    said = f"Held-out examples, one a column: {names}. Seed {run.seed}."
+    return ["<h2>Examples</h2>", _image(picture, said, said)]
 
 
 def _structures(runs: Sequence[Run]) -> list[str]:

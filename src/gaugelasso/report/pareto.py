@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from matplotlib.axes import Axes
 

@@ -52,7 +52,12 @@ def before_after(runs: Sequence[Run]) -> Table:
             words.figure,
             f"target {target:g}",
         ),
-        result(metric, (e.metric for e in ends), words.metric_format(metric)),
+        result(
+            metric,
+            (e.metric for e in ends),
+            words.metric_format(metric),
+            "lower is better" if runs[0].metric_lower_is_better else "",
+        ),
         row("step time", first_ms, last_ms, words.milliseconds),
         row(
             "training work (FMA per token, all steps)",

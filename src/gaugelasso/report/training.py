@@ -69,7 +69,8 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
         right.plot(*score, color=GREEN, alpha=0.45, linewidth=0.7)
     grid, median, low, high = spread(scores)
     right.plot(grid, median, color=GREEN, linewidth=1.5, label=plain(metric).replace("$", r"\$"))
-    if len(grid) and low.min() >= 0 and high.max() <= 1:
+    # A share of what could be right; an error, even a small one, is no share of anything.
+    if len(grid) and low.min() >= 0 and high.max() <= 1 and not runs[0].metric_lower_is_better:
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     legend_above(axes, right)

@@ -1,10 +1,12 @@
 """Tasks: what to learn. One protocol, one file a task, one row in TASKS."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from gaugelasso.models import InputKind
+from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
 from gaugelasso.tasks.streams import EVALUATION, TRAINING, Draw
@@ -18,7 +20,8 @@ class Task(Protocol):
     """
 
     metric_name: str
-    input_kind: Literal["tokens", "patches"]
+    metric_lower_is_better: bool
+    input_kind: InputKind
     causal: bool
 
     @property
@@ -40,9 +43,30 @@ class Task(Protocol):
         """Mean loss, a 0-dim tensor."""
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean metric, a 0-dim tensor; higher is better."""
+        """Mean metric, a 0-dim tensor."""
 
 
-TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise}
+@runtime_checkable
+class Illustrated(Protocol):
+    """What a task may offer besides: something to look at when a run has ended."""
 
-__all__ = ["EVALUATION", "TASKS", "TRAINING", "Draw", "Noise", "Retrieval", "Task"]
+    def samples(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """By name, images [n, h, w, 3] uint8 of a held-out batch; empty for none.
+
+        The report shows one row of images for every name.
+        """
+
+
+TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise, "mae": MaskedAutoencoder}
+
+__all__ = [
+    "EVALUATION",
+    "TASKS",
+    "TRAINING",
+    "Draw",
+    "Illustrated",
+    "MaskedAutoencoder",
+    "Noise",
+    "Retrieval",
+    "Task",
+]

@@ -1,13 +1,14 @@
 """Noise: random tokens and random labels. Nothing to learn; a workload of any shape."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
+from gaugelasso.models import InputKind
 from gaugelasso.tasks.streams import Draw
 
 
@@ -19,7 +20,8 @@ class Noise:
     causal: bool = True
 
     metric_name: ClassVar[str] = "accuracy"
-    input_kind: ClassVar[Literal["tokens", "patches"]] = "tokens"
+    metric_lower_is_better: ClassVar[bool] = False
+    input_kind: ClassVar[InputKind] = "tokens"
 
     def __post_init__(self) -> None:
         for key in ("vocabulary", "classes", "length"):

@@ -5,13 +5,14 @@ places back, or the sentinel class `vocabulary` where that is before the start.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
+from gaugelasso.models import InputKind
 from gaugelasso.tasks.streams import Draw
 
 
@@ -22,7 +23,8 @@ class Retrieval:
     length: int = 192
 
     metric_name: ClassVar[str] = "accuracy"
-    input_kind: ClassVar[Literal["tokens", "patches"]] = "tokens"
+    metric_lower_is_better: ClassVar[bool] = False
+    input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
