@@ -1,11 +1,12 @@
 """Where and in what precision a model runs, and how well it does on held-out data."""
 
 import torch
+from torch import Tensor
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw
+from gaugelasso.tasks import EVALUATION, Draw, FinalFigures
 
 
 def choose_device(name: str) -> str:
@@ -52,3 +53,17 @@ def evaluate(model: Transformer, config: Config, batches: int, device: str) -> t
         totals += torch.stack([loss, config.task.metric(outputs, targets)])
     loss, metric = (totals / batches).tolist()
     return loss, metric
+
+
+@torch.no_grad()
+def final_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
+    """The task's own figures over its whole held-out part; none where it has none."""
+    if not isinstance(config.task, FinalFigures):
+        return {}
+    model.eval()
+
+    def forward(inputs: Tensor) -> Tensor:
+        with autocast(config, device):
+            return model(inputs)
+
+    return config.task.final_figures(model, device, forward)

@@ -49,7 +49,12 @@ def milliseconds(value: float) -> str:
 
 def metric_format(name: str) -> Format:
     """How values of the metric of this name are written: accuracies in per cent."""
-    return (lambda value: f"{value:.2%}") if "accuracy" in name else figure
+    return (lambda value: f"{value:.2%}") if is_share(name) else figure
+
+
+def is_share(name: str) -> bool:
+    """Whether the metric of this name goes from 0 to 1 and is best at 1."""
+    return "accuracy" in name
 
 
 def known(value: float | None, form: Format) -> str:

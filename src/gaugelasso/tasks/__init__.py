@@ -1,10 +1,11 @@
 """Tasks: what to learn. One protocol, one file a task, one row in TASKS."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from gaugelasso.tasks.charlm import CharLM
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
 from gaugelasso.tasks.streams import EVALUATION, TRAINING, Draw
@@ -40,9 +41,33 @@ class Task(Protocol):
         """Mean loss, a 0-dim tensor."""
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean metric, a 0-dim tensor; higher is better."""
+        """Mean metric, a 0-dim tensor. Nothing is decided by it: it may be an error or a score."""
 
 
-TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise}
+@runtime_checkable
+class FinalFigures(Protocol):
+    """What a task may add: figures of its own for the end of a run."""
 
-__all__ = ["EVALUATION", "TASKS", "TRAINING", "Draw", "Noise", "Retrieval", "Task"]
+    def final_figures(
+        self, model: Any, device: str, forward: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        """Name -> value, over the whole held-out part.
+
+        `forward` is the model as evaluation calls it. A figure called `loss`, or as the
+        metric is, stands for the one that was taken of a few batches.
+        """
+
+
+TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "charlm": CharLM, "noise": Noise}
+
+__all__ = [
+    "EVALUATION",
+    "TASKS",
+    "TRAINING",
+    "CharLM",
+    "Draw",
+    "FinalFigures",
+    "Noise",
+    "Retrieval",
+    "Task",
+]
