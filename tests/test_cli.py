@@ -338,7 +338,7 @@ def test_the_version_is_printed(gaugelasso: Command) -> None:
     assert (code, out.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "report", "info", "sweep"])
+@pytest.mark.parametrize("command", ["train", "eval", "generate", "report", "info", "sweep"])
 def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
     code, out, _ = gaugelasso(command, "--help")
     assert code == 0

@@ -58,11 +58,12 @@ class CharLM:
     def texts(self) -> tuple[text.Text, text.Text]:
         """Training and validation bytes, opened when they are first asked for."""
         both = self._open()
-        for name, part in zip(("training", "validation"), both, strict=True):
+        origins = (self.path, self.valid or self.path)
+        for name, origin, part in zip(("training", "validation"), origins, both, strict=True):
             if len(part) <= self.length:
                 raise UserError(
-                    f"the {name} text has {len(part):,} bytes; task.length = {self.length} needs "
-                    f"at least {self.length + 1:,}"
+                    f"the {name} text of {origin or self.source!r} has {len(part):,} bytes; "
+                    f"task.length = {self.length} needs at least {self.length + 1:,}"
                 )
         return both
 
@@ -98,9 +99,9 @@ class CharLM:
 
     def _starts(self, places: np.ndarray, run: int, size: int) -> np.ndarray:
         """Where the windows of these places begin, counted through all epochs."""
-        # One window fewer than would fit leaves room for any offset.
+        # One window fewer than would fit leaves room for an offset.
         count = max(1, size // self.length - 1)
-        most = min(self.length - 1, size - 1 - count * self.length)
+        most = size - 1 - count * self.length
         starts = np.empty_like(places)
         for epoch in np.unique(places // count):
             offset, order = _epoch(run, int(epoch), count, most)

@@ -125,25 +125,26 @@ def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            for block in blocks():
-                file.write(block)
-        os.replace(aside, path)
+        try:
+            with aside.open("wb") as file:
+                for block in blocks():
+                    file.write(block)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"text cannot be unpacked to {str(path)!r} ({error.strerror}); set task.cache to a "
             "folder with room"
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return path
 
 
 def _map(path: Path) -> Text:
     try:
-        if not path.stat().st_size:
-            raise UserError(f"text {str(path)!r} is empty")
-        text: Text = np.memmap(path, np.uint8, "r")
+        # Nothing cannot be mapped.
+        empty = not path.stat().st_size
+        text: Text = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
     except OSError as error:
         raise UserError(f"text {str(path)!r} cannot be read ({error.strerror})") from None
     _check(path, text[:_BLOCK])
