@@ -53,7 +53,7 @@ _FRESH: dict[str, Any] = {
 }
 
 # What may differ when a run is resumed.
-_FREE = {("train", "device"), ("train", "threads"), ("train", "graph"), ("train", "fused")}
+_FREE = {("train", key) for key in ("device", "threads", "graph", "fused")} | {("task", "cache")}
 
 
 class TargetMissed(UserError):
