@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.bench import bench_run, bench_step, median_ms, record, uniform_like, work_per_token
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer
+from gaugelasso.models import Transformer, round_up
 from gaugelasso.report.timing import print_bench
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
@@ -43,6 +44,23 @@ def test_timing_leaves_the_structure_alone(tmp_path: Path) -> None:
     spec = config.model.spec(config.task)
     row = bench_step(config, spec, "cpu", repeats=3)
     assert row["fma"] == work_per_token(Transformer(spec))
+
+
+def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None:
+    """Events, which are timed too, leave what rounding added, also where it does nothing."""
+    config = tiny(tmp_path, model__width=7, model__d_f=5, model__d_v=3)
+    spec = config.model.spec(config.task)
+    attention, mlp = spec.operators
+    # Attention gets sites 0, 1, 2 to read, where nobody has written before.
+    operators = (replace(attention, reads=(4,)), mlp)
+    spec = replace(spec, embed=(3, 4, 5, 6), operators=operators)
+    row = bench_step(config, spec, "cpu", 3, multiple=4)
+    assert row["fma"] == work_per_token(Transformer(round_up(spec, 4)))
+    assert row["fma_exact"] == work_per_token(Transformer(spec)) < row["fma"]
+    said = io.StringIO()
+    print_bench({"tiny": row}, Console(file=said))
+    told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
+    assert told + f"{row['fma_exact']:,.0f} without" in " ".join(said.getvalue().split())
 
 
 def test_a_row_replaces_the_older_one_of_its_work(tmp_path: Path) -> None:

@@ -407,7 +407,28 @@ def test_bench_times_a_step_and_a_run(
     assert [row["work"] for row in kept["inference"]] == [f"mine-{model}-cpu" for model in models]
 
 
-@pytest.mark.parametrize("option", [("--set", "train.seed=1"), ("--structure", "x.json")])
+def test_bench_rounds_widths_up(
+    gaugelasso: Command, config: Path, run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    options = ("--multiple", "3", "--repeats", "3", "--device", "cpu", "--out", file)
+    for structure in ((), ("--structure", run)):
+        code, _, err = gaugelasso("bench", config, *structure, *options)
+        assert code == 0, err
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["work"] for row in rows] == ["tiny-by3", "tiny-structure-by3"]
+    assert all(row["multiple"] == 3 and row["fma"] > row["fma_exact"] for row in rows)
+
+
+def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:
+    code, _, err = gaugelasso("bench", config, "--multiple", "0")
+    assert code == 2
+    assert "--multiple" in err
+
+
+@pytest.mark.parametrize(
+    "option", [("--set", "train.seed=1"), ("--structure", "x.json"), ("--multiple", "8")]
+)
 def test_inference_refuses_what_it_would_not_use(
     gaugelasso: Command, run: Path, option: tuple[str, str]
 ) -> None:

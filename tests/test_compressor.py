@@ -115,6 +115,41 @@ def test_a_later_hook_sees_what_earlier_ones_allowed() -> None:
     assert seen == [(3,)]
 
 
+@pytest.mark.parametrize(
+    ("multiple", "left"), [(1, 2), (2, 2), (3, 3), (4, 4), (5, 5)], ids=lambda number: str(number)
+)
+def test_widths_stay_multiples(multiple: int, left: int) -> None:
+    """Of five filters three have faded."""
+    compressor = start(multiple=multiple)
+    fade_(compressor, FILTERS, [0, 1, 3])
+    seen = []
+    compressor.on_drop(lambda drop: seen.append((drop.axis, len(drop.indices))))
+    event = compressor.event_()
+    assert compressor.widths[FILTERS] == left
+    assert event.spared == {}
+    # Nobody is asked about what would stay anyway.
+    assert seen == ([(FILTERS, 5 - left)] if left < 5 else [])
+
+
+def test_a_veto_wins_and_the_rest_stays_with_it() -> None:
+    compressor = start(multiple=2)
+    fade_(compressor, FILTERS, [0, 1, 3])
+    compressor.on_drop(lambda drop: drop.indices[:2])
+    compressor.event_()
+    assert compressor.widths[FILTERS] == 4
+
+
+def test_what_is_held_back_for_the_guard_is_not_spared_by_it() -> None:
+    """The batch misses one of three filters; one more stays to make the width even."""
+    compressor = start(multiple=2)
+    fade_(compressor, FILTERS, [0, 1, 3])
+    up = named_tensors(compressor.model)["operators.mlp_0.up"]
+    compressor.probe = lambda: float(not up[:, 1].any()) * 1e12
+    event = compressor.event_()
+    assert event.spared == {FILTERS: 1}
+    assert event.dropped == {FILTERS: 1}
+
+
 # --- record --------------------------------------------------------------------------
 
 
@@ -286,6 +321,7 @@ def test_a_restored_compressor_goes_on_as_the_first_would() -> None:
         ("beta", 1.0),
         ("norm_rate", -0.1),
         ("interval", 0),
+        ("multiple", 0),
         ("accounting", "joules"),
         ("sinkhorn_sweeps", -1),
     ],

@@ -109,3 +109,5 @@ def test_temperature_and_top_k_narrow_the_choice(model: Transformer) -> None:
 def test_a_prompt_is_needed(model: Transformer) -> None:
     with pytest.raises(SpecError, match="the prompt is empty"):
         sample(model, [])
+    with pytest.raises(SpecError, match="temperature nan"):
+        sample(model, [1], temperature=float("nan"))

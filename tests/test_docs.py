@@ -20,7 +20,8 @@ import typer
 
 from gaugelasso import axes, load_model
 from gaugelasso.cli import app
-from gaugelasso.config import Config
+from gaugelasso.config import Config, load_config
+from gaugelasso.sweep import parse_arms
 from gaugelasso.tasks import TASKS, Draw
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +186,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 def commands(program: str, pages: list[Path] = PAGES) -> list[str]:
     """The lines in shell blocks that call a program, each once."""
     shell = [block for page in pages for block in blocks(page) if block.kind == "sh"]
-    lines = [line for block in shell for line in block.text.splitlines()]
+    lines = [line for block in shell for line in block.text.replace("\\\n", "").splitlines()]
     return list(dict.fromkeys(line for line in lines if line.startswith(f"{program} ")))
 
 
@@ -200,7 +201,8 @@ def test_commands_on_pages_are_understood(line: str) -> None:
         classes = TASKS.values() if section == "task" else [SECTIONS[section]]
         assert key in {f.name for cls in classes for f in dataclasses.fields(cls)}, change
     if config := context.params.get("config"):
-        assert (ROOT / config).exists()
+        for arm in parse_arms(context.params.get("arm") or [], ROOT):
+            load_config(ROOT / config, dict(change.split("=") for change in arm.changes))
 
 
 def test_every_command_is_on_the_quickstart() -> None:

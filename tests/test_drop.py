@@ -12,8 +12,11 @@ from gaugelasso.drop import (
     Decision,
     cascade,
     channel_rms,
+    grains,
+    hold_back_,
     next_to_go,
     ruling,
+    settle,
     silenced,
     spare_missed,
     trust_drop,
@@ -52,6 +55,54 @@ def test_a_held_index_stays() -> None:
 def test_an_axis_that_does_not_silence_its_owner_keeps_its_strongest(silences: bool) -> None:
     kept = kept_of_three([0.1, 0.3, 0.2], [False] * 3, silences)
     assert kept == [False, not silences, False]
+
+
+@pytest.mark.parametrize(
+    ("keep", "grain", "kept"),
+    [
+        ([0, 0, 0, 0, 1], 1, [4]),
+        ([0, 0, 0, 0, 1], 2, [1, 4]),
+        ([0, 0, 0, 0, 1], 4, [0, 1, 3, 4]),
+        ([1, 0, 1, 1, 1], 4, [0, 2, 3, 4]),
+        ([0, 0, 0, 0, 1], 6, [0, 1, 2, 3, 4]),
+        ([0, 0, 0, 0, 0], 4, []),
+    ],
+    ids=["one", "two", "four", "from no multiple to the next below", "too few", "all go"],
+)
+def test_the_strongest_stay_until_the_grain_is_full(
+    keep: list[int], grain: int, kept: list[int]
+) -> None:
+    keeps = {"axis0": torch.tensor(keep, dtype=torch.bool)}
+    hold_back_(keeps, {"axis0": exact([0.3, 0.4, 0.1, 0.2, 9.0])}, {"axis0": grain})
+    assert keeps["axis0"].nonzero().view(-1).tolist() == kept
+
+
+@pytest.mark.parametrize(("rope", "multiple", "pairs"), [(True, 8, 4), (True, 3, 3), (False, 8, 8)])
+def test_a_pair_is_two_channels_and_the_stream_has_any_width(
+    rope: bool, multiple: int, pairs: int
+) -> None:
+    spec = TransformerSpec.uniform(
+        width=3, layers=1, heads=1, d_k=4, d_v=2, d_f=3, length=4, inputs=5, outputs=3, rope=rope
+    )
+    grain = grains(Transformer(spec).axis_table(), multiple)
+    assert grain.pop("operators.attention_0.d_k") == pairs
+    assert grain.pop("D") == 1
+    assert set(grain.values()) == {multiple}
+
+
+def test_a_width_is_filled_up_from_what_the_cascade_takes() -> None:
+    """Three of four sites lose their readers; one of these is held back, with its writers."""
+    model = uniform(width=4)
+    table, tensors = model.axis_table(), named_tensors(model)
+    rms = {name: torch.arange(float(n)) for name, n in table.widths(tensors).items()}
+    keeps = {name: torch.ones(n, dtype=torch.bool) for name, n in table.widths(tensors).items()}
+    for reader in ("operators.attention_0.d_ai", "operators.mlp_0.d_mi", "classifier.d_c"):
+        keeps[reader][:3] = False
+    alone = settle(table, tensors, keeps, rms, 1)
+    decision = settle(table, tensors, keeps, rms, 2)
+    assert kept(alone, "embedding.d_e") == kept(alone, "D") == [3]
+    for axis in ("embedding.d_e", "D", "operators.mlp_0.d_mi", "operators.attention_0.d_ao"):
+        assert kept(decision, axis) == [2, 3]
 
 
 @pytest.mark.parametrize("silences", [True, False])
@@ -109,10 +160,10 @@ def relay() -> Transformer:
     )
 
 
-def uniform() -> Transformer:
+def uniform(width: int = 3) -> Transformer:
     return Transformer(
         TransformerSpec.uniform(
-            width=3, layers=1, heads=1, d_k=4, d_v=2, d_f=3, length=4, inputs=5, outputs=3
+            width=width, layers=1, heads=1, d_k=4, d_v=2, d_f=3, length=4, inputs=5, outputs=3
         )
     )
 

@@ -1,6 +1,7 @@
-"""Many seeds side by side: all of them run, and one that fails stops nobody."""
+"""Many seeds and arms side by side: all of them run, and one that fails stops nobody."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from rich.console import Console
 
 from gaugelasso import sweep
 from gaugelasso.errors import UserError
-from gaugelasso.sweep import parse_seeds
-from tests.test_cli import Command, _untouched_settings, assert_told, gaugelasso
+from gaugelasso.runs import read_rows
+from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds
+from tests.report.folders import make_run
+from tests.test_cli import Command, _untouched_settings, assert_told, for_real, gaugelasso
 from tests.test_config import write_tiny
-from tests.training import contents
+from tests.training import contents, finish
 
 __all__ = ["_untouched_settings", "gaugelasso"]  # fixtures
 
@@ -52,6 +55,10 @@ def test_what_are_no_seeds_is_refused(text: str) -> None:
         (["--set", "train.stpes=5"], "did you mean 'steps'?"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--resume", "--overwrite"], "exclude each other"),
+        (["--arm", "a:", "--arm", "b: compress.trsut=4"], "--arm 'b': unknown key compress.trsut"),
+        (["--arm", "a: train.steps=many"], "--arm 'a': train.steps = 'many': must be a whole"),
+        (["--arm", "a:", "--arm", "A:"], "--arm 'A:': the folder 'a' is taken by the arm 'a'"),
+        (["--arm", "a", "--results", "results.json"], "--arm 'a': write it as 'NAME: KEY=VALUE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -70,6 +77,7 @@ class Sweep:
     out: Path
     answer: tuple[int, str, str]
     side_by_side: list[int] = field(default_factory=list)
+    before: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def results(self) -> dict[str, Any]:
@@ -127,9 +135,13 @@ def test_results_have_their_shape(swept: Sweep) -> None:
     for run in results["runs"]:
         assert list(run) == [
             "seed", "steps", "fma_initial", "fma_final", "compression", "loss", "metric",
-            "wall_s", "structure",
+            "before_cooldown", "wall_s", "structure",
         ]  # fmt: skip
-        summary = json.loads((swept.out / f"seed{run['seed']}" / "summary.json").read_text())
+        folder = swept.out / f"seed{run['seed']}"
+        row = next(row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 30)
+        before = {"step": 30, "loss": row["loss"], "metric": row["accuracy"], "fma": row["fma"]}
+        assert run.pop("before_cooldown") == before
+        summary = json.loads((folder / "summary.json").read_text())
         assert run == {key: summary[key] for key in run} | {"metric": summary["metric"]["value"]}
 
 
@@ -162,10 +174,10 @@ def test_an_interrupted_sweep_leaves_no_process(
 ) -> None:
     jobs: list[sweep._Job] = []
 
-    def start(config: Path, seed: int, out: Path, *_: Any) -> sweep._Job:
+    def start(config: Path, outcome: ArmOutcome, seed: int, *_: Any) -> sweep._Job:
         forever = [sys.executable, "-c", "import time; time.sleep(600)"]
-        log = (out / f"seed{seed}.log").open("wb")
-        jobs.append(sweep._Job(seed, out / f"seed{seed}", subprocess.Popen(forever), log))
+        log = (tmp_path / f"seed{seed}.log").open("wb")
+        jobs.append(sweep._Job(outcome, seed, subprocess.Popen(forever), log))
         return jobs[-1]
 
     def interrupt(_: float) -> None:
@@ -173,10 +185,177 @@ def test_an_interrupted_sweep_leaves_no_process(
 
     monkeypatch.setattr(sweep, "_start", start)
     monkeypatch.setattr(sweep.time, "sleep", interrupt)
+    arms = parse_arms([], tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_sweep(tmp_path / "c.toml", [1, 2], tmp_path, 2, [], Console(), on_gpu=False)
+        sweep.run_sweep(tmp_path / "c.toml", [1, 2], arms, 2, [], Console(), on_gpu=False)
     monkeypatch.undo()  # waiting for a process sleeps too
     assert len(jobs) == 2
     for job in jobs:
         job.log.close()
         assert job.process.wait(timeout=20) != 0
+
+
+# --- arms ----------------------------------------------------------------------------
+
+
+def test_arms_are_read() -> None:
+    none, wide, odd = parse_arms(
+        ["  base  line :", "k = 4: compress.trust=4  train.steps=9", "Über_x: task.length=5"],
+        Path("out"),
+    )
+    assert (none.name, none.changes, none.folder) == ("base line", (), Path("out/base-line"))
+    assert wide.changes == ("compress.trust=4", "train.steps=9")
+    assert wide.run_folder(7) == Path("out/k-4/seed7")
+    assert odd.folder == Path("out/über_x")
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["compress.trust=4"], "write it as 'NAME: KEY=VALUE ...'"),
+        ([": compress.trust=4"], "give it a name of letters or digits"),
+        (["../..:"], "give it a name of letters or digits"),
+        (["a" * 61 + ":"], "at most 60 characters, not 61"),
+        (["a: compress.trust = 4"], "write 'compress.trust' as key=value"),
+        (["a: train.seed=3"], "leave out train.seed=3; seeds are given by --seeds"),
+        (["a:", "a: compress.trust=4"], "the folder 'a' is taken by the arm 'a'"),
+        (["k = 4:", "K 4: compress.trust=4"], "the folder 'k-4' is taken by the arm 'k = 4'"),
+    ],
+)
+def test_what_are_no_arms_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UserError) as told:
+        parse_arms(texts, Path("out"))
+    assert said in str(told.value)
+    assert f"--arm {texts[-1]!r}: " in str(told.value)
+
+
+ARMS = [
+    "--arm",
+    "base line:",
+    "--arm",
+    "Lost: compress.lr=1e30",
+    "--arm",
+    "k = 9: compress.trust=9",
+]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Three arms of one seed: the first is done already, the second diverges."""
+    folder = tmp_path_factory.mktemp("arms")
+    out = folder / "out"
+    done = finish(folder, "out/base-line/seed4", compress__trust=8, train__seed=4)
+    before = {path: text for path, text in contents(done).items() if path.endswith(".jsonl")}
+    command = ["sweep", folder / "tiny.toml", "--seeds", "4", "--jobs", "2", "--out", out, *ARMS]
+    command += ["--set", "compress.trust=8", "--results", folder / "kept" / "all.json", "--resume"]
+    return Sweep(out, for_real(*command), before=before)
+
+
+def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
+    said = "1 of 3 runs failed: Lost, seeds 4; not in the results: Lost"
+    assert_told(compared.answer, said)
+    assert "base line, seed 4: done, step 40, " in compared.answer[1]
+    log = compared.out / "lost" / "seed4.log"
+    assert f"Lost, seed 4: failed with code 2, see {log}" in compared.answer[1]
+    assert "loss is nan" in log.read_text()
+
+
+def test_results_of_arms_have_their_shape(compared: Sweep) -> None:
+    results = compared.results
+    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "arms"]
+    assert "--arm 'Lost: compress.lr=1e30' --arm 'k = 9: compress.trust=9'" in results["command"]
+    first, last = results["arms"]
+    assert [arm["name"] for arm in (first, last)] == ["base line", "k = 9"]
+    assert (first["changes"], last["changes"]) == ([], ["compress.trust=9"])
+    kept = compared.out.parent / "kept" / "all.json"
+    assert json.loads(kept.read_text()) == results
+    for arm, folder in ((first, "base-line"), (last, "k-9")):
+        alone = json.loads((compared.out / folder / "results.json").read_text())
+        assert alone["runs"] == arm["runs"]
+        assert alone["command"] == results["command"]
+        assert (compared.out / folder / "report" / "index.html").exists()
+
+
+def test_an_arm_changes_its_runs_on_top_of_the_rest(compared: Sweep) -> None:
+    for folder, trust in (("base-line", 8.0), ("k-9", 9.0)):
+        config = json.loads((compared.out / folder / "seed4" / "config.json").read_text())
+        assert config["compress"]["trust"] == trust
+        assert config["train"]["seed"] == 4
+
+
+def test_arms_are_compared_at_the_end(compared: Sweep) -> None:
+    table = (compared.out / "arms.md").read_text()
+    assert table in compared.answer[1]
+    assert [line.split(" | ")[0] for line in table.splitlines()[4:6]] == ["| base line", "| k = 9"]
+    assert (compared.out / "arms.png").stat().st_size > 10_000
+
+
+def test_arms_over_existing_runs_are_refused(gaugelasso: Command, compared: Sweep) -> None:
+    before = contents(compared.out)
+    config = write_tiny(compared.out.parent)
+    arms = ["--arm", "new:", "--arm", "base line:"]
+    answer = gaugelasso("sweep", config, "--seeds", "4", "--out", compared.out, *arms)
+    assert_told(answer, "already exists; add --resume")
+    assert contents(compared.out) == before
+
+
+def test_a_resumed_sweep_does_not_train_again(compared: Sweep) -> None:
+    folder = compared.out / "base-line" / "seed4"
+    assert compared.before.keys() == {"metrics.jsonl", "events.jsonl"}
+    assert {path: contents(folder)[path] for path in compared.before} == compared.before
+    assert (folder / "summary.json").exists()
+
+
+# --- the pool, with runs that take no time -------------------------------------------
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[sweep._Job]:
+    """Every run that a sweep starts, in order; all of them fail at once."""
+    jobs: list[sweep._Job] = []
+    start = sweep._start
+
+    def replace(*arguments: Any) -> sweep._Job:
+        jobs.append(start(*arguments))
+        return jobs[-1]
+
+    monkeypatch.setattr(sweep, "_start", replace)
+    monkeypatch.setattr(sys, "executable", "false")
+    monkeypatch.setattr(sweep.time, "sleep", lambda _: jobs[-1].process.wait())
+    return jobs
+
+
+def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_path: Path) -> None:
+    arms = parse_arms(["one:", "two:"], tmp_path)
+    outcomes = sweep.run_sweep(tmp_path, [3, 1], arms, 3, [], Console(), on_gpu=False)
+    assert [str(job) for job in runs] == [
+        "one, seed 3",
+        "one, seed 1",
+        "two, seed 3",
+        "two, seed 1",
+    ]
+    assert [(one.ended, sorted(one.failed)) for one in outcomes] == [([], [1, 3])] * 2
+    said = "4 of 4 runs failed: one, seeds 1, 3; two, seeds 1, 3; not in the results: one, two"
+    assert sweep.said_failures(outcomes, 2) == said
+
+
+def test_an_older_summary_is_not_this_sweeps_unless_written_again(
+    runs: list[sweep._Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that misses its target once more, resumed or replaced, has its figures counted."""
+    folder = make_run(tmp_path / "seed1")
+    arms = parse_arms([], tmp_path)
+
+    def outcome() -> ArmOutcome:
+        return sweep.run_sweep(tmp_path, [1], arms, 1, [], Console(), on_gpu=False)[0]
+
+    assert (outcome().ended, outcome().failed) == ([], [1])
+    wait = sweep.time.sleep
+
+    def write_again(seconds: float) -> None:
+        wait(seconds)
+        summary = folder / "summary.json"
+        os.utime(summary, ns=(0, summary.stat().st_mtime_ns + 1))
+
+    monkeypatch.setattr(sweep.time, "sleep", write_again)
+    assert outcome().folders == [folder]

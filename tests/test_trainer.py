@@ -157,6 +157,16 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert rows(seen, "metrics.jsonl") == rows(blind, "metrics.jsonl")
 
 
+def test_every_event_leaves_multiples(tmp_path: Path) -> None:
+    """Of channels: a head's two pairs are four. The stream may have any width."""
+    events = rows(finish(tmp_path, compress__multiple=4), "events.jsonl")
+    assert any(event["dropped"] for event in events)
+    for event in events:
+        for name, width in event["widths"].items():
+            channels = 2 * width if name.endswith("d_k") else width
+            assert name == "D" or channels % 4 == 0, name
+
+
 # --- phases --------------------------------------------------------------------------
 
 

@@ -21,7 +21,8 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config
 from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.kernels import plainly
+from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import environment, make_folder, read_json, write_json
 from gaugelasso.step import TrainingStep
 from gaugelasso.tasks import Draw
@@ -58,12 +59,23 @@ def work_per_token(model: Transformer) -> float:
     return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
 
 
-def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int) -> Row:
-    """The parts of one training step in ms, and what it achieves."""
+def bench_step(
+    config: Config, spec: TransformerSpec, device: str, repeats: int, multiple: int = 1
+) -> Row:
+    """The parts of one training step in ms, and what it achieves.
+
+    Every width of the structure is rounded up to a multiple of `multiple` first, and events
+    leave it so.
+    """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
+    exact = work_per_token(Transformer(spec))
+    spec = round_up(spec, multiple)
+    if multiple > 1:
+        compress = dataclasses.replace(config.compress, multiple=multiple)
+        config = dataclasses.replace(config, compress=compress)
     step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
     compressor, optimizer = step.compressor, step.compressor.optimizer
     compressor.set_lr_(1e-6)  # hundreds of repetitions should leave the weights where they are
@@ -79,6 +91,11 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
         optimizer.observe_()
         optimizer.step_(no_pressure, compressor.lr)
 
+    def gradients() -> None:
+        for parameter in step.model.parameters():
+            parameter.grad = None
+        step.gradients()
+
     def unpressed() -> None:
         step.gradients()
         optimize()
@@ -88,11 +105,11 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
         return median_ms(GraphedStep(action, graph), device, repeats)
 
     whole = timed(step.plain)
-    ahead, baseline = timed(forward), timed(unpressed)
+    ahead, there, baseline = timed(forward), timed(gradients), timed(unpressed)
     times = {
         "forward_ms": ahead,
-        "backward_ms": timed(step.gradients) - ahead,
-        "optimizer_ms": timed(optimize),
+        "backward_ms": there - ahead,
+        "optimizer_ms": baseline - there,
         "baseline_ms": baseline,
         # What the same training without pressure does not need.
         "machinery_ms": whole - baseline,
@@ -111,7 +128,9 @@ def bench_step(config: Config, spec: TransformerSpec, device: str, repeats: int)
         "tflops": flops / (whole * 1e9),
         "matrix_tflops": matrix_rate(device),
         "peak_gib": _peak_gib(device),
+        "multiple": multiple,
         "fma": work_per_token(step.model),
+        "fma_exact": exact,
         "parameters": compressor.parameters,
     }
 
@@ -153,7 +172,7 @@ def bench_inference(model: Transformer, config: Config, device: str, repeats: in
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
         def serve(inputs: torch.Tensor = inputs) -> None:
-            with autocast(config, device):
+            with plainly(not config.train.fused), autocast(config, device):
                 model(inputs)
 
         row[name] = median_ms(serve, device, repeats)

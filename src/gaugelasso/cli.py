@@ -1,10 +1,11 @@
 """The command line. Parses, calls, prints; errors that are the user's to mend exit with 2."""
 
 import os
+import shlex
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,13 +19,15 @@ from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, final_figures
 from gaugelasso.models.decoding import sample
-from gaugelasso.report import write_report
-from gaugelasso.report.data import load_run
-from gaugelasso.report.results import collect_results, results_table
+from gaugelasso.report import write_comparison, write_report
+from gaugelasso.report.arms import arms_table
+from gaugelasso.report.data import Condition, load_condition, load_run
+from gaugelasso.report.layout import render, to_markdown
+from gaugelasso.report.results import collect_arms, collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
 from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
-from gaugelasso.sweep import parse_seeds, run_sweep
+from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -141,7 +144,7 @@ def generate(
         float, typer.Option(min=0, help="Below 1: likelier bytes; 0: the likeliest.")
     ] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Only this many bytes; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     device: Device = None,
 ) -> None:
     """Let a language model go on from a prompt.
@@ -196,6 +199,14 @@ def sweep(
     config: ConfigPath,
     seeds: Annotated[str, typer.Option(help="Seeds, as in 42-46 or 1,5,9.")] = "42-46",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'NAME: KEY=VALUE ...'",
+            help="A condition to compare: what it changes on top of --set, or nothing. Repeat "
+            "it for more; all seeds of all arms share --jobs.",
+        ),
+    ] = None,
     set_: Changes = None,
     out: Out = None,
     device: Device = None,
@@ -208,34 +219,77 @@ def sweep(
     """Train several seeds, processes side by side; one failure does not stop the rest.
 
     Example: gaugelasso sweep configs/retrieval/main.toml --seeds 42-46 --jobs 5
+
+    Example: gaugelasso sweep demo.toml --arm "baseline:" --arm "wide trust: compress.trust=4"
     """
     numbers = parse_seeds(seeds)
-    settings = _load(config, set_, device)
+    settings = [_load(config, set_, device)]
     folder = out or Path("runs") / config.stem
+    arms = parse_arms(arm or [], folder)
+    for each in arms:
+        try:
+            settings.append(_load(config, [*(set_ or []), *each.changes], device))
+        except UserError as error:
+            raise UserError(f"--arm {each.name!r}: {error}") from None
     arguments = [part for change in set_ or [] for part in ("--set", change)]
     arguments += ["--device", device] if device else []
     arguments += ["--resume"] if resume else []
     arguments += ["--overwrite"] if overwrite else []
     if _existing(resume, overwrite) == "refuse":
         # Before any run starts: a log of an earlier run must not be touched either.
-        for seed in numbers:
-            RunFolder.check_free(folder / f"seed{seed}")
+        for each in arms:
+            for seed in numbers:
+                RunFolder.check_free(each.run_folder(seed))
     if results is not None:
         make_folder(results.parent)
-    on_gpu = choose_device(settings.train.device).startswith("cuda")
-    outcome = run_sweep(config, numbers, folder, jobs, arguments, console, on_gpu)
-    if outcome.ended:
-        collected = collect_results(outcome.ended)
-        # The sweep's own command, not the one of its last run.
-        collected["command"] = " ".join(["gaugelasso", *sys.argv[1:]])
-        for path in filter(None, (folder / "results.json", results)):
-            write_json(path, collected)
+    on_gpu = any(choose_device(one.train.device).startswith("cuda") for one in settings)
+    outcomes = run_sweep(config, numbers, arms, jobs, arguments, console, on_gpu)
+    ended = [outcome for outcome in outcomes if outcome.ended]
+    if arm and ended:
+        _write_arms(ended, len(numbers), folder, results)
+    elif ended:
+        collected = _write_results(ended[0])
+        if results is not None:
+            write_json(results, collected)
         say(results_table(collected, config.stem))
-        files = write_report(outcome.ended, folder / "report")
-        say(f"report: {files.page}")
-    if outcome.failed:
-        seeds_said = ", ".join(map(str, outcome.failed))
-        raise UserError(f"{len(outcome.failed)} of {len(numbers)} runs failed: seeds {seeds_said}")
+        say(f"report: {write_report(ended[0].folders, folder / 'report').page}")
+    if failures := said_failures(outcomes, len(numbers)):
+        raise UserError(failures)
+
+
+def _write_results(outcome: ArmOutcome) -> dict[str, Any]:
+    """The results file of one arm, in its folder."""
+    collected = collect_results(outcome.folders) | {"command": _command()}
+    write_json(outcome.arm.folder / "results.json", collected)
+    return collected
+
+
+def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path | None) -> None:
+    """Results first, of each arm and of all, then what is drawn of them."""
+    for outcome in ended:
+        _write_results(outcome)
+    conditions = [
+        Condition(one.arm.name, one.arm.changes, load_condition(one.folders), seeds)
+        for one in ended
+    ]
+    collected = collect_arms(conditions) | {"command": _command()}
+    for path in filter(None, (folder / "results.json", results)):
+        write_json(path, collected)
+    table = arms_table(conditions, collected)
+    write_comparison(conditions, table, folder)
+    for outcome in ended:
+        page = write_report(outcome.folders, outcome.arm.folder / "report").page
+        say(f"report of {outcome.arm.name}: {page}")
+    if console.is_terminal:
+        render(table, console)
+    else:  # a log has no width that a table could be fitted to
+        say(to_markdown(table))
+    say(f"comparison: {folder / 'arms.md'}, {folder / 'arms.png'}")
+
+
+def _command() -> str:
+    """The sweep's own command, where its runs know theirs alone."""
+    return shlex.join(["gaugelasso", *sys.argv[1:]])
 
 
 @app.command()
@@ -250,6 +304,9 @@ def bench(
         Path | None,
         typer.Option(metavar="RUN|JSON", help="Time this structure instead of the full one."),
     ] = None,
+    multiple: Annotated[
+        int, typer.Option(min=1, help="Round every width up to a multiple of this.")
+    ] = 1,
     work: Annotated[str | None, typer.Option(help="Name of the row; default from CONFIG.")] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
     set_: Changes = None,
@@ -265,9 +322,9 @@ def bench(
     Example: gaugelasso bench runs/demo --inference
     """
     if inference:
-        if structure or set_:
+        if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: leave out "
-                            "--structure and --set")  # fmt: skip
+                            "--structure, --multiple and --set")  # fmt: skip
         settings = Config.from_dict(read_json(what / "config.json"))
         where = choose_device(device or "auto")
         rows = bench_run(what, work or what.name, settings, where, repeats)
@@ -275,8 +332,8 @@ def bench(
         settings = _load(what, set_, device)
         where = choose_device(settings.train.device)
         spec = load_spec(structure) if structure else settings.model.spec(settings.task)
-        name = work or what.stem + ("-structure" if structure else "")
-        rows = {name: bench_step(settings, spec, where, repeats)}
+        kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
+        rows = {work or what.stem + kind: bench_step(settings, spec, where, repeats, multiple)}
     path = out or default_file(where)
     for row_name, row in rows.items():
         record(path, where, "inference" if inference else "rows", {"work": row_name, **row})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gaugelasso import gauge, pricing
 from gaugelasso.axes import Compressible, named_tensors, on_host
-from gaugelasso.drop import Decision, cascade, channel_rms, ruling, spare_missed, trust_drop
+from gaugelasso.drop import Decision, channel_rms, ruling, settle, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.graph import GraphedStep
@@ -52,7 +52,8 @@ class Compressor:
     `probe`, if given, returns the loss of the current batch without gradients. It is
     called at each event: before and after, so that the event's cost is on record, and
     with the candidates silenced, so that nothing is cut that the batch misses by more
-    than `drop_tolerance` times the target.
+    than `drop_tolerance` times the target. `graph` lets a GPU repeat the balance as a CUDA
+    graph.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Compressor:
         loss_target: float,
         options: CompressorOptions | None = None,
         probe: Callable[[], float] | None = None,
+        graph: bool = True,
     ):
         self.model = model
         self.options = options or CompressorOptions()
@@ -96,7 +98,8 @@ class Compressor:
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         # Most events change no structure: their thousand launches become one.
-        self._balancing = GraphedStep(self._balance_, on=weight.is_cuda)
+        here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
+        self._balancing = GraphedStep(self._balance_, on=graph and here)
         self.fma_initial = self.fma
 
     # --- one step ---------------------------------------------------------------
@@ -119,7 +122,7 @@ class Compressor:
         self.rho.copy_(rho * self.pressure)
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):
-            flag.copy_(torch.maximum(flag, pressing))
+            torch.maximum(flag, pressing, out=flag)
         optimizer.step_(self.rho * gradient, self.lr, self._bounded_rate(norms))
         self._plan.slow.follow_(self._norm_rate * self.begun)
 
@@ -166,12 +169,14 @@ class Compressor:
         if splits:
             split_(self.model, self.table, splits)
             self._rebuild_()
-        self._balancing()
+        if self._balances:
+            self._balancing()
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
-        candidates = self._candidates(readable, prices)
+        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
+        candidates = self._candidates(readable, prices, rms)
         keeps = self._spare(candidates, loss_balanced)
-        decision = cascade(self.table, readable, keeps)
+        decision = settle(self.table, readable, keeps, rms, self.options.multiple)
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -209,6 +214,11 @@ class Compressor:
         read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
         return {**tensors, **self._plan.links, **on_host(tensors, read)}
 
+    @property
+    def _balances(self) -> bool:
+        anchored = self.options.anchor and self.table.norms
+        return bool(self.options.sinkhorn_sweeps or anchored)
+
     def _balance_(self) -> None:
         optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
         states = optimizer.states()
@@ -220,12 +230,18 @@ class Compressor:
                 self._plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
 
     def _candidates(
-        self, readable: dict[str, Tensor], prices: dict[str, np.ndarray]
+        self,
+        readable: dict[str, Tensor],
+        prices: dict[str, np.ndarray],
+        rms: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Keep-sets by trust-drop, after the hooks have had their say."""
-        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
+        """Keep-sets by trust-drop, in multiples, after the hooks have had their say."""
         held = ruling(self.table, readable)
         keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
+        multiple = self.options.multiple
+        if multiple > 1 and (likely := settle(self.table, readable, keeps, rms, multiple)):
+            # Hooks and guard should not be asked about what would stay anyway.
+            keeps = {name: keep | likely.keeps[name] for name, keep in keeps.items()}
         for name, keep in keeps.items():
             for hook in self.hooks:
                 going = (~keep).nonzero().squeeze(1)
@@ -263,7 +279,7 @@ class Compressor:
         self._plan = self._build()
         self.optimizer.attach(self._plan.store, self.table.matrices)
         self.rebuilds += 1
-        self._balancing.reset()
+        self._balancing.reset(release=True)
 
     def _build(self) -> _Plan:
         store = FlatStore(self.model, self.table)

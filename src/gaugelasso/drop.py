@@ -72,6 +72,31 @@ def trust_drop(
     return keeps
 
 
+def grains(table: AxisTable, multiple: int) -> dict[str, int]:
+    """Axis name -> how many indices make up a multiple of `multiple` channels.
+
+    A RoPE pair is two channels, so a head needs half as many pairs. No product runs over an
+    axis that is reached through position maps (the stream): it may have any width.
+    """
+    units = {name: cost.unit for cost in table.costs for name in cost.axes if cost.unit > 1}
+    return {
+        axis.name: 1 if axis.linked() else multiple // math.gcd(multiple, units.get(axis.name, 1))
+        for axis in table.axes
+    }
+
+
+def hold_back_(keeps: dict[str, Tensor], rms: dict[str, Tensor], grain: dict[str, int]) -> None:
+    """Of what would go, the strongest stay until the number kept is a multiple of the grain.
+
+    Where too few would go for that, all stay. An axis that loses everything loses it.
+    """
+    for name, keep in keeps.items():
+        going = (~keep).nonzero().view(-1)
+        number = min(-int(keep.sum()) % grain[name], len(going))
+        if number:
+            keep[going[rms[name][going].topk(number).indices]] = True
+
+
 def next_to_go(
     table: AxisTable, utility: dict[str, Tensor], prices: dict[str, np.ndarray], most: int = 10
 ) -> list[dict[str, Any]]:
@@ -178,6 +203,29 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
             if axis.linked():
                 changed |= _connect_(table, axis, keeps, links)
     return Decision(keeps, tuple(gone))
+
+
+def settle(
+    table: AxisTable,
+    tensors: Tensors,
+    keeps: dict[str, Tensor],
+    rms: dict[str, Tensor],
+    multiple: int,
+) -> Decision | None:
+    """The cascade, and `hold_back_` from what goes by it: the last word on an event.
+
+    What the cascade takes does nothing, and is as good as any to fill up a width. It
+    leaves once enough others leave with it.
+    """
+    decision = cascade(table, tensors, keeps)
+    if decision is None:
+        return None
+    hold_back_(decision.keeps, rms, grains(table, multiple))
+    for axis in table.axes:
+        for slot in axis.linked():
+            sites = tensors[str(slot.link)].cpu()
+            decision.keeps[axis.name][sites[decision.keeps[table.home(slot)]]] = True
+    return decision
 
 
 def _connect_(

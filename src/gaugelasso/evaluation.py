@@ -5,12 +5,13 @@ from torch import Tensor
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
+from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
 from gaugelasso.tasks import EVALUATION, Draw, FinalFigures
 
 
 def choose_device(name: str) -> str:
-    """'auto' or a torch device, checked."""
+    """'auto' or a torch device, checked; a numbered GPU becomes the current one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -23,6 +24,8 @@ def choose_device(name: str) -> str:
     if (device.index or 0) >= count:
         kind = "CUDA devices" if device.type == "cuda" else "CPU, called cpu"
         raise UserError(f"device {name!r} is not there: this machine has {count} {kind}")
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # streams, captures and kernels go to the current one
     return name
 
 
@@ -47,9 +50,10 @@ def evaluate(model: Transformer, config: Config, batches: int, device: str) -> t
     for index in range(batches):
         draw = Draw(config.train.seed, index, EVALUATION)
         inputs, targets = config.task.batch(config.train.batch, draw, device)
-        with autocast(config, device):
-            outputs = model(inputs)
-        loss = config.task.loss(outputs, targets)
+        with plainly(not config.train.fused):
+            with autocast(config, device):
+                outputs = model(inputs)
+            loss = config.task.loss(outputs, targets)
         totals += torch.stack([loss, config.task.metric(outputs, targets)])
     loss, metric = (totals / batches).tolist()
     return loss, metric
@@ -66,4 +70,5 @@ def final_figures(model: Transformer, config: Config, device: str) -> dict[str, 
         with autocast(config, device):
             return model(inputs)
 
-    return config.task.final_figures(model, device, forward)
+    with plainly(not config.train.fused):
+        return config.task.final_figures(model, device, forward)

@@ -103,23 +103,26 @@ def _frame(group: list[_Grid]) -> tuple[int, int]:
 def _merged(groups: list[list[_Grid]], bucket_cost: float) -> list[list[_Grid]]:
     """Join groups of matrices into one padded batch where that is cheaper than two batches."""
 
-    def cost(group: list[_Grid]) -> float:
-        rows, cols = _frame(group)
+    def cost(rows: int, cols: int, number: int) -> float:
         # Five rounds of three products, and a few passes over memory.
         each = 10 * rows**2 * (2 * cols + rows) + 1500 * rows * cols
-        return bucket_cost + len(group) * each
+        return bucket_cost + number * each
 
-    groups = list(groups)
+    frames = [(*_frame(group), len(group)) for group in groups]
     while len(groups) > 1:
-        pairs = itertools.combinations(range(len(groups)), 2)
-        gains = [
-            (cost(groups[i]) + cost(groups[j]) - cost(groups[i] + groups[j]), i, j)
-            for i, j in pairs
-        ]
-        gain, i, j = max(gains)
-        if gain <= 0:
+        best, pair = 0.0, None
+        for i, j in itertools.combinations(range(len(frames)), 2):
+            a, b = frames[i], frames[j]
+            both = max(a[0], b[0]), max(a[1], b[1]), a[2] + b[2]
+            gain = cost(*a) + cost(*b) - cost(*both)
+            if gain > best:
+                best, pair, joined = gain, (i, j), both
+        if pair is None:
             break
-        groups[i] += groups.pop(j)
+        i, j = pair
+        frames[i] = joined
+        groups[i] = groups[i] + groups.pop(j)
+        frames.pop(j)
     return groups
 
 

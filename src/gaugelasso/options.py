@@ -18,6 +18,7 @@ class CompressorOptions:
     accounting: str = "fma"
     interval: int = 100
     trust: float = 1.0
+    multiple: int = 1
     drop_tolerance: float = 0.1
     sinkhorn_sweeps: int = 3
     norm_rate: float = 0.2
@@ -51,8 +52,9 @@ class CompressorOptions:
         ):
             if getattr(self, key) < 0:
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
-        if self.interval < 1:
-            raise UserError(f"compress.interval = {self.interval}: must be at least 1")
+        for key in ("interval", "multiple"):
+            if getattr(self, key) < 1:
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be at least 1")
         if self.accounting not in pricing.ACCOUNTINGS:
             known = ", ".join(pricing.ACCOUNTINGS)
             raise UserError(f"compress.accounting = {self.accounting!r}; choose one of: {known}")

@@ -48,8 +48,8 @@ class RhoSolver:
 
 def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:
     """Exponential average of the loss that starts at its first value; both states in place."""
-    average.copy_(
-        torch.where((seen > 0) & average.isfinite(), torch.lerp(loss, average, beta), loss)
-    )
+    if beta:
+        loss = torch.where((seen > 0) & average.isfinite(), torch.lerp(loss, average, beta), loss)
+    average.copy_(loss)
     seen.add_(1)
     return average

@@ -20,16 +20,14 @@ class TrainingStep:
 
     def __init__(self, model: Transformer, config: Config, device: str):
         self.model, self.config, self.device = model.train(), config, device
-        self.compressor = Compressor(
-            model, config.target.loss, config.compress, self.probe if config.train.probe else None
-        )
+        graph = device.startswith("cuda") and config.train.graph
+        probe = self.probe if config.train.probe else None
+        self.compressor = Compressor(model, config.target.loss, config.compress, probe, graph)
         self.inputs, self.targets = self._batches(0)
         self.loss = torch.zeros((), device=device)
         self._probed = torch.zeros_like(self.loss)
-        cuda = device.startswith("cuda")
-        self._side = torch.cuda.Stream() if cuda else None
+        self._side = torch.cuda.Stream() if device.startswith("cuda") else None
         self._ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
-        graph = cuda and config.train.graph
         self._step, self._probe = (GraphedStep(work, graph) for work in (self.plain, self._look))
         self._rebuilds = self.compressor.rebuilds
         self._parameters = self.compressor.parameters
@@ -59,7 +57,11 @@ class TrainingStep:
     def _fetch(self, step: int, side: torch.cuda.Stream) -> tuple[Tensor, Tensor]:
         """This step's batch, made while the last step ran; the next one's is begun."""
         here = torch.cuda.current_stream()
-        batch = self._ahead[1] if self._ahead and self._ahead[0] == step else self._batches(step)
+        if self._ahead and self._ahead[0] == step:
+            batch = self._ahead[1]
+        else:
+            batch = self._batches(step)
+            side.wait_stream(here)  # a task may have set itself up with the first batch
         here.wait_stream(side)
         with torch.cuda.stream(side):
             self._ahead = step + 1, self._batches(step + 1)

@@ -1,27 +1,30 @@
-"""Many seeds side by side: one process a run, on one machine.
+"""Many seeds, of one condition or of several arms: one process a run, on one machine.
 
-A run that fails does not stop the others. On a GPU the processes share it, through
-CUDA MPS where that can be started.
+All arms share one pool of processes. A run that fails does not stop the others. On a GPU
+the processes share it, through CUDA MPS where that can be started.
 """
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from rich.console import Console
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs import read_rows
+from gaugelasso.runs import make_folder, read_rows
 
 # Seconds between a run's progress lines.
 _REPORT_EVERY = 15.0
+# A name is a folder, a row of a table and a line of a legend.
+_LONGEST_NAME = 60
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -40,91 +43,191 @@ def parse_seeds(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class SweepOutcome:
-    """Folders of the runs that came to their end, and the seeds that failed.
+class Arm:
+    """One condition: the settings that its runs change, and the folder they go to.
+
+    A sweep that compares nothing is one arm without a name.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+    folder: Path
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed{seed}"
+
+    def say(self, seed: int) -> str:
+        return f"{self.name}, seed {seed}" if self.name else f"seed {seed}"
+
+
+def parse_arms(texts: Sequence[str], out: Path) -> list[Arm]:
+    """'NAME: KEY=VALUE KEY=VALUE', a folder under `out` each; UserError names what is wrong.
+
+    Whether keys and values are right is for the config to say.
+    """
+    if not texts:
+        return [Arm("", (), out)]
+    arms: dict[str, Arm] = {}
+    for text in texts:
+        before, colon, after = text.partition(":")
+        if not colon:
+            raise UserError(
+                f"--arm {text!r}: write it as 'NAME: KEY=VALUE ...', "
+                "e.g. 'wide trust: compress.trust=4', or 'NAME:' for no change"
+            )
+        name, changes = " ".join(before.split()), tuple(after.split())
+        folder = "-".join(re.findall(r"\w+", name.casefold()))
+        if not folder:
+            raise UserError(f"--arm {text!r}: give it a name of letters or digits before the colon")
+        if len(name) > _LONGEST_NAME:
+            raise UserError(
+                f"--arm {text!r}: a name has at most {_LONGEST_NAME} characters, not {len(name)}"
+            )
+        for change in changes:
+            if "=" not in change:
+                raise UserError(f"--arm {text!r}: write {change!r} as key=value, no spaces in it")
+            if change.startswith("train.seed="):
+                raise UserError(f"--arm {text!r}: leave out {change}; seeds are given by --seeds")
+        if (twin := arms.get(folder)) is not None:
+            raise UserError(
+                f"--arm {text!r}: the folder {folder!r} is taken by the arm {twin.name!r}; "
+                "choose another name"
+            )
+        arms[folder] = Arm(name, changes, out / folder)
+    return list(arms.values())
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """Seeds of an arm: the runs that came to their end, and those that failed.
 
     A run that missed its target is in both: it failed, and its figures count.
     """
 
-    ended: list[Path]
-    failed: list[int]
+    arm: Arm
+    ended: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.arm.run_folder(seed) for seed in sorted(self.ended)]
+
+
+def said_failures(outcomes: Sequence[ArmOutcome], seeds: int) -> str:
+    """Which runs failed and which arms have no figures at all, in one line; "" if none did."""
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    if not failed:
+        return ""
+    said = []
+    for outcome in failed:
+        numbers = f"seeds {', '.join(map(str, sorted(outcome.failed)))}"
+        said.append(f"{outcome.arm.name}, {numbers}" if outcome.arm.name else numbers)
+    runs = sum(len(outcome.failed) for outcome in failed)
+    text = f"{runs} of {seeds * len(outcomes)} runs failed: {'; '.join(said)}"
+    lost = [outcome.arm.name for outcome in failed if outcome.arm.name and not outcome.ended]
+    return text + (f"; not in the results: {', '.join(lost)}" if lost else "")
 
 
 @dataclass
 class _Job:
+    outcome: ArmOutcome
     seed: int
-    folder: Path
     process: subprocess.Popen[bytes]
     log: IO[bytes]
-    had_summary: bool = False
+    summary_before: int | None = None
     reported_at: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        return self.outcome.arm.run_folder(self.seed)
+
+    def __str__(self) -> str:
+        return self.outcome.arm.say(self.seed)
 
 
 def run_sweep(
     config: Path,
-    seeds: list[int],
-    out: Path,
+    seeds: Sequence[int],
+    arms: Sequence[Arm],
     jobs: int,
     arguments: list[str],
     console: Console,
     on_gpu: bool,
-) -> SweepOutcome:
-    """Train every seed, at most `jobs` at a time."""
-    out.mkdir(parents=True, exist_ok=True)
-    waiting, running, failed = list(seeds), list[_Job](), list[int]()
-    ended: list[Path] = []
+) -> list[ArmOutcome]:
+    """Train every seed of every arm, at most `jobs` at a time; one outcome an arm.
+
+    All seeds of the first arm start first. `arguments` go to every run; an arm's changes
+    come after them.
+    """
+    for arm in arms:
+        make_folder(arm.folder)
+    outcomes = [ArmOutcome(arm) for arm in arms]
+    waiting = [(outcome, seed) for outcome in outcomes for seed in seeds]
+    running: list[_Job] = []
     threads = max(1, (os.cpu_count() or 1) // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with _shared_gpu() if on_gpu and jobs > 1 else contextlib.nullcontext():
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(_start(config, waiting.pop(0), out, arguments, environment))
+                    running.append(_start(config, *waiting.pop(0), arguments, environment))
                 time.sleep(1.0)
                 for job in list(running):
-                    code = job.process.poll()
-                    if code is None:
-                        continue
-                    running.remove(job)
-                    job.log.close()
-                    # A refused run leaves an older summary behind: not this sweep's.
-                    summary = job.folder / "summary.json"
-                    if code == 0 or (summary.exists() and not job.had_summary):
-                        ended.append(job.folder)
-                    if code == 0:
-                        _say(console, f"seed {job.seed}: done, {_last(job.folder)}")
-                    else:
-                        failed.append(job.seed)
-                        log = job.log.name
-                        _say(console, f"seed {job.seed}: failed with code {code}, see {log}")
+                    if job.process.poll() is not None:
+                        running.remove(job)
+                        _end(job, console)
                 _report(running, console)
         finally:
             for job in running:
                 job.process.terminate()
                 job.process.wait()
                 job.log.close()
-    return SweepOutcome(sorted(ended), sorted(failed))
+    return outcomes
 
 
 def _start(
-    config: Path, seed: int, out: Path, arguments: list[str], environment: dict[str, str]
+    config: Path,
+    outcome: ArmOutcome,
+    seed: int,
+    arguments: list[str],
+    environment: dict[str, str],
 ) -> _Job:
-    folder = out / f"seed{seed}"
-    had_summary = (folder / "summary.json").exists()
-    log = (out / f"seed{seed}.log").open("wb")
+    arm = outcome.arm
+    folder = arm.run_folder(seed)
+    before = _written_at(folder / "summary.json")
+    log = folder.with_suffix(".log").open("wb")
     command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
     command += ["--set", f"train.seed={seed}", *arguments]
+    command += [part for change in arm.changes for part in ("--set", change)]
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
     )
-    return _Job(seed, folder, process, log, had_summary)
+    return _Job(outcome, seed, process, log, before)
+
+
+def _end(job: _Job, console: Console) -> None:
+    """Close the books on a run whose process is gone."""
+    job.log.close()
+    code = job.process.returncode
+    # A refused run leaves an older summary behind: not this sweep's.
+    if code == 0 or _written_at(job.folder / "summary.json") not in (None, job.summary_before):
+        job.outcome.ended.append(job.seed)
+    if code == 0:
+        _say(console, f"{job}: done, {_last(job.folder)}")
+    else:
+        job.outcome.failed.append(job.seed)
+        _say(console, f"{job}: failed with code {code}, see {job.log.name}")
+
+
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _report(running: list[_Job], console: Console) -> None:
     for job in running:
         if time.monotonic() - job.reported_at >= _REPORT_EVERY:
             job.reported_at = time.monotonic()
-            _say(console, f"seed {job.seed}: {_last(job.folder)}")
+            _say(console, f"{job}: {_last(job.folder)}")
 
 
 def _say(console: Console, text: str) -> None:

@@ -154,6 +154,8 @@ class Trainer:
         """Mean loss and metric on the held-out stream."""
         loss, metric = evaluate(self.model, self.config, batches, self.device)
         self.model.train()
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()  # what is left in use is what training needs
         return loss, metric
 
     # --- the run ------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from gaugelasso import pricing
 from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
 from gaugelasso.compressor import Compressor, CompressorOptions
-from gaugelasso.drop import Decision, cascade
+from gaugelasso.drop import Decision, cascade, grains, settle
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut_, kept_elements
@@ -76,6 +76,37 @@ def test_dropping_zeroed_indices_of_all_axes_changes_no_output(case: Case) -> No
     before = output(model, case)
     cut_(model, model.axis_table(), decision.keeps, decision.removed)
     assert difference(output(model, case), before) < 1e-10
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("multiple", [1, 2, 4])
+def test_widths_go_down_in_multiples(case: Case, multiple: int) -> None:
+    """Or stay, or become zero; and what is left can be cut, run and compressed further."""
+    model = make(case)
+    table, tensors = model.axis_table(), named_tensors(model)
+    generator = torch.Generator().manual_seed(case.seed)
+    while True:
+        rms = {
+            name: torch.rand(n, generator=generator) for name, n in table.widths(tensors).items()
+        }
+        keeps = {name: values > 0.6 for name, values in rms.items()}
+        if decision := settle(table, tensors, keeps, rms, multiple):
+            break
+    least = cascade(table, tensors, keeps)
+    assert least is not None
+    assert decision.removed == least.removed
+    grain = grains(table, multiple)
+    for name, keep in decision.keeps.items():
+        assert bool((keep | ~least.keeps[name]).all())
+        assert keep.all() or int(keep.sum()) % grain[name] == 0, name
+        if multiple == 1:
+            assert torch.equal(keep, least.keeps[name])
+    cut_(model, table, decision.keeps, decision.removed)
+    model.axis_table().check(named_tensors(model))
+    assert output(model, case).isfinite().all()
+    compressor = Compressor(model, 1e9, CompressorOptions(multiple=multiple))
+    compressor.event_()
+    assert compressor.finite()
 
 
 @pytest.mark.parametrize(("case", "name"), OPERATORS)

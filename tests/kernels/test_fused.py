@@ -3,6 +3,7 @@
 On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
 """
 
+import importlib
 import os
 
 import pytest
@@ -11,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaugelasso import kernels
+from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 triton = pytest.importorskip("triton")
 
+from gaugelasso.kernels import dispatch  # noqa: E402
 from gaugelasso.kernels.gpu import entropy, heads, maps, pointwise, stream  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -94,7 +97,7 @@ def test_stream(size: int, tokens: int, dtype: torch.dtype) -> None:
     compare(
         lambda *a: run(*a, fused=False), lambda *a: run(*a, fused=True), inputs, TOLERANCE[dtype]
     )
-    assert torch.allclose(energies["plain"], energies["fused"], rtol=50 * TOLERANCE[dtype])
+    assert torch.allclose(energies["plain"], energies["fused"], rtol=TOLERANCE[dtype])
 
 
 def test_silent_tokens_stay_silent() -> None:
@@ -229,3 +232,88 @@ def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) ->
     shape = (classes, batch * length) if feature_major else (batch * length, classes)
     logits = [5 * draw(*shape)]
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
+
+
+def test_a_class_that_is_not_there_is_seen() -> None:
+    logits = draw(1, 3, 5)
+    for wrong in (5, -1):
+        targets = torch.tensor([[0, wrong, -100]], device=DEVICE)
+        assert entropy.CrossEntropy.apply(logits, targets).isnan()
+
+
+def test_a_token_that_is_not_there_is_seen() -> None:
+    sites = torch.arange(3, device=DEVICE)
+    tokens = torch.tensor([[0, 4]], device=DEVICE)
+    table, scale = draw(4, 3), draw(3)
+    x = stream.Embed.apply(tokens, table, None, scale, sites, 3, torch.float32)
+    assert x[:, 1].isnan().all()
+    assert not x[:, 0].isnan().any()
+
+
+# --- all of them together ---------------------------------------------------------------
+
+UNIFORM = {
+    "width": 9, "layers": 2, "heads": 2, "d_k": 6, "d_v": 3, "d_f": 5,
+    "length": 7, "inputs": 11, "outputs": 13,
+}  # fmt: skip
+IRREGULAR = TransformerSpec(
+    sites=tuple(range(6)), length=8, layers=3, inputs=5, outputs=5, embed=(3,),
+    classify=(5, 0, 2),
+    operators=(
+        AttentionSpec(0, (3,), (5, 1), 2, 1, 3, 1, 0.5, (1.0, 0.1, 0.01)),
+        MlpSpec(1, (1, 5, 3), (0,), 1),
+        AttentionSpec(2, (0,), (2,), 1, 1, 1, 2, 0.5, (1.0,)),
+    ),
+)  # fmt: skip
+SPECS = {
+    "plain": {},
+    "one channel": {"width": 1, "heads": 1, "d_k": 2, "d_v": 1, "d_f": 1},
+    "short of its positions": {"positions": True, "length": 9},
+    "many tokens": {"positions": True, "inputs": 50},
+    "grouped keys": {"heads": 6, "kv_heads": 2},
+    "odd keys without rotation": {"rope": False, "d_k": 5, "d_v": 7},
+    "full attention": {"causal": False},
+    "tied norm": {"norm": "tied"},
+    "patches": {"input_kind": "patches", "positions": True},
+    "wide": {"width": 70, "d_f": 90, "outputs": 300, "d_k": 34, "d_v": 33, "layers": 1},
+}
+
+
+@pytest.fixture
+def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
+    names = ("entropy", "heads", "maps", "stream", "swiglu")
+    for name in () if CUDA else names:
+        module = importlib.import_module(f"gaugelasso.kernels.{name}")
+        monkeypatch.setattr(module, "fused", lambda _: not dispatch._plain)
+
+
+@pytest.mark.parametrize("name", [*SPECS, "irregular"])
+@pytest.mark.usefixtures("fuse")
+def test_whole_models(name: str) -> None:
+    spec = IRREGULAR if name == "irregular" else TransformerSpec.uniform(**UNIFORM | SPECS[name])
+    model = Transformer(spec, 1)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.to(DEVICE)
+    size = (2, 7)
+    if spec.input_kind == "patches":
+        inputs = draw(*size, spec.inputs)
+    else:
+        inputs = torch.randint(spec.inputs, size, generator=generator).to(DEVICE)
+    targets = torch.randint(spec.outputs, size, generator=generator).to(DEVICE)
+    seen = []
+    for plain in (True, False):
+        model.zero_grad()
+        with kernels.plainly(plain):
+            outputs = model(inputs)
+            loss = kernels.cross_entropy(outputs, targets)
+        loss.backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        energies = [b.clone() for n, b in model.named_buffers() if n.endswith("energy")]
+        seen.append([outputs.detach(), loss.detach(), *gradients, *energies])
+    largest = max(float(g.abs().max()) for g in seen[0][2:])
+    for expected, got in zip(*seen, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-5 * largest)

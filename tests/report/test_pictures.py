@@ -1,7 +1,8 @@
 """The pictures: their size, that something is on them, and that odd runs do not stop them."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -11,17 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from gaugelasso.report import profile
-from gaugelasso.report.data import Run, load_run
+from gaugelasso.report import profile, tradeoff
+from gaugelasso.report.data import Condition, Run, load_run
 from gaugelasso.report.figure import WIDTH_PX, round_ticks, spread
 from gaugelasso.report.profile import draw_profile, snapshots
+from gaugelasso.report.tradeoff import draw_tradeoff
 from gaugelasso.report.training import draw_training
 from tests.report.folders import make_run
 
 HOSTILE = "$\\frac{x</b>\u2603\n%"
 
 
-def pixels(draw: Callable[..., None], runs: list[Run]) -> np.ndarray:
+def pixels(draw: Callable[..., None], runs: Sequence[Run | Condition]) -> np.ndarray:
     buffer = io.BytesIO()
     draw(runs, buffer)
     buffer.seek(0)
@@ -90,6 +92,44 @@ def test_a_run_that_has_hardly_begun_and_bears_strange_names(
     assert ink(pixels(draw, [load_run(folder)])) > 0.005
 
 
+def with_metric(run: Run, value: float | None) -> Run:
+    summary = dict(run.summary or {})
+    return replace(run, summary={**summary, "metric": {**summary["metric"], "value": value}})
+
+
+def test_arms_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seed and the mean, errors on a log axis with a place for none at all."""
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in (0, 20, 40)]
+    good = [with_metric(run, value) for run, value in zip(runs, (1.0, 0.99, 0.98), strict=True)]
+    arms = [Condition("_good", (), good, 3), Condition("one $ left", (), runs[:1], 3)]
+    figures: list[Figure] = []
+    monkeypatch.setattr(tradeoff, "save", lambda figure, path: figures.append(figure))
+    draw_tradeoff(arms, io.BytesIO())
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    seeds, mean, other, _ = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert list(seeds.get_xdata()) == [100, 120, 140]
+    floor = seeds.get_ydata()[0]
+    assert seeds.get_ydata() == pytest.approx([floor, 0.01, 0.02])
+    assert 0 < floor < 0.0004
+    assert (*mean.get_xdata(), *mean.get_ydata()) == pytest.approx((120, 0.01))
+    assert mean.get_markersize() > seeds.get_markersize()
+    assert seeds.get_color() == mean.get_color() != other.get_color()
+    (legend,) = figures[0].legends
+    assert [text.get_text().strip() for text in legend.get_texts()] == ["_good", r"one \$ left"]
+
+
+@pytest.mark.parametrize("metric", ["perplexity", HOSTILE, "accuracy"])
+def test_arms_without_and_with_figures_are_drawn(tmp_path: Path, metric: str) -> None:
+    run = load_run(make_run(tmp_path / "r", metric=metric, task=HOSTILE))
+    without = Condition(HOSTILE, (), [with_metric(run, None)], 1)
+    assert ink(pixels(draw_tradeoff, [without])) > 0.002
+    several = [Condition(f"arm {number}", (), [run], 1) for number in range(12)]
+    image = pixels(draw_tradeoff, [without, *several])
+    assert image.shape[1] == WIDTH_PX
+    assert ink(image) > 0.005
+
+
 def test_snapshots_take_equal_ratios_of_work(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r"))
     assert snapshots([run]) == [0, 20, 40, 100]
@@ -113,4 +153,5 @@ def test_spread_over_curves_of_different_steps() -> None:
 def test_ticks_are_round_and_few() -> None:
     assert round_ticks(0.9, 150, base=2) == [2, 8, 32, 128]
     assert round_ticks(0.003, 20) == [0.01, 0.1, 1, 10]
+    assert round_ticks(156e3, 480e3) == [160e3, 240e3, 320e3, 400e3, 480e3]
     assert round_ticks(1800, 26_000) == pytest.approx([2000, 5000, 10_000, 20_000])

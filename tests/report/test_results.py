@@ -1,12 +1,18 @@
 """Results files: their shape, and what may not be put into one."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.results import collect_results, results_table
+from gaugelasso.report.arms import arms_table
+from gaugelasso.report.data import Condition, load_condition, load_run
+from gaugelasso.report.layout import to_markdown
+from gaugelasso.report.results import collect_arms, collect_results, results_table
 from tests.report.folders import make_run
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_results_of_a_condition(tmp_path: Path) -> None:
@@ -25,6 +31,7 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
         "compression": 1000 / 101,
         "loss": 0.03,
         "metric": 0.9996,
+        "before_cooldown": {"step": 80, "loss": 0.079125, "metric": 0.5 + 80 / 250, "fma": 101.0},
         "wall_s": 12.5,
         "structure": {
             "layers": 2,
@@ -56,3 +63,68 @@ def test_unfinished_and_unlike_runs_are_refused(tmp_path: Path) -> None:
         collect_results([done, make_run(tmp_path / "paper", seed=3, changes=paper)])
     with pytest.raises(UserError, match=r"task\.name is"):
         collect_results([done, make_run(tmp_path / "task", seed=4, task="lm")])
+
+
+def test_a_run_without_compression_has_no_figures_before_cooldown(tmp_path: Path) -> None:
+    assert load_run(make_run(tmp_path / "r", rows=0)).before_cooldown is None
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.name)
+def test_the_kept_results_can_be_read(path: Path) -> None:
+    """Older ones do not say what was before cooldown."""
+    results = json.loads(path.read_text())
+    for each in results.get("arms", [results]):
+        table = results_table({**results, **each}, path.stem)
+        assert table.count("\n| 4") == len(each["runs"])
+
+
+# --- arms ----------------------------------------------------------------------------
+
+
+def two_arms(folder: Path) -> list[Condition]:
+    """Three seeds as they should be; two of three, one of which is above the target."""
+    good = [make_run(folder / "a" / f"seed{seed}", seed=seed) for seed in (0, 10, 20)]
+    changes = {"compress": {"interval": 7}}
+    poor = [
+        make_run(folder / "b" / f"seed{seed}", seed=seed, loss=loss, changes=changes, rows=rows)
+        for seed, loss, rows in ((1, 0.05, 10), (2, 0.0501, 0))
+    ]
+    return [
+        Condition("base", (), load_condition(good), 3),
+        Condition("odd | one", ("compress.interval=7",), load_condition(poor), 3),
+    ]
+
+
+def test_results_of_arms(tmp_path: Path) -> None:
+    arms = two_arms(tmp_path)
+    results = collect_arms(arms)
+    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "arms"]
+    assert results["date"].startswith("2026-01-01")
+    assert [(arm["name"], arm["changes"]) for arm in results["arms"]] == [
+        ("base", []),
+        ("odd | one", ["compress.interval=7"]),
+    ]
+    alone = collect_results([run.path for run in arms[0].runs])
+    assert results["arms"][0]["runs"] == alone["runs"]
+    assert results["accounting"] == alone["accounting"]
+
+
+def test_accountings_that_differ_are_all_said(tmp_path: Path) -> None:
+    paper = make_run(tmp_path / "p", changes={"compress": {"accounting": "paper"}})
+    other = Condition("paper", ("compress.accounting=paper",), load_condition([paper]), 1)
+    assert collect_arms([*two_arms(tmp_path), other])["accounting"] == "fma; paper"
+
+
+def test_arms_as_a_table(tmp_path: Path) -> None:
+    arms = two_arms(tmp_path)
+    lines = to_markdown(arms_table(arms, collect_arms(arms))).splitlines()
+    assert lines[2] == (
+        "| arm | FMA after | compression | loss before cooldown | loss | "
+        "accuracy before cooldown | accuracy | held target |"
+    )
+    assert lines[4] == "| base | 110 ± 10 | 9.14× | 0.08813 | 0.03 | 82.000% | 99.960% | 3/3 |"
+    # No row of seed 2 is of compression; the third seed is not there at all.
+    assert lines[5].startswith(r"| odd \| one | 101.5 ± 0.7 | 9.85× | — | 0.05005 | — | 99.960%")
+    assert lines[5].endswith("| 1/3 |")
+    assert "Runs are missing, and held nothing, in: odd" in lines[-1]
+    assert "Accounting: fma. CPU, 2 cores" in lines[-1]

@@ -8,6 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gaugelasso.errors import UserError
+
 # Fused forms pad the rows of activations and maps with zeros to multiples of this: a
 # product with an odd width is several times slower than with the next even eight.
 ALIGN = 8
@@ -21,7 +23,27 @@ def available() -> bool:
 
 
 def fused(tensor: Tensor) -> bool:
-    return tensor.is_cuda and not _plain and available()
+    """Whether an operation on this tensor takes its fused form.
+
+    Triton launches on the current device and reckons in float32 at most.
+    """
+    return (
+        tensor.is_cuda
+        and not _plain
+        and available()
+        and tensor.dtype is not torch.float64
+        and tensor.device.index == torch.cuda.current_device()
+    )
+
+
+def check_offsets(rows: int, tokens: int) -> None:
+    """Offsets within activations are 32-bit numbers in the fused forms."""
+    if rows * tokens >= 2**31:
+        raise UserError(
+            f"{tokens:,} tokens by {rows:,} channels are too many for one fused pass; take "
+            "smaller batches (train.batch, with more train.accumulate) or the plain forms "
+            "(train.fused = false)"
+        )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import fused
+from gaugelasso.kernels.dispatch import aligned, check_offsets, fused
 
 
 def split_heads(
@@ -29,6 +29,7 @@ def split_heads(
         assert start == 0, "one position at a time is too little for a fused pass"
         from gaugelasso.kernels.gpu.heads import SplitHeads
 
+        check_offsets((heads + groups) * aligned(d_k) + groups * aligned(d_v), rows.shape[1])
         q, k, v = SplitHeads.apply(rows, batch, heads, groups, d_k, d_v, frequencies)
         return q, k, v
     rows = rows.view(rows.shape[0], batch, -1)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.errors import UserError
 from gaugelasso.kernels.dispatch import ALIGN, fused, work_dtype
 
 
@@ -23,19 +22,9 @@ def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
         inputs = inputs.to(work_dtype(inputs))
         if odd := inputs.shape[0] % ALIGN:  # not by a fused read
             inputs = F.pad(inputs, (0, 0, 0, ALIGN - odd))
-        _check_size(sum(m.shape[1] for m in maps), inputs.shape[1])
         return Project.apply(inputs, gain, *maps)
     joined = torch.cat(list(maps), 1) if len(maps) > 1 else maps[0]
     return (gain[:, None] * joined).T @ inputs
-
-
-def _check_size(rows: int, tokens: int) -> None:
-    # The widest activations of an operator; offsets within them are 32-bit numbers.
-    if rows * tokens >= 2**31:
-        raise UserError(
-            f"{tokens:,} tokens by {rows:,} channels are too many for one fused pass; take a "
-            "smaller train.batch with more train.accumulate, or set train.fused = false"
-        )
 
 
 def deliver(inputs: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import fused, work_dtype
+from gaugelasso.errors import UserError
+from gaugelasso.kernels.dispatch import aligned, check_offsets, fused, work_dtype
 
 # Below this a token has no signal to normalise: far below what a stream can fade to.
 EPS = 1e-20
@@ -14,6 +15,10 @@ def embed(
     tokens: Tensor, table: Tensor, positions: Tensor | None, scale: Tensor, sites: Tensor, size: int
 ) -> Tensor:
     """A stream of `size` sites with x[t_j, n] = scale_j (table[token_n, j] + positions[n, j])."""
+    if positions is not None and len(positions) < tokens.shape[1]:
+        raise UserError(
+            f"a sequence of {tokens.shape[1]} is longer than the {len(positions)} learned positions"
+        )
     if fused(table):
         from gaugelasso.kernels.gpu import stream
 
@@ -42,6 +47,7 @@ def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tup
     if fused(x) and not weight.requires_grad:
         from gaugelasso.kernels.gpu import stream
 
+        check_offsets(aligned(len(sites)), x.shape[1])
         x, normalised = stream.Read.apply(x, weight, sites, energy, EPS, work_dtype(x))
         return x, normalised
     picked = x.index_select(0, sites)
@@ -58,5 +64,6 @@ def write(x: Tensor, sites: Tensor, u: Tensor) -> Tensor:
     if fused(x):
         from gaugelasso.kernels.gpu import stream
 
+        check_offsets(*u.shape)
         return stream.Write.apply(x, sites, u)
     return x.index_add_(0, sites, u.to(x.dtype))

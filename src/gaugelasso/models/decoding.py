@@ -85,6 +85,8 @@ def sample(
     """
     if not prompt:
         raise SpecError("the prompt is empty; give at least one token to go on from")
+    if not temperature >= 0:
+        raise SpecError(f"temperature {temperature}: must be 0 or more")
     decoder = Decoder(model)
 
     def draw(logits: Tensor) -> int:

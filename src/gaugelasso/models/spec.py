@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from gaugelasso.errors import UserError
@@ -192,6 +192,44 @@ class TransformerSpec:
             else:
                 raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
         return cls(**plain, operators=tuple(operators))
+
+
+def round_up(spec: TransformerSpec, multiple: int) -> TransformerSpec:
+    """The same network with every width filled up to a multiple of `multiple` channels.
+
+    Operators reach further sites that are free to them, of a stream that is rounded up too;
+    a RoPE pair counts as two channels, and further pairs turn as the last one does.
+    """
+
+    def up(width: int, channels: int = 1) -> int:
+        grain = multiple // math.gcd(multiple, channels)
+        return -(-width // grain) * grain
+
+    size = up(len(spec.sites))
+    born = max(spec.sites) + 1
+
+    def wider(reach: tuple[int, ...]) -> tuple[int, ...]:
+        free = [site for site in range(size) if site not in set(reach)]
+        return (*reach, *free[: up(len(reach)) - len(reach)])
+
+    def grown(operator: OperatorSpec) -> OperatorSpec:
+        reads, writes = wider(operator.reads), wider(operator.writes)
+        if isinstance(operator, MlpSpec):
+            return replace(operator, reads=reads, writes=writes, filters=up(operator.filters))
+        operator = replace(operator, reads=reads, writes=writes, values=up(operator.values))
+        if operator.frequencies is None:
+            return replace(operator, keys=up(operator.keys))
+        keys, last = up(operator.keys, channels=2), operator.frequencies[-1]
+        further = (last,) * (keys - operator.keys)
+        return replace(operator, keys=keys, frequencies=operator.frequencies + further)
+
+    return replace(
+        spec,
+        sites=(*spec.sites, *range(born, born + size - len(spec.sites))),
+        embed=wider(spec.embed),
+        classify=wider(spec.classify),
+        operators=tuple(grown(operator) for operator in spec.operators),
+    )
 
 
 def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[str, Any]:

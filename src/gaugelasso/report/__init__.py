@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import load_condition
-from gaugelasso.report.layout import to_markdown
+from gaugelasso.report.data import Condition, load_condition
+from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 
 
@@ -53,6 +53,14 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     return files
 
 
+def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None:
+    """Arms side by side in the existing folder `out`: arms.md, arms.png."""
+    from gaugelasso.report.tradeoff import draw_tradeoff
+
+    (out / "arms.md").write_text(to_markdown(table), encoding="utf-8")
+    draw_tradeoff(arms, out / "arms.png")
+
+
 def _home(folders: Sequence[Path]) -> Path:
     """The run itself, or the folder that all runs lie under."""
     if len(folders) == 1:
@@ -60,4 +68,4 @@ def _home(folders: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
-__all__ = ["ReportFiles", "write_report"]
+__all__ = ["ReportFiles", "write_comparison", "write_report"]

@@ -89,6 +89,16 @@ class Run:
             before = row["step"]
         return None
 
+    @property
+    def before_cooldown(self) -> dict[str, Any] | None:
+        """The last row of the compression phase, loss being of training; None without one."""
+        rows = [row for row in self.metrics if row["phase"] == "compression"]
+        if not rows:
+            return None
+        row = rows[-1]
+        metric = row.get(self.metric_name)
+        return {"step": row["step"], "loss": row["loss"], "metric": metric, "fma": row["fma"]}
+
     def widths_at(self, step: int) -> dict[str, int]:
         """Axis name -> surviving indices after `step`; a removed operator has no axes."""
         widths = self.initial["widths"]
@@ -123,6 +133,16 @@ class Run:
         rows = [(row["step"], row.get(name)) for row in self.metrics]
         kept = [(step, v) for step, v in rows if v is not None and math.isfinite(v)]
         return [step for step, _ in kept], [float(value) for _, value in kept]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One arm of a comparison: its finished runs, by seed, of the `asked` seeds."""
+
+    name: str
+    changes: tuple[str, ...]
+    runs: list[Run]
+    asked: int
 
 
 @dataclass(frozen=True)

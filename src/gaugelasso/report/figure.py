@@ -6,7 +6,7 @@ Works on Figure objects alone: no pyplot, no rcParams, nothing global.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,17 +65,21 @@ def step_axis(axes: Axes, last_step: int) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
 
 
-def log_axis(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    """A log y axis over [low, high] whose few ticks are round numbers."""
-    axes.set_yscale("log", base=base)
-    axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
+def log_axis(
+    axes: Axes, low: float, high: float, base: int = 10, which: Literal["x", "y"] = "y"
+) -> None:
+    """A log axis over [low, high] whose few ticks are round numbers."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
 
 
 def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:
-    """Powers of the base in [low, high], the greatest and at most `most`; 1-2-5 where few."""
+    """Powers of the base in [low, high], the greatest and at most `most`; where these are
+    few 1-2-5, and evenly spaced ones where those are few as well."""
     first, last = (math.floor(math.log(bound, base)) for bound in (low, high))
     powers = [float(base) ** exponent for exponent in range(first, last + 1)]
     inside = [power for power in powers if low <= power <= high]
@@ -83,6 +87,9 @@ def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[
         return inside[:: -math.ceil(len(inside) / most)][::-1]
     if base == 10 and len(inside) < 3:
         inside = [m * p for p in powers for m in (1.0, 2.0, 5.0) if low <= m * p <= high]
+        if len(inside) < 3:
+            even = MaxNLocator(5).tick_values(low, high)
+            inside = [float(tick) for tick in even if low <= tick <= high]
     return inside
 
 

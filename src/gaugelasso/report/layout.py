@@ -5,6 +5,7 @@ Cells are text, never markup: each form escapes what it is given.
 
 import html
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -32,7 +33,9 @@ def render(table: Table, console: Console) -> None:
     rich = RichTable(title=Text(table.title), caption=Text(table.note), title_justify="left",
                      caption_justify="left")  # fmt: skip
     for index, header in enumerate(table.headers):
-        rich.add_column(Text(header), justify="left" if index in table.left else "right")
+        # Folded where the terminal is narrow: a figure cut short is a wrong one.
+        justify: Literal["left", "right"] = "left" if index in table.left else "right"
+        rich.add_column(Text(header), justify=justify, overflow="fold")
     body = len(table.rows) - table.foot
     for index, row in enumerate(table.rows):
         rich.add_row(*map(Text, row), end_section=index == body - 1 and table.foot > 0)

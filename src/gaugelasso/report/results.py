@@ -1,4 +1,4 @@
-"""Results files: the outcome of all seeds of one condition, small enough to keep."""
+"""Results files: the outcome of all seeds of one condition or of several arms, small to keep."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import words
-from gaugelasso.report.data import Run, load_condition
+from gaugelasso.report.data import Condition, Run, load_condition
 from gaugelasso.report.layout import Table, to_markdown
 
 
@@ -18,12 +18,21 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     differ are all listed, "; " between them; dates become "first/last".
     """
     runs = load_condition(folders)
-    dates = sorted(run.environment["date"] for run in runs)
+    return {**_origin(runs), "runs": [_result(run) for run in runs]}
+
+
+def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
+    """The results of several conditions in one file, in the order given."""
     return {
-        **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
-        "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",
-        "accounting": runs[0].accounting,
-        "runs": [_result(run) for run in runs],
+        **_origin([run for arm in arms for run in arm.runs]),
+        "arms": [
+            {
+                "name": arm.name,
+                "changes": list(arm.changes),
+                "runs": [_result(run) for run in arm.runs],
+            }
+            for arm in arms
+        ],
     }
 
 
@@ -36,10 +45,16 @@ def results_table(results: dict[str, Any], title: str) -> str:
         for key, _, form in _COLUMNS
     ]
     names = [str(run["seed"]) for run in runs] + (["mean ± std"] if len(runs) > 1 else [])
-    note = f"Accounting: {results['accounting']}. {results['hardware']}, {results['date']}, "
-    note += f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
     rows = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
-    return to_markdown(Table(title, ["seed", *(name for _, name, _ in _COLUMNS)], rows, note))
+    return to_markdown(
+        Table(title, ["seed", *(name for _, name, _ in _COLUMNS)], rows, origin(results))
+    )
+
+
+def origin(results: dict[str, Any]) -> str:
+    """Where the figures of a results file come from, as a table's note says it."""
+    note = f"Accounting: {results['accounting']}. {results['hardware']}, {results['date']}, "
+    return note + f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
 
 
 _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
@@ -63,8 +78,18 @@ def _result(run: Run) -> dict[str, Any]:
         **{key: summary[key] for key in keys},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
+        "before_cooldown": run.before_cooldown,
         "wall_s": summary["wall_s"],
         "structure": summary["structure"],
+    }
+
+
+def _origin(runs: Sequence[Run]) -> dict[str, Any]:
+    dates = sorted(run.environment["date"] for run in runs)
+    return {
+        **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
+        "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",
+        "accounting": "; ".join(dict.fromkeys(run.accounting for run in runs)),
     }
 
 

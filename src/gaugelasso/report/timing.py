@@ -38,12 +38,18 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
         [part, milliseconds(row[key]), f"{100 * row[key] / whole:.0f}%"]
         for part, key in _PARTS.items()
     ]
+    work = f"{count(row['fma'])} FMA per token"
+    if row["multiple"] > 1:
+        work += (
+            f" with widths rounded up to multiples of {row['multiple']}, "
+            f"{count(row['fma_exact'])} without"
+        )
     note = (
         f"Compression, with a step's share of an event, adds "
         f"{100 * row['machinery_share']:.0f}% to the same training without it. "
         f"{count(row['tokens_per_s'])} tokens/s; {row['tflops']:.3g} TFLOP/s of "
         f"{row['matrix_tflops']:.3g} that a large matrix product reaches here; peak memory "
-        f"{row['peak_gib']:.2f} GiB; {count(row['fma'])} FMA per token, "
+        f"{row['peak_gib']:.2f} GiB; {work}; "
         f"{count(row['parameters'])} parameters."
     )
     return Table(name, ["part", "median", "of the step"], lines, note)

@@ -30,7 +30,7 @@ from gaugelasso.report.figure import (
     step_axis,
     twin,
 )  # fmt: skip
-from gaugelasso.report.words import is_share
+from gaugelasso.report.words import is_accuracy
 
 _HEIGHT_PX = 800
 
@@ -70,7 +70,7 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
         right.plot(*score, color=GREEN, alpha=0.45, linewidth=0.7)
     grid, median, _, _ = spread(scores)
     right.plot(grid, median, color=GREEN, linewidth=1.5, label=plain(metric).replace("$", r"\$"))
-    if is_share(metric):
+    if is_accuracy(metric):
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     legend_above(axes, right)

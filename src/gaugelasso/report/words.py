@@ -47,14 +47,14 @@ def milliseconds(value: float) -> str:
     return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
 
 
-def metric_format(name: str) -> Format:
+def is_accuracy(metric: str) -> bool:
+    """Whether a metric of this name is a share, 1 being perfect."""
+    return "accuracy" in metric
+
+
+def metric_format(name: str, digits: int = 2) -> Format:
     """How values of the metric of this name are written: accuracies in per cent."""
-    return (lambda value: f"{value:.2%}") if is_share(name) else figure
-
-
-def is_share(name: str) -> bool:
-    """Whether the metric of this name goes from 0 to 1 and is best at 1."""
-    return "accuracy" in name
+    return (lambda value: f"{value:.{digits}%}") if is_accuracy(name) else figure
 
 
 def known(value: float | None, form: Format) -> str:

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 BN, BC = 32, 128
 
@@ -32,7 +33,7 @@ def _partial(logits, tops, totals, N, classes, slice, to_token, to_class,
 
 
 @triton.jit
-def _join(logits, targets, tops, totals, losses, lse, N, parts, to_token, to_class,
+def _join(logits, targets, tops, totals, losses, lse, N, classes, parts, to_token, to_class,
           BN: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     part = tl.arange(0, BP)
@@ -45,10 +46,12 @@ def _join(logits, targets, tops, totals, losses, lse, N, parts, to_token, to_cla
     total = tl.sum(tl.load(totals + at, mask=mask, other=0.0) * tl.exp(top - base[None, :]), axis=0)
     whole = highest + tl.log(tl.where(live, total, 1.0))
     target = tl.load(targets + n, mask=live, other=-100)
-    counts = live & (target >= 0)
+    counts = live & (target >= 0) & (target < classes)
     right = tl.load(logits + target * to_class + n * to_token, mask=counts, other=0.0)
     tl.store(lse + n, whole, mask=live)
-    tl.store(losses + n, tl.where(counts, whole - right.to(tl.float32), 0.0), mask=live)
+    # A class that is not there: let it be seen.
+    without = tl.where(target == -100, 0.0, float("nan"))
+    tl.store(losses + n, tl.where(counts, whole - right.to(tl.float32), without), mask=live)
 
 
 @triton.jit
@@ -81,13 +84,16 @@ class CrossEntropy(torch.autograd.Function):
         slice = triton.cdiv(triton.cdiv(classes, parts), BC) * BC
         blocks = triton.cdiv(N, BN)
         _partial[(blocks, parts)](flat, tops, totals, N, classes, slice, *strides, BN, BC)
-        _join[(blocks,)](flat, targets, tops, totals, losses, lse, N, parts, *strides, BN, 16)
-        number = (targets >= 0).sum().float()
+        _join[(blocks,)](
+            flat, targets, tops, totals, losses, lse, N, classes, parts, *strides, BN, 16
+        )
+        number = (targets != -100).sum().float()
         ctx.save_for_backward(flat, targets, lse, number)
         ctx.shape = logits.shape
         return losses.sum() / number
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         flat, targets, lse, number = ctx.saved_tensors
         N, classes = flat.shape

@@ -7,15 +7,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gaugelasso.kernels.dispatch import ALIGN, aligned
 
 BT = 64
-_WIDTHS = ["d_k", "d_v", "eights_k", "eights_v", "start_k", "start_v", "P"]
+_WIDTHS = ["d_k", "d_v", "eights_k", "eights_v", "start_k", "start_v"]
+_STRIDES = ["qb", "qh", "qs", "kb", "kh", "ks", "vb", "vh", "vs"]
 
 
-@triton.jit(do_not_specialize=["P"])
-def _angles(frequencies, cos, sin, P, S, BS: tl.constexpr):
+@triton.jit
+def _angles(frequencies, cos, sin, S, BS: tl.constexpr):
     """cos and sin of t f_p, [P, S]: the same for all heads and sequences."""
     p = tl.program_id(0)
     t = tl.program_id(1) * BS + tl.arange(0, BS)
@@ -71,7 +73,7 @@ def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eig
             tl.store(place[:, None] + c_v[None, :], tl.trans(value), mask=full)
 
 
-@triton.jit(do_not_specialize=_WIDTHS)
+@triton.jit(do_not_specialize=_WIDTHS + _STRIDES)
 def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
           eights_k, eights_v, start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
           TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):  # fmt: skip
@@ -154,7 +156,7 @@ class SplitHeads(torch.autograd.Function):
             torch.empty(2, d_k // 2, S, device=rows.device) if turn else q[None].expand(2, *q.shape)
         )
         if turn:
-            _angles[(d_k // 2, triton.cdiv(S, 128))](frequencies, *table, d_k // 2, S, 128)
+            _angles[(d_k // 2, triton.cdiv(S, 128))](frequencies, *table, S, 128)
         starts = aligned(heads * d_k), aligned(heads * d_k) + aligned(groups * d_k)
         _split[_grid(N, heads)](
             rows, q, k, v, *table, N, S, heads, groups, d_k, d_v, wide_k // ALIGN,
@@ -165,6 +167,7 @@ class SplitHeads(torch.autograd.Function):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_q: Tensor, d_k_: Tensor, d_v_: Tensor):
         (table,) = ctx.saved_tensors
         heads, groups, d_k, d_v, starts = ctx.sizes

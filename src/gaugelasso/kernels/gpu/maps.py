@@ -6,10 +6,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gaugelasso.kernels.dispatch import ALIGN, aligned
 
-_WIDTHS = ["rows", "known", "c0", "c1", "c2", "group", "padded"]
+# Widths change with the structure, and parameters are views that begin anywhere.
+_COLUMNS = ["c0", "c1", "c2"]
+_ROWS = ["rows", "known", "group", "padded"]
+_WEIGHTS = ["w0", "w1", "w2", "gain", "scale"]
 
 
 @triton.jit
@@ -30,7 +34,7 @@ def _pick(w0, w1, w2, row, c, there, c0, c1, c2, COUNT: tl.constexpr, ALIGN: tl.
     return v
 
 
-@triton.jit(do_not_specialize=_WIDTHS)
+@triton.jit(do_not_specialize=_ROWS + _COLUMNS, do_not_specialize_on_alignment=_WEIGHTS)
 def _fold(w0, w1, w2, gain, scale, out, rows, known, c0, c1, c2, group, padded,
           COUNT: tl.constexpr, GAIN: tl.constexpr, ALIGN: tl.constexpr,
           BR: tl.constexpr, BC: tl.constexpr):  # fmt: skip
@@ -48,7 +52,7 @@ def _fold(w0, w1, w2, gain, scale, out, rows, known, c0, c1, c2, group, padded,
     tl.store(out + r[:, None] * ld + c, v.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=_WIDTHS)
+@triton.jit(do_not_specialize=_COLUMNS, do_not_specialize_on_alignment=_WEIGHTS[:4])
 def _unfold_gain(d_out, gain, w0, w1, w2, d0, d1, d2, d_gain, c0, c1, c2,
                  COUNT: tl.constexpr, ALIGN: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     r = tl.program_id(0)
@@ -70,7 +74,10 @@ def _unfold_gain(d_out, gain, w0, w1, w2, d0, d1, d2, d_gain, c0, c1, c2,
     tl.store(d_gain + r, tl.sum(total))
 
 
-@triton.jit(do_not_specialize=_WIDTHS)
+@triton.jit(
+    do_not_specialize=["known", "c0", "group", "padded"],
+    do_not_specialize_on_alignment=["w0", "scale"],
+)
 def _unfold_scale(d_out, scale, w0, d0, d_scale, known, c0, group, padded,
                   ALIGN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     r = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -113,6 +120,7 @@ class Project(torch.autograd.Function):
         return folded.T @ inputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         inputs, gain, folded, *maps = ctx.saved_tensors
         d_folded = inputs @ grad.T
@@ -136,6 +144,7 @@ class Deliver(torch.autograd.Function):
         return folded.T @ inputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         inputs, matrix, scale, folded = ctx.saved_tensors
         d_folded = inputs @ grad.T

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 BLOCK = 1024
 
@@ -39,6 +40,7 @@ class Swiglu(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         (both,) = ctx.saved_tensors
         d_both = torch.empty_like(both)

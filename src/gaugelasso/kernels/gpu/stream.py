@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gaugelasso.kernels.dispatch import ALIGN, aligned
 
@@ -11,15 +12,20 @@ from gaugelasso.kernels.dispatch import ALIGN, aligned
 BN, BD = 32, 64
 
 
-@triton.jit(do_not_specialize=["d"])
-def _embed(tokens, table, positions, scale, sites, x, N, S, d, PLACED: tl.constexpr,
+# Parameters are views of one vector, so where they begin says nothing about the next structure.
+@triton.jit(do_not_specialize=["d"], do_not_specialize_on_alignment=["table", "positions", "scale"])
+def _embed(tokens, table, positions, scale, sites, x, N, S, d, V, PLACED: tl.constexpr,
            BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.program_id(1) * BD + tl.arange(0, BD)
     live, real = n < N, j < d
     both = live[:, None] & real[None, :]
     token = tl.load(tokens + n, mask=live, other=0)
-    value = tl.load(table + token[:, None] * d + j[None, :], mask=both, other=0.0)
+    known = (token >= 0) & (token < V)
+    at = table + token[:, None] * d + j[None, :]
+    value = tl.load(at, mask=both & known[:, None], other=0.0)
+    # There is no such row: let it be seen.
+    value = tl.where(known[:, None], value, float("nan"))
     if PLACED:
         value += tl.load(positions + (n % S)[:, None] * d + j[None, :], mask=both, other=0.0)
     value *= tl.load(scale + j, mask=real, other=0.0)[None, :]
@@ -28,9 +34,9 @@ def _embed(tokens, table, positions, scale, sites, x, N, S, d, PLACED: tl.conste
     tl.store(where, tl.trans(value), mask=real[:, None] & live[None, :])
 
 
-@triton.jit(do_not_specialize=["d"])
+@triton.jit(do_not_specialize=["d"], do_not_specialize_on_alignment=["table", "positions", "scale"])
 def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positions, d_scale,
-                B, S, d, PLACED: tl.constexpr, PARTS: tl.constexpr,
+                B, S, d, V, PLACED: tl.constexpr, PARTS: tl.constexpr,
                 BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     t = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -49,6 +55,7 @@ def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positio
         where = grad + site[:, None] * (B * S) + n[None, :]
         g = tl.trans(tl.load(where, mask=real[:, None] & live[None, :], other=0.0))
         token = tl.load(tokens + n, mask=live, other=0)
+        both = live[:, None] & real[None, :] & ((token >= 0) & (token < V))[:, None]
         at = token[:, None] * d + j[None, :]
         total += tl.sum(g * (start + tl.load(table + at, mask=both, other=0.0)), axis=0)
         g *= factor[None, :]
@@ -146,33 +153,37 @@ class Embed(torch.autograd.Function):
         N, d = tokens.numel(), len(sites)
         x = torch.zeros(size, N, device=table.device, dtype=table.dtype)
         tokens = tokens.contiguous()
-        placed = positions is not None
+        placed, V = positions is not None, len(table)
         grid = (triton.cdiv(N, BN), triton.cdiv(d, BD))
         at = positions if placed else table
-        _embed[grid](tokens, table, at, scale, sites, x, N, tokens.shape[1], d, placed, BN, BD)
+        _embed[grid](tokens, table, at, scale, sites, x, N, tokens.shape[1], d, V, placed, BN, BD)
         ctx.save_for_backward(tokens, table, positions, scale, sites)
         ctx.dtype = dtype
         return x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         tokens, table, positions, scale, sites = ctx.saved_tensors
+        arguments = grad.contiguous(), tokens, table, positions, scale, sites
         # Few rows that many tokens share: adding one by one would queue, a product does not.
-        by_product = table.shape[0] <= 2 * len(sites)
-        way = _embed_product if by_product else _embed_scatter
-        grads = way(grad.contiguous(), tokens, table, positions, scale, sites, ctx.dtype)
+        if len(table) <= 2 * len(sites):
+            grads = _embed_product(*arguments, ctx.dtype)
+        else:
+            grads = _embed_scatter(*arguments)
         return None, *grads, None, None, None
 
 
-def _embed_scatter(grad, tokens, table, positions, scale, sites, dtype):
+def _embed_scatter(grad, tokens, table, positions, scale, sites):
     placed, d = positions is not None, len(sites)
     d_table, d_scale = torch.zeros_like(table), torch.zeros_like(scale)
     d_positions = torch.zeros_like(positions) if placed else None
     B, S = tokens.shape
     at, d_at = (positions, d_positions) if placed else (table, d_table)
     _embed_back[(triton.cdiv(S, BN), triton.cdiv(d, BD), 32)](
-        grad, tokens, table, at, scale, sites, d_table, d_at, d_scale, B, S, d, placed, 32, BN, BD
-    )
+        grad, tokens, table, at, scale, sites, d_table, d_at, d_scale, B, S, d, len(table), placed,
+        32, BN, BD,
+    )  # fmt: skip
     return d_table, d_positions, d_scale
 
 
@@ -227,6 +238,7 @@ class Read(torch.autograd.Function):
         return x, out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor, d_out: Tensor):
         out, sites, weight, scale = ctx.saved_tensors
         d, N = len(sites), out.shape[1]
@@ -254,6 +266,7 @@ class Write(torch.autograd.Function):
         return x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         (sites,) = ctx.saved_tensors
         grad = grad.contiguous()
