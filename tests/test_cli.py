@@ -372,7 +372,7 @@ def test_the_version_is_printed(gaugelasso: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "eval", "report", "advise", "pareto", "info", "sweep"]
+    "command", ["train", "eval", "generate", "report", "advise", "pareto", "info", "sweep"]
 )
 def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
     code, out, _ = gaugelasso(command, "--help")

@@ -198,7 +198,8 @@ def test_commands_on_pages_are_understood(line: str) -> None:
     context = command.make_context(name, arguments)
     for change in context.params.get("set_") or []:
         section, _, key = change.partition("=")[0].partition(".")
-        assert key in {field.name for field in dataclasses.fields(SECTIONS[section])}, change
+        classes = TASKS.values() if section == "task" else [SECTIONS[section]]
+        assert key in {f.name for cls in classes for f in dataclasses.fields(cls)}, change
     config = context.params.get("config")
     if config and config.parts[0] != "runs":  # there by an earlier command
         assert (ROOT / config).exists()

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import tomllib
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,11 @@ from rich.console import Console
 from gaugelasso import checkpoint
 from gaugelasso.bench import bench_run, bench_step, default_file, record
 from gaugelasso.checkpoint import load_spec
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config, changed, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate
+from gaugelasso.evaluation import choose_device, evaluate, final_figures
+from gaugelasso.models.decoding import sample
 from gaugelasso.report import home, write_comparison, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.arms import arms_table
@@ -28,6 +30,7 @@ from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
 from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json, write_text
 from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
+from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
 
@@ -108,20 +111,63 @@ def train(
 def eval_(
     run: RunPath,
     batches: Annotated[int, typer.Option(min=1, help="Held-out batches.")] = 64,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="All of finite held-out data, not some batches.")
+    ] = False,
+    set_: Changes = None,
     device: Device = None,
 ) -> None:
     """Evaluate a run's model on its held-out stream.
 
     Example: gaugelasso eval runs/demo --batches 256
+
+    Example: gaugelasso eval runs/books --whole --set task.valid=other.txt
     """
     settings = Config.from_dict(read_json(run / "config.json"))
+    settings = changed(settings.to_dict(), _pairs(set_))
     where = choose_device(device or "auto")
-    model = checkpoint.load_model(run, where)
-    loss, metric = evaluate(model, settings, batches, where)
-    say(
-        f"loss {loss:.6f}  {settings.task.metric_name} {metric:.6f}  ({batches} batches of "
-        f"{settings.train.batch})"
-    )
+    model, task = checkpoint.load_model(run, where), settings.task
+    if (task.length, task.inputs) != (model.birth.length, model.birth.inputs):
+        raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
+    if whole:
+        figures, of = final_figures(model, settings, where), "all held-out data"
+        if not figures:
+            raise UserError(f"--whole: task {settings.task_name!r} has no end; use --batches")
+    else:
+        loss, metric = evaluate(model, settings, batches, where)
+        figures = {"loss": loss, task.metric_name: metric}
+        of = f"{batches} batches of {settings.train.batch}"
+    say("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({of})")
+
+
+@app.command()
+def generate(
+    run: RunPath,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "\n",
+    length: Annotated[int, typer.Option(min=1, help="Bytes to write.")] = 400,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Below 1: likelier bytes; 0: the likeliest.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Only this many bytes; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
+    device: Device = None,
+) -> None:
+    """Let a language model go on from a prompt.
+
+    Example: gaugelasso generate runs/books --prompt "It was a " --length 200
+    """
+    task = Config.from_dict(read_json(run / "config.json")).task_name
+    if task != "charlm":
+        raise UserError(f"{str(run)!r} learned {task!r}; text comes from runs of 'charlm' only")
+    where = choose_device(device or "auto")
+    model = checkpoint.load_model(run, where).eval()
+    generator = torch.Generator(where).manual_seed(seed)
+    # Bytes of the command line that are no UTF-8 stay what they are.
+    start = prompt.encode(errors="surrogateescape")
+    tokens = sample(model, start, temperature=temperature, top_k=top_k, generator=generator)
+    for piece in readable(chain(start, islice(tokens, length))):
+        typer.echo(piece, nl=False)
+    typer.echo()
 
 
 @app.command()
@@ -350,17 +396,22 @@ def bench(
 
 
 def _load(path: Path, changes: list[str] | None, device: str | None) -> Config:
+    pairs = _pairs(changes)
+    if device is not None:
+        pairs["train.device"] = device
+    settings = load_config(path, pairs)
+    choose_device(settings.train.device)
+    return settings
+
+
+def _pairs(changes: list[str] | None) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for change in changes or []:
         key, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--set {change!r}: write it as key=value, e.g. train.steps=2000")
         pairs[key.strip()] = value.strip()
-    if device is not None:
-        pairs["train.device"] = device
-    settings = load_config(path, pairs)
-    choose_device(settings.train.device)
-    return settings
+    return pairs
 
 
 def _existing(resume: bool, overwrite: bool) -> Existing:

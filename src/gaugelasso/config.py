@@ -207,7 +207,12 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
         raise UserError(f"config {str(path)!r}: cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"config {str(path)!r}: not valid TOML: {error}") from None
-    for key, text in (changes or {}).items():
+    return changed(data, changes or {})
+
+
+def changed(data: dict[str, Any], changes: Mapping[str, str]) -> Config:
+    """The config of this data after `section.key = value` changes."""
+    for key, text in changes.items():
         section, dot, leaf = key.partition(".")
         if not dot:
             raise UserError(f"--set {key}={text}: name the section too, as in train.steps=1000")

@@ -8,7 +8,7 @@ from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw, Illustrated
+from gaugelasso.tasks import EVALUATION, Draw, FinalFigures, Illustrated
 
 
 def choose_device(name: str) -> str:
@@ -65,6 +65,21 @@ def samples(model: Transformer, config: Config, device: str) -> dict[str, np.nda
     model.eval()
     shown = config.task.samples(*_answer(model, config, 0, device))
     return {name: images.cpu().numpy() for name, images in shown.items()}
+
+
+@torch.no_grad()
+def final_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
+    """The task's own figures over its whole held-out part; none where it has none."""
+    if not isinstance(config.task, FinalFigures):
+        return {}
+    model.eval()
+
+    def forward(inputs: Tensor) -> Tensor:
+        with autocast(config, device):
+            return model(inputs)
+
+    with plainly(not config.train.fused):
+        return config.task.final_figures(model, device, forward)
 
 
 def _answer(model: Transformer, config: Config, index: int, device: str) -> tuple[Tensor, Tensor]:

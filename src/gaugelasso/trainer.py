@@ -18,13 +18,19 @@ from gaugelasso import checkpoint
 from gaugelasso.config import Config
 from gaugelasso.drop import next_to_go
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16, samples
+from gaugelasso.evaluation import (
+    choose_device,
+    evaluate,
+    final_figures,
+    in_bfloat16,
+    samples,
+)
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
 from gaugelasso.runs import Existing, RunFolder, environment, read_json
 from gaugelasso.schedule import Schedule
 from gaugelasso.step import TrainingStep
-from gaugelasso.tasks import Draw
+from gaugelasso.tasks import EVALUATION, TRAINING, Draw
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ _FRESH: dict[str, Any] = {
 }
 
 # What may differ when a run is resumed.
-_FREE = {("train", "device"), ("train", "threads"), ("train", "graph"), ("train", "fused")}
+_FREE = {("train", key) for key in ("device", "threads", "graph", "fused")} | {("task", "cache")}
 
 
 class TargetMissed(UserError):
@@ -75,8 +81,9 @@ class Trainer:
         if self.train.threads:
             torch.set_num_threads(self.train.threads)
         self.on_progress = on_progress
-        # Before the folder is touched: data that cannot be read must not cost an older run.
-        self.task.batch(1, Draw(self.train.seed), "cpu")
+        # Data that cannot be read must not cost a run that is in the folder already.
+        for stream in (TRAINING, EVALUATION):
+            self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
         self.folder = RunFolder.open(out, existing)
         self.schedule = Schedule(
             self.train.steps,
@@ -282,6 +289,7 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         loss, metric = self.evaluate(self.train.final_batches)
+        figures = final_figures(self.model, self.config, self.device)
         compressor, state = self.compressor, self.state
         target = self.config.target.loss
         return {
@@ -293,8 +301,12 @@ class Trainer:
             "fma_final": compressor.fma,
             "compression": state["fma_initial"] / compressor.fma,
             "loss_target": target,
-            "loss": loss,
-            "metric": {"name": self.task.metric_name, "value": metric},
+            "loss": figures.pop("loss", loss),
+            "metric": {
+                "name": self.task.metric_name,
+                "value": figures.pop(self.task.metric_name, metric),
+            },
+            "figures": figures,
             "target_reached_step": state["reached_at"],
             "frozen_step": state["frozen_at"],
             "training_fma": state["training_fma"],

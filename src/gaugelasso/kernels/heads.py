@@ -15,15 +15,18 @@ def split_heads(
     d_k: int,
     d_v: int,
     frequencies: Tensor | None,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [B, heads, S, d_k], k [B, groups, S, d_k], v [B, groups, S, d_v] from [features, N].
 
     Features come as `heads` queries, `groups` keys, `groups` values. With `frequencies` [P] the
     d_k = 2 P features of a head are P first halves, then P second halves of pairs, and pair
-    p at position t is turned by t f_p. In fused form features come and heads go padded with
-    zeros to multiples of `dispatch.ALIGN`, and the halves of a pair lie side by side.
+    p at position t is turned by t f_p; the first position is `start`. In fused form features
+    come and heads go padded with zeros to multiples of `dispatch.ALIGN`, the halves of a pair
+    lie side by side, and `start` is 0.
     """
     if fused(rows):
+        assert start == 0, "one position at a time is too little for a fused pass"
         from gaugelasso.kernels.gpu.heads import SplitHeads
 
         check_offsets((heads + groups) * aligned(d_k) + groups * aligned(d_v), rows.shape[1])
@@ -32,7 +35,7 @@ def split_heads(
     rows = rows.view(rows.shape[0], batch, -1)
     qk, v = rows.split([(heads + groups) * d_k, groups * d_v])
     if frequencies is not None:
-        qk = rotate(qk.unflatten(0, (heads + groups, 2, -1)), frequencies)
+        qk = rotate(qk.unflatten(0, (heads + groups, 2, -1)), frequencies, start)
     qk = qk.reshape(heads + groups, d_k, *qk.shape[-2:])
     q, k = qk.split([heads, groups])
     v = v.unflatten(0, (groups, d_v))
@@ -41,9 +44,9 @@ def split_heads(
     return q, k, v
 
 
-def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
-    """RoPE: turn pair p at position t by t f_p. x [heads, 2, P, B, S]."""
-    positions = torch.arange(x.shape[-1], device=x.device, dtype=frequencies.dtype)
+def rotate(x: Tensor, frequencies: Tensor, start: int = 0) -> Tensor:
+    """RoPE: turn pair p at position t by t f_p, t from `start` on. x [heads, 2, P, B, S]."""
+    positions = torch.arange(x.shape[-1], device=x.device, dtype=frequencies.dtype) + start
     angle = (frequencies[:, None] * positions)[:, None]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x.unbind(1)

@@ -61,14 +61,22 @@ class Attention(Operator):
         self.write = Injector(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
+        x, q, k, v = self.look(x, batch)
+        return self.answer(x, kernels.attend(q, k, v, self.softmax_scale, self.causal))
+
+    def look(self, x: Tensor, batch: int, start: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The stream, and queries, keys, values [B, heads, S, d] of positions from `start` on."""
         x, normalised = self.read(x)
         heads, groups = self.query.shape[1], self.key.shape[1]
         d_k, d_v = self.query[0, 0].numel(), self.value.shape[2]
         maps = [leaf.flatten(1) for leaf in (self.query, self.key, self.value)]
         rows = kernels.project(normalised, self.read.gain, maps)
         frequencies = self.frequencies if self.rope else None
-        q, k, v = kernels.split_heads(rows, batch, heads, groups, d_k, d_v, frequencies)
-        mixed = kernels.attend(q, k, v, self.softmax_scale, self.causal)
+        q, k, v = kernels.split_heads(rows, batch, heads, groups, d_k, d_v, frequencies, start)
+        return x, q, k, v
+
+    def answer(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The stream with what the heads found written to it."""
         return self.write(x, kernels.merge_heads(mixed, self.out, self.write.scale))
 
     def axes(self, name: str) -> list[Axis]:

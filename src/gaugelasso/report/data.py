@@ -197,6 +197,7 @@ class Outcome:
     parameters_final: int | None
     loss: float | None
     metric: float | None
+    figures: Mapping[str, float]  # of the task's own
     reached_step: int | None
     training_fma: float | None
     wall_s: float | None
@@ -246,6 +247,7 @@ def outcome(run: Run) -> Outcome:
             parameters_final=summary["parameters_final"],
             loss=summary["loss"],
             metric=summary["metric"]["value"],
+            figures=summary.get("figures", {}),
             reached_step=summary["target_reached_step"],
             training_fma=summary["training_fma"],
             wall_s=summary["wall_s"],
@@ -263,6 +265,7 @@ def outcome(run: Run) -> Outcome:
         parameters_final=last.get("parameters"),
         loss=last.get("loss"),
         metric=last.get(run.metric_name),
+        figures={},
         reached_step=None,
         training_fma=None,
         wall_s=last.get("wall_s"),

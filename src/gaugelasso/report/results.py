@@ -75,6 +75,7 @@ def _result(run: Run) -> dict[str, Any]:
     return {
         **{key: summary[key] for key in keys},
         "metric": summary["metric"]["value"],
+        **({"figures": figures} if (figures := summary.get("figures")) else {}),
         "before_cooldown": run.before_cooldown,
         "wall_s": summary["wall_s"],
         "structure": summary["structure"],

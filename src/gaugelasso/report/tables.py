@@ -58,6 +58,10 @@ def before_after(runs: Sequence[Run]) -> Table:
             words.metric_format(metric),
             "lower is better" if runs[0].metric_lower_is_better else "",
         ),
+        *(
+            result(name, (e.figures.get(name) for e in ends), words.metric_format(name))
+            for name in dict.fromkeys(name for e in ends for name in e.figures)
+        ),
         row("step time", first_ms, last_ms, words.milliseconds),
         row(
             "training work (FMA per token, all steps)",

@@ -30,6 +30,7 @@ from gaugelasso.report.figure import (
     step_axis,
     twin,
 )  # fmt: skip
+from gaugelasso.report.words import is_accuracy
 
 _HEIGHT_PX = 800
 
@@ -67,10 +68,9 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
     # A second band over the first would hide both: here each seed is a thin line.
     for score in scores if len(runs) > 1 else ():
         right.plot(*score, color=GREEN, alpha=0.45, linewidth=0.7)
-    grid, median, low, high = spread(scores)
+    grid, median, _, _ = spread(scores)
     right.plot(grid, median, color=GREEN, linewidth=1.5, label=plain(metric).replace("$", r"\$"))
-    # A share of what could be right; an error, even a small one, is no share of anything.
-    if len(grid) and low.min() >= 0 and high.max() <= 1 and not runs[0].metric_lower_is_better:
+    if is_accuracy(metric):
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     legend_above(axes, right)

@@ -1,11 +1,12 @@
 """Tasks: what to learn. One protocol, one file a task, one row in TASKS."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gaugelasso.models import InputKind
+from gaugelasso.tasks.charlm import CharLM
 from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
@@ -43,7 +44,21 @@ class Task(Protocol):
         """Mean loss, a 0-dim tensor."""
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean metric, a 0-dim tensor."""
+        """Mean metric, a 0-dim tensor. Nothing is decided by it: it may be an error or a score."""
+
+
+@runtime_checkable
+class FinalFigures(Protocol):
+    """What a task may add: figures of its own for the end of a run."""
+
+    def final_figures(
+        self, model: Any, device: str, forward: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        """Name -> value, over the whole held-out part.
+
+        `forward` is the model as evaluation calls it. A figure called `loss`, or as the
+        metric is, stands for the one that was taken of a few batches.
+        """
 
 
 @runtime_checkable
@@ -57,13 +72,20 @@ class Illustrated(Protocol):
         """
 
 
-TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise, "mae": MaskedAutoencoder}
+TASKS: Mapping[str, Any] = {
+    "retrieval": Retrieval,
+    "charlm": CharLM,
+    "mae": MaskedAutoencoder,
+    "noise": Noise,
+}
 
 __all__ = [
     "EVALUATION",
     "TASKS",
     "TRAINING",
+    "CharLM",
     "Draw",
+    "FinalFigures",
     "Illustrated",
     "MaskedAutoencoder",
     "Noise",

@@ -1,0 +1,181 @@
+"""Text as bytes on disk: found, unpacked once into a cache, memory-mapped.
+
+A text is a file, or several joined by a blank line. What is packed or joined is written to
+one cache file, whose name tells which files it was made of and when they were changed; a
+plain file is mapped where it lies. Nothing is ever held in memory as a whole.
+"""
+
+import codecs
+import gzip
+import hashlib
+import lzma
+import os
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaugelasso.errors import UserError
+
+Text = np.ndarray[Any, np.dtype[np.uint8]]
+
+_OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+_TEXTS = {".txt", ".md"}
+_BETWEEN = b"\n\n"
+_BLOCK = 2**20
+# Of a folder's files, unless told otherwise.
+_HELD_OUT = 0.05
+# Text holds no zero byte; of packed or random data they are one in 256, of UTF-16 every other.
+_MOST_ZEROS = 1e-3
+# The data set as plain files: the original is a program, which `datasets` no longer runs.
+_PG19 = "emozilla/pg19"
+
+
+def find(path: str, key: str) -> list[Path]:
+    """The file of this name, or a folder's texts in the order of their names."""
+    if not path:
+        raise UserError(f"{key} is empty; give a text file or a folder of them")
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise UserError(f"{key} = {path!r}: no such file or folder")
+    files = sorted(file for file in place.rglob("*") if file.is_file() and _is_text(file))
+    if not files:
+        kinds = ", ".join(sorted(_TEXTS))
+        raise UserError(f"{key} = {path!r}: no text in this folder (looked for {kinds}, also "
+                        f"packed: {', '.join(_OPENERS)})")  # fmt: skip
+    return files
+
+
+def _is_text(path: Path) -> bool:
+    inner = path.with_suffix("") if path.suffix in _OPENERS else path
+    return inner.suffix in _TEXTS
+
+
+def hold_out(files: list[Path], share: float) -> tuple[list[Path], list[Path]]:
+    """The last files, by name, apart: this share of them, at least one; never all."""
+    count = min(max(1, round((share or _HELD_OUT) * len(files))), len(files) - 1)
+    return files[: len(files) - count], files[len(files) - count :]
+
+
+def load(files: list[Path], cache: Path) -> Text:
+    """The bytes of these files, mapped."""
+    if len(files) == 1 and files[0].suffix not in _OPENERS:
+        return _map(files[0])
+    marks = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    name = f"{files[0].name.split('.')[0]}-{hashlib.sha256(repr(marks).encode()).hexdigest()[:16]}"
+
+    def blocks() -> Iterator[bytes]:
+        for index, file in enumerate(files):
+            if index:
+                yield _BETWEEN
+            yield from _unpacked(file)
+
+    return _map(_kept(cache / f"{name}.txt", blocks))
+
+
+def load_pg19(split: str, cache: Path) -> Text:
+    """The books of one split of PG-19, downloaded once."""
+    return _map(_kept(cache / f"pg19-{split}.txt", lambda: _books(split)))
+
+
+def _books(split: str) -> Iterator[bytes]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError(
+            "task.source = 'pg19' needs the package datasets: pip install 'gaugelasso[text]'; or "
+            "set task.source = 'files' and give a text of your own in task.path"
+        ) from None
+    try:
+        for index, book in enumerate(load_dataset(_PG19, split=split, streaming=True)):
+            yield (_BETWEEN if index else b"") + book["text"].encode()
+    # Without a network this fails in a dozen ways, most with errors of other packages.
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"PG-19 ({_PG19}, {split}) cannot be loaded: {said}; is there a network? Or set "
+            "task.source = 'files' and give a text of your own in task.path"
+        ) from None
+
+
+def _unpacked(path: Path) -> Iterator[bytes]:
+    """A file in blocks, unpacked where its name says it is packed."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            block = file.read(_BLOCK)
+            _check(path, np.frombuffer(block, np.uint8))
+            while block:
+                yield block
+                block = file.read(_BLOCK)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        said = str(error) or type(error).__name__
+        raise UserError(f"text {str(path)!r} cannot be read ({said}); is the file whole?") from None
+
+
+def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
+    """The cache file of this name, made of the blocks if it is not there: whole or not at all."""
+    if path.is_file():
+        return path
+    # Its own name for every process: runs side by side may make the same file.
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with aside.open("wb") as file:
+                for block in blocks():
+                    file.write(block)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"text cannot be unpacked to {str(path)!r} ({error.strerror}); set task.cache to a "
+            "folder with room"
+        ) from None
+    return path
+
+
+def _map(path: Path) -> Text:
+    try:
+        # Nothing cannot be mapped.
+        empty = not path.stat().st_size
+        text: Text = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+    except OSError as error:
+        raise UserError(f"text {str(path)!r} cannot be read ({error.strerror})") from None
+    _check(path, text[:_BLOCK])
+    return text
+
+
+def _check(path: Path, block: Text) -> None:
+    zeros = np.count_nonzero(block == 0) / max(1, len(block))
+    if zeros > _MOST_ZEROS:
+        raise UserError(
+            f"text {str(path)!r}: {zeros:.1%} of its bytes are zero, so it is no text; packed "
+            "files must end in .xz or .gz, and text be in UTF-8"
+        )
+
+
+def cache_folder(path: str) -> Path:
+    """The folder of this name, or the user's own cache."""
+    if path:
+        return Path(path).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaugelasso"
+
+
+def readable(tokens: Iterable[int]) -> Iterator[str]:
+    """Bytes as they come, as text; what is no UTF-8 or controls a terminal becomes �."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        yield _shown(decoder.decode(bytes([token])))
+    yield _shown(decoder.decode(b"", final=True))
+
+
+def _shown(text: str) -> str:
+    return "".join(
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
+    )

@@ -1,0 +1,113 @@
+"""Decoding position by position: the same logits as at once, whatever was cut."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gaugelasso.models import SpecError, Transformer, TransformerSpec
+from gaugelasso.models.decoding import Decoder, sample
+from tests.contract.models import ROWS, Case, Row, difference, make, transformer
+
+CAUSAL = [row for row in ROWS if row.name in {"rope", "rope_positions", "grouped_keys"}]
+CAUSAL += [
+    transformer("no_rope", rope=False, positions=True),
+    transformer("tied", norm="tied", heads=4, kv_heads=1),
+]
+CASES = [Case(row, dropped, seed) for row in CAUSAL for dropped in (False, True) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["double", "single"]
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype, within: float) -> None:
+    model = make(case).to(dtype)
+    tokens = case.row.inputs(model, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole = model(tokens)
+    for known in range(1, tokens.shape[1]):
+        decoder = Decoder(model)
+        pieces = [decoder.feed(tokens[:, :known])]
+        pieces += [decoder.feed(tokens[:, t : t + 1]) for t in range(known, tokens.shape[1])]
+        assert difference(torch.cat(pieces, dim=1), whole) < within
+
+
+def test_layers_differ_where_the_test_says_so() -> None:
+    """The cut models above have other widths in every layer."""
+    cut = [make(case).spec() for case in CASES if case.dropped]
+    shapes = [{(op.reads, op.writes) for op in spec.operators} for spec in cut]
+    assert all(len(different) > 1 for different in shapes)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in CAUSAL], ids=lambda r: r.name)
+def test_what_cannot_go_on_is_refused(row: Row) -> None:
+    with pytest.raises(SpecError, match="only causal ones over tokens can go on"):
+        Decoder(make(Case(row, dropped=False, seed=0)))
+
+
+@pytest.fixture
+def model() -> Transformer:
+    spec = TransformerSpec.uniform(
+        width=8, layers=1, heads=2, d_k=4, d_v=4, d_f=8, length=6, inputs=9, outputs=9,
+        positions=True,
+    )  # fmt: skip
+    return Transformer(spec, seed=3).eval()
+
+
+def test_feeds_are_the_whole_start_then_single_positions(model: Transformer) -> None:
+    decoder = Decoder(model)
+    decoder.feed(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(SpecError, match="2 positions at once"):
+        decoder.feed(torch.tensor([[1, 2]]))
+    for _ in range(3):
+        decoder.feed(torch.tensor([[1]]))
+    with pytest.raises(SpecError, match="position 7 is beyond the model's length of 6"):
+        decoder.feed(torch.tensor([[1]]))
+
+
+def greedy(model: Transformer, text: list[int]) -> Iterator[int]:
+    """Without a cache: the rule of what is read when the length is used up, in words."""
+    read = text if len(text) <= 6 else text[-3:]
+    while True:
+        with torch.no_grad():
+            token = int(model(torch.tensor([read]))[0, -1].argmax())
+        yield token
+        text = [*text, token]
+        read = text[-3:] if len(read) == 6 else [*read, token]
+
+
+@pytest.mark.parametrize("prompt", [[4], [1, 2, 3, 4, 5, 6], list(range(9))], ids=len)
+def test_a_text_longer_than_the_model_goes_on(model: Transformer, prompt: list[int]) -> None:
+    tokens = sample(model, prompt, temperature=0)
+    expected = greedy(model, prompt)
+    assert list(itertools.islice(tokens, 25)) == list(itertools.islice(expected, 25))
+
+
+def drawn(model: Transformer, count: int = 200, seed: int = 0, **options: float) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sample(model, [1], generator=generator, **options)  # type: ignore[arg-type]
+    return list(itertools.islice(tokens, count))
+
+
+def test_draws_follow_their_seed(model: Transformer) -> None:
+    assert drawn(model) == drawn(model)
+    assert drawn(model) != drawn(model, seed=1)
+
+
+def test_temperature_and_top_k_narrow_the_choice(model: Transformer) -> None:
+    with torch.no_grad():
+        order = model(torch.tensor([[1]]))[0, -1].argsort(descending=True).tolist()
+    firsts = {k: {drawn(model, 1, seed, top_k=k)[0] for seed in range(200)} for k in (1, 3, 99)}
+    assert firsts[1] == {order[0]}
+    assert firsts[3] == set(order[:3])
+    assert len(firsts[99]) > 6
+    assert drawn(model, temperature=1e-30) == drawn(model, temperature=0) == drawn(model, top_k=1)
+
+
+def test_a_prompt_is_needed(model: Transformer) -> None:
+    with pytest.raises(SpecError, match="the prompt is empty"):
+        sample(model, [])
+    with pytest.raises(SpecError, match="temperature nan"):
+        sample(model, [1], temperature=float("nan"))
