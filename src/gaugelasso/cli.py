@@ -15,7 +15,7 @@ from gaugelasso.checkpoint import load_spec
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate
+from gaugelasso.evaluation import choose_device, evaluate, final_figures
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results, results_table
@@ -114,6 +114,8 @@ def eval_(
         f"loss {loss:.6f}  {settings.task.metric_name} {metric:.6f}  ({batches} batches of "
         f"{settings.train.batch})"
     )
+    for name, value in final_figures(model, settings, batches, where).items():
+        say(f"{name} {value:.6f}")
 
 
 @app.command()

@@ -1,11 +1,12 @@
 """Where and in what precision a model runs, and how well it does on held-out data."""
 
 import torch
+from torch import Tensor
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw
+from gaugelasso.tasks import EVALUATION, Draw, Predict, WithFigures
 
 
 def choose_device(name: str) -> str:
@@ -41,14 +42,39 @@ def autocast(config: Config, device: str) -> torch.autocast:
 @torch.no_grad()
 def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
     """Mean loss and metric over the first `batches` of the config's held-out stream."""
-    model.eval()
+    predict = predictor(model, config, device)
     totals = torch.zeros(2, device=device, dtype=torch.float64)
-    for index in range(batches):
-        draw = Draw(config.train.seed, index, EVALUATION)
+    for draw in _held_out(config, batches):
         inputs, targets = config.task.batch(config.train.batch, draw, device)
-        with autocast(config, device):
-            outputs = model(inputs)
+        outputs = predict(inputs)
         loss = config.task.loss(outputs, targets)
         totals += torch.stack([loss, config.task.metric(outputs, targets)])
     loss, metric = (totals / batches).tolist()
     return loss, metric
+
+
+def final_figures(
+    model: Transformer, config: Config, batches: int, device: str
+) -> dict[str, float]:
+    """What the task has to say beside loss and metric, on the same held-out stream."""
+    task = config.task
+    if not isinstance(task, WithFigures):
+        return {}
+    predict = predictor(model, config, device)
+    return task.final_figures(predict, config.train.batch, _held_out(config, batches), device)
+
+
+def predictor(model: Transformer, config: Config, device: str) -> Predict:
+    """The model as held-out data meets it."""
+    model.eval()
+
+    @torch.no_grad()
+    def predict(inputs: Tensor) -> Tensor:
+        with autocast(config, device):
+            return model(inputs)
+
+    return predict
+
+
+def _held_out(config: Config, batches: int) -> list[Draw]:
+    return [Draw(config.train.seed, index, EVALUATION) for index in range(batches)]

@@ -18,7 +18,7 @@ from gaugelasso import checkpoint
 from gaugelasso.config import Config
 from gaugelasso.drop import next_to_go
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, in_bfloat16
+from gaugelasso.evaluation import choose_device, evaluate, final_figures, in_bfloat16
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
 from gaugelasso.runs import Existing, RunFolder, environment, read_json
@@ -273,6 +273,7 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         loss, metric = self.evaluate(self.train.final_batches)
+        figures = final_figures(self.model, self.config, self.train.final_batches, self.device)
         compressor, state = self.compressor, self.state
         target = self.config.target.loss
         return {
@@ -286,6 +287,7 @@ class Trainer:
             "loss_target": target,
             "loss": loss,
             "metric": {"name": self.task.metric_name, "value": metric},
+            "figures": figures,
             "target_reached_step": state["reached_at"],
             "frozen_step": state["frozen_at"],
             "training_fma": state["training_fma"],

@@ -130,7 +130,7 @@ class Outcome:
     """Where a run stands: its summary or, before there is one, its newest row.
 
     `loss` and `metric` are on held-out data once finished; before that `loss` is the
-    training loss.
+    training loss. `figures` are what else the task had to say at the end.
     """
 
     finished: bool
@@ -141,6 +141,7 @@ class Outcome:
     parameters_final: int | None
     loss: float | None
     metric: float | None
+    figures: Mapping[str, float]
     reached_step: int | None
     training_fma: float | None
     wall_s: float | None
@@ -184,6 +185,7 @@ def outcome(run: Run) -> Outcome:
             parameters_final=summary["parameters_final"],
             loss=summary["loss"],
             metric=summary["metric"]["value"],
+            figures=summary.get("figures", {}),
             reached_step=summary["target_reached_step"],
             training_fma=summary["training_fma"],
             wall_s=summary["wall_s"],
@@ -201,6 +203,7 @@ def outcome(run: Run) -> Outcome:
         parameters_final=last.get("parameters"),
         loss=last.get("loss"),
         metric=last.get(run.metric_name),
+        figures={},
         reached_step=None,
         training_fma=None,
         wall_s=last.get("wall_s"),

@@ -62,6 +62,7 @@ def _result(run: Run) -> dict[str, Any]:
     return {
         **{key: summary[key] for key in keys},
         "metric": summary["metric"]["value"],
+        **({"figures": figures} if (figures := summary.get("figures")) else {}),
         "wall_s": summary["wall_s"],
         "structure": summary["structure"],
     }

@@ -53,6 +53,10 @@ def before_after(runs: Sequence[Run]) -> Table:
             f"target {target:g}",
         ),
         result(metric, (e.metric for e in ends), words.metric_format(metric)),
+        *(
+            result(name, (e.figures.get(name) for e in ends), words.metric_format(name))
+            for name in dict.fromkeys(name for e in ends for name in e.figures)
+        ),
         row("step time", first_ms, last_ms, words.milliseconds),
         row(
             "training work (FMA per token, all steps)",

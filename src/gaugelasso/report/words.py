@@ -48,8 +48,9 @@ def milliseconds(value: float) -> str:
 
 
 def metric_format(name: str) -> Format:
-    """How values of the metric of this name are written: accuracies in per cent."""
-    return (lambda value: f"{value:.2%}") if "accuracy" in name else figure
+    """How values of the metric of this name are written: shares of what is right in per cent."""
+    share = any(word in name for word in ("accuracy", "match"))
+    return (lambda value: f"{value:.2%}") if share else figure
 
 
 def known(value: float | None, form: Format) -> str:

@@ -5,6 +5,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from gaugelasso.tasks.ff31 import FF31
+from gaugelasso.tasks.figures import Predict, WithFigures
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
 from gaugelasso.tasks.streams import EVALUATION, TRAINING, Draw
@@ -15,6 +17,7 @@ class Task(Protocol):
 
     A task is a frozen dataclass whose fields are the keys of a config's [task]
     section. Batches are a function of their arguments alone, and lie on the device.
+    One that has more to say of a finished model is also a `WithFigures`.
     """
 
     metric_name: str
@@ -43,6 +46,17 @@ class Task(Protocol):
         """Mean metric, a 0-dim tensor; higher is better."""
 
 
-TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "noise": Noise}
+TASKS: Mapping[str, Any] = {"retrieval": Retrieval, "ff31": FF31, "noise": Noise}
 
-__all__ = ["EVALUATION", "TASKS", "TRAINING", "Draw", "Noise", "Retrieval", "Task"]
+__all__ = [
+    "EVALUATION",
+    "FF31",
+    "TASKS",
+    "TRAINING",
+    "Draw",
+    "Noise",
+    "Predict",
+    "Retrieval",
+    "Task",
+    "WithFigures",
+]
