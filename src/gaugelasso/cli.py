@@ -22,6 +22,7 @@ from gaugelasso.report.results import collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
 from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json
+from gaugelasso.show import show_divisions
 from gaugelasso.sweep import parse_seeds, run_sweep
 from gaugelasso.trainer import Trainer
 from gaugelasso.version import __version__
@@ -145,6 +146,21 @@ def info(run: RunPath) -> None:
     loaded = load_run(run)
     print_structure(loaded, console)
     print_outcome(loaded, console)
+
+
+@app.command()
+def show(
+    run: RunPath,
+    problems: Annotated[int, typer.Option(min=1, help="How many divisions.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
+    device: Device = None,
+) -> None:
+    """Print divisions as the model of an ff31 run solves them, step by step.
+
+    Example: gaugelasso show runs/division --problems 3
+    """
+    for line in show_divisions(run, problems, seed, choose_device(device or "auto")):
+        say(line)
 
 
 @app.command()

@@ -33,7 +33,6 @@ class FF31:
     modulus: int = 31
     degree: int = 3
     drills: float = 0.1
-    drill_sets: int = 4
 
     metric_name: ClassVar[str] = "exact match"
     input_kind: ClassVar[Literal["tokens", "patches"]] = "tokens"
@@ -47,13 +46,10 @@ class FF31:
             raise UserError(f"task.degree = {self.degree}: must be 1 to modulus - 1 = {p - 1}")
         if not 0 <= self.drills < 1:
             raise UserError(f"task.drills = {self.drills}: must be 0 or more, and below 1")
-        most = self.length // len(words_of(Grammar(p, self.degree, 1).drill[:-1]))
-        if not 1 <= self.drill_sets <= most:
-            raise UserError(f"task.drill_sets = {self.drill_sets}: must be 1 to {most}")
 
     @property
     def grammar(self) -> Grammar:
-        return Grammar(self.modulus, self.degree, self.drill_sets)
+        return Grammar(self.modulus, self.degree)
 
     @property
     def inputs(self) -> int:
@@ -65,15 +61,15 @@ class FF31:
 
     @property
     def length(self) -> int:
-        return Grammar(self.modulus, self.degree, 1).length
+        return self.grammar.length
 
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         """Drawn from the end, divisor, quotient and remainder: no round waits for another.
 
-        Dividends are uniform all the same: to each belong one quotient and one remainder.
+        A stream's problems are uniform all the same: each has one quotient and one remainder.
         """
         p, plan = self.modulus, _plan(self, device)
-        n, sets = self.degree, self.drill_sets
+        n, sets = self.degree, self.grammar.sets
         generator = torch.Generator(device).manual_seed(draw.seed)
         units = torch.randint(1, p, (size, 3 + sets), generator=generator, device=device)
         others = torch.randint(p, (size, n + 4 * sets), generator=generator, device=device)
@@ -151,7 +147,7 @@ def _plan(task: FF31, device: str) -> _Plan:
     # In the order in which `batch` lays them side by side.
     columns = [f"a{e}" for e in reversed(range(n + 1))] + ["b1", "b0", "i"]
     columns += [f"{letter}{e}" for letter in "qpr" for e in reversed(range(n))]
-    drilled = [f"{letter}{k}" for letter in "uvwyzipr" for k in range(task.drill_sets)]
+    drilled = [f"{letter}{k}" for letter in "uvwyzipr" for k in range(grammar.sets)]
     constants = [*range(task.inputs), _IGNORED]
     words = {word: len(columns) + len(drilled) + k for k, word in enumerate(grammar.vocabulary)}
     ignored = len(columns) + len(drilled) + constants.index(_IGNORED)

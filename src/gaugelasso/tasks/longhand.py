@@ -13,11 +13,12 @@ words, `c x ^ e`. Of degree n divided by a line (n + 1 terms by two):
     answer      = quotient rem r0 x ^ 0 end
 
 So numbers meet in three forms alone, `inv u = i`, `v * w = p` and `y - z = r`; a drill is
-these three a few times over, then padding. Words are the numbers 0 to p - 1 and SYMBOLS.
+these three as often as they fit, then padding. Words are the numbers 0 to p - 1 and SYMBOLS.
 Knows no tensors and draws nothing.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,16 +66,21 @@ def division(degree: int) -> tuple[Line, ...]:
 
 
 @functools.cache
-def drill(sets: int, length: int) -> tuple[Line, ...]:
-    """The template of a drill, padded to `length` words."""
+def drill(length: int) -> tuple[Line, ...]:
+    """The template of a drill of `length` words; its last line is the padding."""
     lines: list[Line] = []
-    for k in range(sets):
-        lines += [
+    left = length
+    for k in itertools.count():
+        one = [
             Line("inverse", ("inv", f"u{k}", "=", f"i{k}", ";")),
             Line("product", equation(f"v{k}", "*", f"w{k}", f"p{k}")),
             Line("difference", equation(f"y{k}", "-", f"z{k}", f"r{k}")),
         ]
-    return (*lines, Line("padding", ("pad",) * (length - len(words_of(lines)))))
+        if len(words_of(one)) > left:
+            break
+        lines += one
+        left -= len(words_of(one))
+    return (*lines, Line("padding", ("pad",) * left))
 
 
 def equation(left: str, operation: str, right: str, result: str) -> tuple[str, ...]:
@@ -119,7 +125,6 @@ class Grammar:
 
     modulus: int
     degree: int
-    sets: int
 
     @property
     def vocabulary(self) -> list[str]:
@@ -141,7 +146,12 @@ class Grammar:
 
     @property
     def drill(self) -> tuple[Line, ...]:
-        return drill(self.sets, self.length)
+        return drill(self.length)
+
+    @property
+    def sets(self) -> int:
+        """How often a drill goes through its three operations."""
+        return len(self.drill) // 3
 
     def template(self, words: Sequence[str]) -> tuple[Line, ...]:
         """That of a drill or of a division: the first word tells."""
