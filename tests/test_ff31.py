@@ -22,7 +22,7 @@ from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
 from gaugelasso.show import readable, show_divisions
 from gaugelasso.tasks import EVALUATION, FF31, TASKS, TRAINING, Draw, WithFigures
-from gaugelasso.tasks.longhand import SYMBOLS, is_name, words_of
+from gaugelasso.tasks.longhand import SYMBOLS, is_given, is_name, words_of
 from gaugelasso.trainer import Trainer
 from tests.training import finish
 
@@ -69,12 +69,12 @@ def test_targets_are_the_next_words_from_the_end_of_the_problem_on(task: FF31) -
     counts = targets != -100
     assert torch.equal(targets[counts], tokens.roll(-1, dims=1)[counts])
     assert not counts[:, -1].any()
-    drills = tokens[:, 0] == task.grammar.vocabulary.index("inv")
+    drills = tokens[:, 0] == task.grammar.vocabulary.index("pad")
     start = task.grammar.problem - 1
     assert counts[~drills][:, start:-1].all()
     assert not counts[~drills][:, :start].any()
-    # Of a drill only what follows from its operands.
-    assert (counts[drills].sum(dim=1) == 3 * task.grammar.sets).all()
+    # Of a drill only what follows from its operands: an inverse, and five results a round.
+    assert (counts[drills].sum(dim=1) == 1 + 5 * task.degree).all()
     equals = task.grammar.vocabulary.index("=")
     assert torch.equal(counts[drills], tokens[drills] == equals)
 
@@ -128,9 +128,14 @@ def test_the_parser_points_at_a_changed_number(task: FF31) -> None:
 
 def test_the_parser_rejects_any_other_word_anywhere() -> None:
     draw = random.Random(0)
-    drill = next(row for row in drawn(SMALL, 50, Draw(0)) if row[0] >= SMALL.modulus)
-    for row in [*drawn(SMALL, 3, HELD_OUT), drill]:
-        for place in range(SMALL.length):
+    pad = SMALL.grammar.vocabulary.index("pad")
+    drill = next(row for row in drawn(SMALL, 50, Draw(0)) if row[0] == pad)
+    # Another factor may give the same product, so of a drill all but its operands.
+    operands = {k for k, word in enumerate(words_of(SMALL.grammar.drill)) if is_given(word)}
+    everywhere = set(range(SMALL.length))
+    rows = [(row, everywhere) for row in drawn(SMALL, 3, HELD_OUT)]
+    for row, places in [*rows, (drill, everywhere - operands)]:
+        for place in sorted(places):
             other = draw.choice([n for n in range(SMALL.inputs) if n != row[place]])
             assert SMALL.grammar.faults([*row[:place], other, *row[place + 1 :]]), place
 
@@ -163,7 +168,7 @@ def test_the_parser_refuses_what_is_no_problem() -> None:
 @pytest.mark.parametrize("stream", [TRAINING, EVALUATION])
 def test_quotient_times_divisor_plus_remainder_is_the_dividend(task: FF31, stream: int) -> None:
     n = task.degree
-    drills = task.grammar.vocabulary.index("inv")
+    drills = task.grammar.vocabulary.index("pad")
     rows = [row for row in drawn(task, 500, Draw(7, 0, stream)) if row[0] != drills]
     assert len(rows) > 300
     for row in rows:
@@ -182,7 +187,7 @@ def test_every_problem_is_drawn_by_one_stream() -> None:
     """All problems of a small field: training and held-out share none and leave none out."""
     task = FF31(3, 1)
     length = task.grammar.problem
-    drills = task.grammar.vocabulary.index("inv")
+    drills = task.grammar.vocabulary.index("pad")
     seen = [
         {tuple(row[:length]) for row in drawn(task, 4000, Draw(0, 0, stream)) if row[0] != drills}
         for stream in (TRAINING, EVALUATION)
@@ -212,13 +217,13 @@ def test_problems_are_uniform() -> None:
 
 
 def test_a_tenth_of_training_and_nothing_held_out_is_drills() -> None:
-    inv = PAPER.grammar.vocabulary.index("inv")
+    pad = PAPER.grammar.vocabulary.index("pad")
     batches = [PAPER.batch(128, Draw(0, k), "cpu")[0] for k in range(30)]
-    share = (torch.cat(batches)[:, 0] == inv).double().mean()
+    share = (torch.cat(batches)[:, 0] == pad).double().mean()
     assert share == pytest.approx(0.1, abs=0.02)
     for k in range(5):
-        assert not (PAPER.batch(128, Draw(0, k, EVALUATION), "cpu")[0][:, 0] == inv).any()
-    assert not (FF31(drills=0.0).batch(128, Draw(0), "cpu")[0][:, 0] == inv).any()
+        assert not (PAPER.batch(128, Draw(0, k, EVALUATION), "cpu")[0][:, 0] == pad).any()
+    assert not (FF31(drills=0.0).batch(128, Draw(0), "cpu")[0][:, 0] == pad).any()
 
 
 def test_a_batch_depends_on_its_draw_alone() -> None:

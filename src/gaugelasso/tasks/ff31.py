@@ -68,14 +68,13 @@ class FF31:
 
         A stream's problems are uniform all the same: each has one quotient and one remainder.
         """
-        p, plan = self.modulus, _plan(self, device)
-        n, sets = self.degree, self.grammar.sets
+        p, n, plan = self.modulus, self.degree, _plan(self, device)
         generator = torch.Generator(device).manual_seed(draw.seed)
-        units = torch.randint(1, p, (size, 3 + sets), generator=generator, device=device)
-        others = torch.randint(p, (size, n + 4 * sets), generator=generator, device=device)
+        units = torch.randint(1, p, (size, 4), generator=generator, device=device)
+        others = torch.randint(p, (size, 11 * n), generator=generator, device=device)
         chance = torch.rand(size, generator=generator, device=device)
-        b1, top, shift, u = units.split([1, 1, 1, sets], dim=1)
-        b0, lower, v, w, y, z = others.split([1, n - 1, *[sets] * 4], dim=1)
+        b1, top, shift, u = units.split(1, dim=1)
+        b0, lower, v, w, y, z = others.split([1, n - 1, 3 * n, 3 * n, 2 * n, 2 * n], dim=1)
         inverses = plan.inverses[units]
         q = torch.cat([top, lower], dim=1)
         held_out = q.sum(dim=1, keepdim=True) + b1 + b0
@@ -147,7 +146,17 @@ def _plan(task: FF31, device: str) -> _Plan:
     # In the order in which `batch` lays them side by side.
     columns = [f"a{e}" for e in reversed(range(n + 1))] + ["b1", "b0", "i"]
     columns += [f"{letter}{e}" for letter in "qpr" for e in reversed(range(n))]
-    drilled = [f"{letter}{k}" for letter in "uvwyzipr" for k in range(grammar.sets)]
+    counts = {
+        "u": 1,
+        "v": 3 * n,
+        "w": 3 * n,
+        "y": 2 * n,
+        "z": 2 * n,
+        "i": 1,
+        "p": 3 * n,
+        "r": 2 * n,
+    }
+    drilled = [f"{letter}{k}" for letter, count in counts.items() for k in range(count)]
     constants = [*range(task.inputs), _IGNORED]
     words = {word: len(columns) + len(drilled) + k for k, word in enumerate(grammar.vocabulary)}
     ignored = len(columns) + len(drilled) + constants.index(_IGNORED)

@@ -12,9 +12,10 @@ words, `c x ^ e`. Of degree n divided by a line (n + 1 terms by two):
       accumulate  : the quotient so far ;
     answer      = quotient rem r0 x ^ 0 end
 
-So numbers meet in three forms alone, `inv u = i`, `v * w = p` and `y - z = r`; a drill is
-these three as often as they fit, then padding. Words are the numbers 0 to p - 1 and SYMBOLS.
-Knows no tensors and draws nothing.
+So numbers meet in equations of three forms alone, `inv u = i`, `v * w = p` and `y - z = r`.
+A drill has the same equations in the same places, each with operands of its own, and
+padding for everything else. Words are the numbers 0 to p - 1 and SYMBOLS. Knows no tensors
+and draws nothing.
 """
 
 import functools
@@ -66,21 +67,32 @@ def division(degree: int) -> tuple[Line, ...]:
 
 
 @functools.cache
-def drill(length: int) -> tuple[Line, ...]:
-    """The template of a drill of `length` words; its last line is the padding."""
-    lines: list[Line] = []
-    left = length
-    for k in itertools.count():
-        one = [
-            Line("inverse", ("inv", f"u{k}", "=", f"i{k}", ";")),
-            Line("product", equation(f"v{k}", "*", f"w{k}", f"p{k}")),
-            Line("difference", equation(f"y{k}", "-", f"z{k}", f"r{k}")),
-        ]
-        if len(words_of(one)) > left:
-            break
-        lines += one
-        left -= len(words_of(one))
-    return (*lines, Line("padding", ("pad",) * left))
+def drill(degree: int) -> tuple[Line, ...]:
+    """The template of a drill: a division's equations, each with operands of its own."""
+    products, differences = itertools.count(), itertools.count()
+
+    def practised(statement: tuple[str, ...]) -> tuple[str, ...]:
+        match statement:
+            case ("inv", _, "=", _, ";"):
+                return "inv", "u0", "=", "i0", ";"
+            case (_, "*", _, "=", _, ";"):
+                k = next(products)
+                return equation(f"v{k}", "*", f"w{k}", f"p{k}")
+            case (_, "-", _, "=", _, ";"):
+                k = next(differences)
+                return equation(f"y{k}", "-", f"z{k}", f"r{k}")
+        return ("pad",) * len(statement)
+
+    return tuple(
+        Line(line.step, tuple(word for part in _statements(line.words) for word in practised(part)))
+        for line in division(degree)
+    )
+
+
+def _statements(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Words cut after every ; there is."""
+    ends = [k + 1 for k, word in enumerate(words) if word == ";" or k + 1 == len(words)]
+    return [tuple(words[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
 
 def equation(left: str, operation: str, right: str, result: str) -> tuple[str, ...]:
@@ -146,16 +158,11 @@ class Grammar:
 
     @property
     def drill(self) -> tuple[Line, ...]:
-        return drill(self.length)
-
-    @property
-    def sets(self) -> int:
-        """How often a drill goes through its three operations."""
-        return len(self.drill) // 3
+        return drill(self.degree)
 
     def template(self, words: Sequence[str]) -> tuple[Line, ...]:
         """That of a drill or of a division: the first word tells."""
-        return self.drill if words and words[0] == "inv" else self.division
+        return self.drill if words and words[0] == "pad" else self.division
 
     def read(self, tokens: Sequence[int]) -> list[Line]:
         """A sequence cut into its steps."""
@@ -212,9 +219,10 @@ class Grammar:
         """The given numbers and all that follow from them, by name."""
         p, values = self.modulus, dict(given)
         if "u0" in given:
-            for k in range(self.sets):
-                values[f"i{k}"] = pow(given[f"u{k}"], -1, p)
+            values["i0"] = pow(given["u0"], -1, p)
+            for k in range(3 * self.degree):
                 values[f"p{k}"] = given[f"v{k}"] * given[f"w{k}"] % p
+            for k in range(2 * self.degree):
                 values[f"r{k}"] = (given[f"y{k}"] - given[f"z{k}"]) % p
             return values
         values["i"] = pow(given["b1"], -1, p)
