@@ -71,10 +71,14 @@ class FF31:
         p, n, plan = self.modulus, self.degree, _plan(self, device)
         generator = torch.Generator(device).manual_seed(draw.seed)
         units = torch.randint(1, p, (size, 4), generator=generator, device=device)
-        others = torch.randint(p, (size, 11 * n), generator=generator, device=device)
-        chance = torch.rand(size, generator=generator, device=device)
+        others = torch.randint(p, (size, n), generator=generator, device=device)
+        chance = torch.rand(size, 1 + 10 * n, generator=generator, device=device)
         b1, top, shift, u = units.split(1, dim=1)
-        b0, lower, v, w, y, z = others.split([1, n - 1, 3 * n, 3 * n, 2 * n, 2 * n], dim=1)
+        b0, lower = others.split([1, n - 1], dim=1)
+        # Operands of drills lean to small numbers. A difference of uniform ones says nothing of
+        # either alone, so attention that sees only one, or neither, would have nothing to go by.
+        operands = (p * chance[:, 1:] ** 3).long()
+        v, w, y, z = operands.split([3 * n, 3 * n, 2 * n, 2 * n], dim=1)
         inverses = plan.inverses[units]
         q = torch.cat([top, lower], dim=1)
         held_out = q.sum(dim=1, keepdim=True) + b1 + b0
@@ -86,7 +90,7 @@ class FF31:
         numbers = [*dividend, b1, b0, inverses[:, :1], q, product, rest]
         numbers += [u, v, w, y, z, inverses[:, 3:], v * w % p, (y - z) % p]
         pool = torch.cat([*numbers, plan.constants.expand(size, -1)], dim=1)
-        kind = (chance < (0.0 if draw.held_out else self.drills)).long()
+        kind = (chance[:, 0] < (0.0 if draw.held_out else self.drills)).long()
         return pool.gather(1, plan.tokens[kind]), pool.gather(1, plan.targets[kind])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
