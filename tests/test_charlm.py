@@ -19,7 +19,7 @@ from gaugelasso import cli
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import evaluate
+from gaugelasso.evaluation import evaluate, predictor
 from gaugelasso.models import Transformer
 from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report.data import load_run
@@ -199,7 +199,7 @@ def test_final_figures_are_of_every_byte_but_the_first(tmp_path: Path) -> None:
     def forward(tokens: Tensor) -> Tensor:
         return table[tokens]
 
-    figures = task.final_figures(None, "cpu", forward)
+    figures = task.final_figures(forward, 4, [], "cpu")
     assert figures["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert figures["bits per byte"] == pytest.approx(figures["loss"] / math.log(2))
     assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
@@ -255,7 +255,7 @@ def test_the_summary_is_of_the_whole_validation_text(run: Path) -> None:
     assert summary["fma_final"] < summary["fma_initial"]
     config = tiny(run.parent / "a.txt")
     trainer = Trainer(config, run, "resume")
-    figures = config.task.final_figures(trainer.model, "cpu", trainer.model.eval())
+    figures = config.task.final_figures(predictor(trainer.model, config, "cpu"), 4, [], "cpu")
     assert summary["loss"] == figures["loss"]
     assert summary["metric"] == {"name": "bits per byte", "value": figures["bits per byte"]}
     assert summary["figures"] == {"perplexity": figures["perplexity"]}

@@ -14,7 +14,7 @@ FLOORS = {
     **dict.fromkeys(["drop", "options", "graph"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
-    **dict.fromkeys(["step", "trainer", "display", "bench", "report"], 5),
+    **dict.fromkeys(["step", "trainer", "display", "bench", "report", "show"], 5),
     **dict.fromkeys(["sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.
     **dict.fromkeys(["__init__", "__main__"], 7),

@@ -29,6 +29,7 @@ from gaugelasso.report.results import collect_arms, collect_results, results_tab
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
 from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json, write_text
+from gaugelasso.show import show_divisions
 from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
@@ -130,7 +131,7 @@ def eval_(
     if (task.length, task.inputs) != (model.birth.length, model.birth.inputs):
         raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
-        figures, of = final_figures(model, settings, where), "all held-out data"
+        figures, of = final_figures(model, settings, batches, where), "all held-out data"
         if not figures:
             raise UserError(f"--whole: task {settings.task_name!r} has no end; use --batches")
     else:
@@ -246,6 +247,21 @@ def info(run: RunPath) -> None:
     loaded = load_run(run)
     print_structure(loaded, console)
     print_outcome(loaded, console)
+
+
+@app.command()
+def show(
+    run: RunPath,
+    problems: Annotated[int, typer.Option(min=1, help="How many divisions.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
+    device: Device = None,
+) -> None:
+    """Print divisions as the model of an ff31 run solves them, step by step.
+
+    Example: gaugelasso show runs/division --problems 3
+    """
+    for line in show_divisions(run, problems, seed, choose_device(device or "auto")):
+        say(line)
 
 
 @app.command()

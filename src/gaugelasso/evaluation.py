@@ -8,7 +8,7 @@ from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw, FinalFigures, Illustrated
+from gaugelasso.tasks import EVALUATION, Draw, Illustrated, Predict, WithFigures
 
 
 def choose_device(name: str) -> str:
@@ -46,10 +46,11 @@ def autocast(config: Config, device: str) -> torch.autocast:
 @torch.no_grad()
 def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
     """Mean loss and metric over the first `batches` of the config's held-out stream."""
-    model.eval()
+    predict = predictor(model, config, device)
     totals = torch.zeros(2, device=device, dtype=torch.float64)
-    for index in range(batches):
-        outputs, targets = _answer(model, config, index, device)
+    for draw in _held_out(config, batches):
+        inputs, targets = config.task.batch(config.train.batch, draw, device)
+        outputs = predict(inputs)
         with plainly(not config.train.fused):
             loss = config.task.loss(outputs, targets)
         totals += torch.stack([loss, config.task.metric(outputs, targets)])
@@ -57,34 +58,41 @@ def evaluate(model: Transformer, config: Config, batches: int, device: str) -> t
     return loss, metric
 
 
-@torch.no_grad()
 def samples(model: Transformer, config: Config, device: str) -> dict[str, np.ndarray]:
     """What the task shows of the first held-out batch; empty if it shows nothing."""
     if not isinstance(config.task, Illustrated):
         return {}
-    model.eval()
-    shown = config.task.samples(*_answer(model, config, 0, device))
+    (draw,) = _held_out(config, 1)
+    inputs, targets = config.task.batch(config.train.batch, draw, device)
+    shown = config.task.samples(predictor(model, config, device)(inputs), targets)
     return {name: images.cpu().numpy() for name, images in shown.items()}
 
 
 @torch.no_grad()
-def final_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
-    """The task's own figures over its whole held-out part; none where it has none."""
-    if not isinstance(config.task, FinalFigures):
+def final_figures(
+    model: Transformer, config: Config, batches: int, device: str
+) -> dict[str, float]:
+    """What the task has to say beside loss and metric, on the same held-out stream."""
+    task = config.task
+    if not isinstance(task, WithFigures):
         return {}
+    predict = predictor(model, config, device)
+    draws = _held_out(config, batches)
+    with plainly(not config.train.fused):
+        return task.final_figures(predict, config.train.batch, draws, device)
+
+
+def predictor(model: Transformer, config: Config, device: str) -> Predict:
+    """The model as held-out data meets it."""
     model.eval()
 
-    def forward(inputs: Tensor) -> Tensor:
-        with autocast(config, device):
+    @torch.no_grad()
+    def predict(inputs: Tensor) -> Tensor:
+        with plainly(not config.train.fused), autocast(config, device):
             return model(inputs)
 
-    with plainly(not config.train.fused):
-        return config.task.final_figures(model, device, forward)
+    return predict
 
 
-def _answer(model: Transformer, config: Config, index: int, device: str) -> tuple[Tensor, Tensor]:
-    """The model's outputs on a held-out batch, and the targets."""
-    draw = Draw(config.train.seed, index, EVALUATION)
-    inputs, targets = config.task.batch(config.train.batch, draw, device)
-    with plainly(not config.train.fused), autocast(config, device):
-        return model(inputs), targets
+def _held_out(config: Config, batches: int) -> list[Draw]:
+    return [Draw(config.train.seed, index, EVALUATION) for index in range(batches)]

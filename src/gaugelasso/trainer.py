@@ -289,7 +289,7 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         loss, metric = self.evaluate(self.train.final_batches)
-        figures = final_figures(self.model, self.config, self.device)
+        figures = final_figures(self.model, self.config, self.train.final_batches, self.device)
         compressor, state = self.compressor, self.state
         target = self.config.target.loss
         return {

@@ -186,7 +186,7 @@ class Outcome:
     """Where a run stands: its summary or, before there is one, its newest row.
 
     `loss` and `metric` are on held-out data once finished; before that `loss` is the
-    training loss.
+    training loss. `figures` are what else the task had to say at the end.
     """
 
     finished: bool

@@ -55,11 +55,11 @@ def milliseconds(value: float) -> str:
 
 def is_accuracy(metric: str) -> bool:
     """Whether a metric of this name is a share, 1 being perfect."""
-    return "accuracy" in metric
+    return any(word in metric for word in ("accuracy", "match"))
 
 
 def metric_format(name: str, digits: int = 2) -> Format:
-    """How values of the metric of this name are written: accuracies in per cent."""
+    """How values of the metric of this name are written: shares of what is right in per cent."""
     return (lambda value: f"{value:.{digits}%}") if is_accuracy(name) else figure
 
 

@@ -1,12 +1,14 @@
 """Tasks: what to learn. One protocol, one file a task, one row in TASKS."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gaugelasso.models import InputKind
 from gaugelasso.tasks.charlm import CharLM
+from gaugelasso.tasks.ff31 import FF31
+from gaugelasso.tasks.figures import Predict, WithFigures
 from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
@@ -18,6 +20,7 @@ class Task(Protocol):
 
     A task is a frozen dataclass whose fields are the keys of a config's [task]
     section. Batches are a function of their arguments alone, and lie on the device.
+    One that has more to say of a finished model is also a `WithFigures`.
     """
 
     metric_name: str
@@ -48,20 +51,6 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class FinalFigures(Protocol):
-    """What a task may add: figures of its own for the end of a run."""
-
-    def final_figures(
-        self, model: Any, device: str, forward: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        """Name -> value, over the whole held-out part.
-
-        `forward` is the model as evaluation calls it. A figure called `loss`, or as the
-        metric is, stands for the one that was taken of a few batches.
-        """
-
-
-@runtime_checkable
 class Illustrated(Protocol):
     """What a task may offer besides: something to look at when a run has ended."""
 
@@ -74,6 +63,7 @@ class Illustrated(Protocol):
 
 TASKS: Mapping[str, Any] = {
     "retrieval": Retrieval,
+    "ff31": FF31,
     "charlm": CharLM,
     "mae": MaskedAutoencoder,
     "noise": Noise,
@@ -81,14 +71,16 @@ TASKS: Mapping[str, Any] = {
 
 __all__ = [
     "EVALUATION",
+    "FF31",
     "TASKS",
     "TRAINING",
     "CharLM",
     "Draw",
-    "FinalFigures",
     "Illustrated",
     "MaskedAutoencoder",
     "Noise",
+    "Predict",
     "Retrieval",
     "Task",
+    "WithFigures",
 ]

@@ -8,9 +8,9 @@ Held-out batches are the windows of the validation text from its start, in order
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from gaugelasso import kernels
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import text
+from gaugelasso.tasks.figures import Predict
 from gaugelasso.tasks.streams import Draw
 
 # Positions in a batch of the last evaluation: large enough to be quick on any device.
@@ -118,9 +119,9 @@ class CharLM:
         return self.loss(outputs, targets) / math.log(2)
 
     def final_figures(
-        self, model: Any, device: str, forward: Callable[[Tensor], Tensor]
+        self, predict: Predict, size: int, draws: Sequence[Draw], device: str
     ) -> dict[str, float]:
-        """Loss, bits and perplexity per byte over the whole validation text.
+        """Loss, bits and perplexity per byte over the whole validation text, whatever the draws.
 
         Every byte but the first is predicted once, from those before it in its window.
         """
@@ -135,7 +136,7 @@ class CharLM:
             inputs, targets = _to_device(valid[np.minimum(places, len(valid) - 1)], device)
             beyond = torch.from_numpy(places[:, 1:] >= len(valid)).to(device)
             counted = (~beyond).sum()
-            loss = self.loss(forward(inputs), targets.masked_fill(beyond, _NO_TARGET))
+            loss = self.loss(predict(inputs), targets.masked_fill(beyond, _NO_TARGET))
             total += loss.double() * counted
         mean = total / (len(valid) - 1)
         loss, perplexity = torch.stack([mean, mean.exp()]).tolist()

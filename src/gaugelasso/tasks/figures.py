@@ -1,0 +1,21 @@
+"""Further figures: what a task may say of a finished model beside loss and metric."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from gaugelasso.tasks.streams import Draw
+
+# Inputs -> outputs of a model in evaluation mode, in the run's precision, without gradients.
+Predict = Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class WithFigures(Protocol):
+    """A task with figures that are worth their time once, at the end of a run."""
+
+    def final_figures(
+        self, predict: Predict, size: int, draws: Sequence[Draw], device: str
+    ) -> dict[str, float]:
+        """Name -> value. `size`, each of `draws` (held out) and `device` are as in `batch`."""
