@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import tomllib
+import warnings
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -440,7 +441,9 @@ def main() -> None:
     """Entry point: user errors become one line and exit code 2."""
     # Written before the first CUDA call: lets freed blocks serve tensors of other shapes.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    torch.set_float32_matmul_precision("high")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns of this call of its own
+        torch.set_float32_matmul_precision("high")
     try:
         app()
     except UserError as error:
