@@ -3,6 +3,9 @@
 Changes no model output: what one side gains the other loses, and riders that must
 follow do. Also the slow norm weights, which let a dying channel leave its
 normaliser smoothly. Knows nothing of losses, budgets or data.
+
+The functions say what is done, axis by axis. `Balance` and `SlowNorms` do the same for a
+whole table in a few passes, which is what a run uses; tests hold them to the functions.
 """
 
 from collections.abc import Sequence

@@ -152,17 +152,15 @@ class SplitHeads(torch.autograd.Function):
         k = rows.new_empty(batch, S, groups, wide_k)
         v = rows.new_empty(batch, S, groups, wide_v)
         turn = frequencies is not None
-        table = (
-            torch.empty(2, d_k // 2, S, device=rows.device) if turn else q[None].expand(2, *q.shape)
-        )
-        if turn:
+        table = torch.empty(2, d_k // 2, S, device=rows.device) if turn else None
+        if table is not None:
             _angles[(d_k // 2, triton.cdiv(S, 128))](frequencies, *table, S, 128)
         starts = aligned(heads * d_k), aligned(heads * d_k) + aligned(groups * d_k)
         _split[_grid(N, heads)](
-            rows, q, k, v, *table, N, S, heads, groups, d_k, d_v, wide_k // ALIGN,
-            wide_v // ALIGN, *starts, turn, *_blocks(d_k, d_v, turn), BT,
+            rows, q, k, v, *(table if table is not None else (q, q)), N, S, heads, groups, d_k, d_v,
+            wide_k // ALIGN, wide_v // ALIGN, *starts, turn, *_blocks(d_k, d_v, turn), BT,
         )  # fmt: skip
-        ctx.save_for_backward(table if turn else None)
+        ctx.save_for_backward(table)
         ctx.sizes = heads, groups, d_k, d_v, starts
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
