@@ -26,12 +26,14 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
     assert results["runs"][0] == {
         "seed": 1,
         "steps": 100,
+        "target_reached_step": 15,
         "fma_initial": 1000.0,
         "fma_final": 101.0,
         "compression": 1000 / 101,
         "loss": 0.03,
         "metric": 0.9996,
         "before_cooldown": {"step": 80, "loss": 0.079125, "metric": 0.5 + 80 / 250, "fma": 101.0},
+        "training_fma": 40_000.0,
         "wall_s": 12.5,
         "structure": {
             "layers": 2,
@@ -44,8 +46,8 @@ def test_results_as_a_markdown_table(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in (0, 10, 20)]
     lines = results_table(collect_results(folders), "retrieval").splitlines()
     assert lines[0] == "### retrieval"
-    assert lines[4] == "| 0 | 100 | 1,000 | 100 | 10.0× | 0.03 | 0.9996 | 12.5 s |"
-    assert lines[7].startswith("| mean ± std | 100 | 1,000 | 110 ± 10 | 9.14× ± 0.83× |")
+    assert lines[4] == "| 0 | 100 | 15 | 1,000 | 100 | 10.0× | 0.03 | 0.9996 | 12.5 s |"
+    assert lines[7].startswith("| mean ± std | 100 | 15 | 1,000 | 110 ± 10 | 9.14× ± 0.83× |")
     assert "Accounting: fma. CPU, 2 cores" in lines[-1]
 
 
@@ -71,7 +73,7 @@ def test_a_run_without_compression_has_no_figures_before_cooldown(tmp_path: Path
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.name)
 def test_the_kept_results_can_be_read(path: Path) -> None:
-    """Older ones do not say what was before cooldown."""
+    """Older ones do not say what was before cooldown, or when the target was reached."""
     results = json.loads(path.read_text())
     for each in results.get("arms", [results]):
         table = results_table({**results, **each}, path.stem)

@@ -40,8 +40,8 @@ def results_table(results: dict[str, Any], title: str) -> str:
     """A results file as a Markdown table: every seed, then mean ± standard deviation."""
     runs = results["runs"]
     cells = [
-        [words.known(run[key], form) for run in runs]
-        + ([words.over_seeds([run[key] for run in runs], form)] if len(runs) > 1 else [])
+        [words.known(run.get(key), form) for run in runs]
+        + ([words.over_seeds([run.get(key) for run in runs], form)] if len(runs) > 1 else [])
         for key, _, form in _COLUMNS
     ]
     names = [str(run["seed"]) for run in runs] + (["mean ± std"] if len(runs) > 1 else [])
@@ -59,6 +59,7 @@ def origin(results: dict[str, Any]) -> str:
 
 _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
     ("steps", "steps", words.count),
+    ("target_reached_step", "reached target at", words.count),
     ("fma_initial", "FMA before", words.count),
     ("fma_final", "FMA after", words.count),
     ("compression", "compression", words.ratio),
@@ -71,12 +72,13 @@ _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
 
 def _result(run: Run) -> dict[str, Any]:
     summary = run.summary or {}
-    keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
+    keys = ("seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression")
     return {
-        **{key: summary[key] for key in keys},
+        **{key: summary[key] for key in (*keys, "loss")},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
         "before_cooldown": run.before_cooldown,
+        "training_fma": summary["training_fma"],
         "wall_s": summary["wall_s"],
         "structure": summary["structure"],
     }
