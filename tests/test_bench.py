@@ -19,6 +19,7 @@ from gaugelasso.models import Transformer, round_up
 from gaugelasso.report.timing import print_bench
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
+from tests.training import newest
 
 PARTS = ("forward_ms", "optimizer_ms", "baseline_ms", "eager_ms", "event_ms")
 
@@ -114,7 +115,7 @@ def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) 
     Trainer(tiny(tmp_path, target__loss=10.0), run).run()
     spec = load_spec(run)
     assert load_spec(run / "summary.json") == spec
-    assert load_spec(run / "checkpoint" / "structure.json") == spec
+    assert load_spec(newest(run) / "structure.json") == spec
     (tmp_path / "odd.json").write_text('{"structure": {"sites": 3}}')
     with pytest.raises(UserError, match=r"odd\.json"):
         load_spec(tmp_path / "odd.json")

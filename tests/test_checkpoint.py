@@ -1,7 +1,10 @@
 """Checkpoints: whole, plain, and refused when they are not."""
 
+import errno
 import json
+import math
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gaugelasso import checkpoint
+from gaugelasso import checkpoint, durable
 from gaugelasso.axes import named_tensors
 from gaugelasso.errors import UserError
 from gaugelasso.tasks import Draw
+from gaugelasso.tensors import encoded
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
+from tests.training import contents, newest, sign
 
 Corruption = Callable[[Path], None]
 
@@ -35,7 +40,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 @pytest.fixture
 def folder(trainer: Trainer, tmp_path: Path) -> Path:
     """A copy of its checkpoint, to be damaged."""
-    return Path(shutil.copytree(trainer.folder.checkpoint, tmp_path / "checkpoint"))
+    return Path(shutil.copytree(newest(trainer.folder.path), tmp_path / "step-00000040"))
 
 
 # --- what is in it -------------------------------------------------------------------
@@ -43,6 +48,7 @@ def folder(trainer: Trainer, tmp_path: Path) -> Path:
 
 def test_it_is_json_and_safetensors_alone(folder: Path) -> None:
     names = {"structure.json", "model.safetensors", "optimizer.safetensors", "state.json"}
+    names |= {"random.safetensors", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == names
     for path in folder.glob("*.json"):
         json.loads(path.read_text())
@@ -91,24 +97,105 @@ def test_the_state_is_all_that_training_goes_on_from(trainer: Trainer, folder: P
 def test_a_crash_while_writing_leaves_the_previous_one(
     trainer: Trainer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before, home = contents(folder), folder.parent
 
-    def full_disk(*_: Any) -> None:
-        raise OSError("no space left")
+    def full_disk(*_: Any) -> str:
+        raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        checkpoint.save(folder, trainer.compressor, trainer.state)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.setattr(checkpoint, "write_new", full_disk)
+    with pytest.raises(UserError, match="cannot be written: no space"):
+        checkpoint.save(home, trainer.compressor, trainer.state)
+    assert contents(folder) == before
     monkeypatch.undo()
-    checkpoint.save(folder, trainer.compressor, trainer.state)  # what the crash left does not mind
-    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+    (home / "step-00000030.tmp").mkdir()  # what a crash left does not mind
+    checkpoint.save(home, trainer.compressor, trainer.state)
+    assert [path.name for path in home.iterdir()] == ["step-00000040"]
 
 
 def test_a_crash_between_the_renames_is_survived(folder: Path) -> None:
-    folder.rename(folder.with_name("checkpoint.old"))
-    assert checkpoint.find(folder).name == "checkpoint.old"
-    assert checkpoint.load_state(folder)[0]["steps"] == 40
+    folder.rename(folder.with_name("step-00000040.replaced"))
+    assert checkpoint.find(folder.parent).path.name == "step-00000040.replaced"
+    assert checkpoint.load_state(folder.parent)[0]["steps"] == 40
+
+
+def test_the_newest_few_stay(trainer: Trainer, tmp_path: Path) -> None:
+    steps = trainer.compressor.steps
+    try:
+        for step in (7, 8, 100_000_000, 9, 10, 10):  # another course went further
+            trainer.compressor.steps = step
+            checkpoint.save(tmp_path, trainer.compressor, {}, keep=3)
+    finally:
+        trainer.compressor.steps = steps
+    kept = ["step-00000008", "step-00000009", "step-00000010"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+def test_what_is_written_is_what_the_library_reads(tmp_path: Path) -> None:
+    held = {
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 3),
+        "turned": torch.arange(6.0).view(2, 3).T,
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "double": torch.ones(2, dtype=torch.float64),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "flags": torch.tensor([True, False]),
+        "sites": torch.arange(3),
+    }
+    durable.write_new(tmp_path / "held", encoded(held))
+    for name, tensor in load_file(tmp_path / "held").items():
+        assert torch.equal(tensor, held.pop(name))
+        assert tensor.is_contiguous()
+    assert not held
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("part", ["weight", "momentum", "second", "smoothed", "buffer", "state"])
+def test_what_is_not_finite_is_never_written(
+    trainer: Trainer, folder: Path, part: str, value: float
+) -> None:
+    """And so never pushes out the last good one."""
+    compressor, state = trainer.compressor, dict(trainer.state)
+    broken = {
+        "weight": compressor.optimizer.store.weight,
+        "momentum": compressor.optimizer.momentum,
+        "second": compressor.optimizer.second,
+        "smoothed": compressor.smoothed.view(1),
+        "buffer": named_tensors(trainer.model)["classifier.read.weight"],
+        "state": torch.zeros(1),
+    }[part]
+    kept, before = broken.clone(), contents(folder.parent)
+    with torch.no_grad():
+        broken[-1] = value
+    state["best_loss"] = value if part == "state" else 0.0
+    try:
+        with pytest.raises(UserError, match="not a finite number"):
+            checkpoint.save(folder.parent, compressor, state)
+    finally:
+        with torch.no_grad():
+            broken.copy_(kept)
+    assert contents(folder.parent) == before
+
+
+def test_a_damaged_one_is_passed_over_aloud(
+    trainer: Trainer, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = Path(shutil.copytree(newest(trainer.folder.path), folder.with_name("copy")))
+    state = json.loads((older / "state.json").read_text())
+    (older / "state.json").write_text(json.dumps(state | {"steps": 30}))
+    said = json.loads((older / "manifest.json").read_text())
+    (older / "manifest.json").write_text(json.dumps(said | {"step": 30}))
+    sign(older)
+    older.rename(folder.with_name("step-00000030"))
+    assert checkpoint.load_state(folder.parent)[0]["steps"] == 40
+    assert not caplog.messages
+    truncate(folder)
+    assert checkpoint.load_state(folder.parent)[0]["steps"] == 30
+    (told,) = caplog.messages
+    assert re.search(r"^warning: '.*40/model\.safetensors': damaged, .* bytes", told)
+    assert "step-00000030" in told
+    truncate(folder.with_name("step-00000030"))
+    with pytest.raises(UserError, match=r"40/model\.safetensors'.*no whole checkpoint"):
+        checkpoint.load_state(folder.parent)
 
 
 def test_no_checkpoint_is_said(tmp_path: Path) -> None:
@@ -156,7 +243,7 @@ def flip(sites: Tensor) -> None:
 
 WEIGHTS = {
     "truncated": (truncate, "not a readable safetensors file"),
-    "garbage": (text("model.safetensors", "garbage"), "not a readable safetensors file"),
+    "garbage": (text("model.safetensors", "garbage"), "too short, the structure wants"),
     "absent": (lambda folder: (folder / "model.safetensors").unlink(), "no such file"),
     "a tensor missing": (
         tensors(lambda held: held.pop("classifier.out")),
@@ -229,6 +316,7 @@ def test_tensors_that_do_not_match_are_refused(
     folder: Path, corrupt: Corruption, said: str
 ) -> None:
     corrupt(folder)
+    sign(folder)
     with pytest.raises(UserError, match=rf"model\.safetensors'.*{said}"):
         checkpoint.load_model(folder)
 
@@ -236,6 +324,7 @@ def test_tensors_that_do_not_match_are_refused(
 @pytest.mark.parametrize(("corrupt", "said"), STRUCTURES.values(), ids=STRUCTURES.keys())
 def test_a_structure_that_is_none_is_refused(folder: Path, corrupt: Corruption, said: str) -> None:
     corrupt(folder)
+    sign(folder)
     with pytest.raises(UserError, match=rf"(structure\.json|model\.safetensors)'.*({said})"):
         checkpoint.load_model(folder)
 
@@ -253,5 +342,6 @@ def test_a_state_that_cannot_be_read_is_refused(
     folder: Path, corrupt: Corruption, said: str
 ) -> None:
     corrupt(folder)
+    sign(folder)
     with pytest.raises(UserError, match=said):
         checkpoint.load_state(folder)

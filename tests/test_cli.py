@@ -22,7 +22,7 @@ from gaugelasso.trainer import Progress
 from gaugelasso.version import __version__
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
-from tests.training import contents
+from tests.training import contents, newest, sign
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
@@ -229,7 +229,9 @@ def test_resume_with_other_settings_is_refused(
 def test_resume_of_a_damaged_checkpoint_is_refused(
     gaugelasso: Command, config: Path, run: Path
 ) -> None:
-    WEIGHTS["a wrong shape"][0](run / "checkpoint")
+    path = newest(run)
+    WEIGHTS["a wrong shape"][0](path)
+    sign(path)
     before = contents(run)
     assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure wants")
     assert contents(run) == before
@@ -262,7 +264,7 @@ def test_a_target_out_of_reach_is_said_and_the_model_kept(
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["compression"], summary["target_reached_step"]) == (1.0, None)
     initial = json.loads((run / "initial.json").read_text())
-    spec = json.loads(json.dumps(checkpoint.load_model(run / "checkpoint").structure()))
+    spec = json.loads(json.dumps(checkpoint.load_model(run).structure()))
     assert spec == initial["structure"]
 
 
@@ -340,7 +342,7 @@ def test_eval_of_a_damaged_config_is_refused(gaugelasso: Command, run: Path, tex
 
 
 def test_eval_without_a_checkpoint_is_refused(gaugelasso: Command, run: Path) -> None:
-    shutil.rmtree(run / "checkpoint")
+    shutil.rmtree(run / "checkpoints")
     assert_told(gaugelasso("eval", run), "holds no checkpoint")
 
 
@@ -352,9 +354,11 @@ def test_eval_without_a_checkpoint_is_refused(gaugelasso: Command, run: Path) ->
 def test_eval_of_a_damaged_checkpoint_is_refused(
     gaugelasso: Command, run: Path, corrupt: Corruption
 ) -> None:
-    corrupt(run / "checkpoint")
+    for path in (run / "checkpoints").iterdir():
+        corrupt(path)
+        sign(path)
     before = contents(run)
-    assert_told(gaugelasso("eval", run), str(run / "checkpoint"))
+    assert_told(gaugelasso("eval", run), str(run / "checkpoints"))
     assert contents(run) == before
 
 

@@ -8,12 +8,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
     **dict.fromkeys(["errors", "version", "axes", "storage", "groups", "events"], 0),
-    "kernels": 0,
+    **dict.fromkeys(["kernels", "durable", "tensors", "rng", "lock", "signals"], 0),
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     "models": 1,
     **dict.fromkeys(["drop", "options", "graph"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
+    **dict.fromkeys(["manifest", "resume"], 4),
     **dict.fromkeys(["step", "trainer", "display", "bench", "report", "show"], 5),
     **dict.fromkeys(["sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.

@@ -10,7 +10,17 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs import Existing, RunFolder, read_rows
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
-from tests.training import assert_same_run, contents, finish, read, rows, start, stop_at
+from tests.training import (
+    assert_same_run,
+    contents,
+    finish,
+    newest,
+    read,
+    rows,
+    sign,
+    start,
+    stop_at,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +57,7 @@ def test_a_checkpoint_between_two_rows_loses_nothing(run: Path) -> None:
     odd: dict[str, Any] = {"train__eval_every": 20, "train__checkpoint_every": 7}
     whole = finish(run.parent, "whole", **odd)
     stop_at(start(run.parent, "died", **odd), 33)
-    assert read(run.parent / "died" / "checkpoint" / "state.json")["steps"] == 28
+    assert read(newest(run.parent / "died") / "state.json")["steps"] == 28
     start(run.parent, "died", "resume", **odd).run()
     assert_same_run(whole, run.parent / "died")
     # Neither interval is part of the training itself.
@@ -68,7 +78,8 @@ def test_a_crash_between_the_renames_of_a_checkpoint_loses_nothing(
     run: Path, tmp_path: Path
 ) -> None:
     stop_at(start(tmp_path), 23)
-    (tmp_path / "run" / "checkpoint").rename(tmp_path / "run" / "checkpoint.old")
+    path = newest(tmp_path / "run")
+    path.rename(path.with_name(path.name + ".replaced"))
     trainer = start(tmp_path, existing="resume")
     assert trainer.compressor.steps == 20
     trainer.run()
@@ -99,7 +110,7 @@ def test_resuming_another_task_or_model_is_refused(run: Path, tmp_path: Path) ->
 
 def test_checkpoints_come_at_their_own_interval(tmp_path: Path) -> None:
     stop_at(start(tmp_path, train__log_every=20, train__checkpoint_every=5), 12)
-    assert read(tmp_path / "run" / "checkpoint" / "state.json")["steps"] == 10
+    assert read(newest(tmp_path / "run") / "state.json")["steps"] == 10
 
 
 # --- the output folder ---------------------------------------------------------------
@@ -134,9 +145,10 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    shutil.copytree(run / "checkpoint", tmp_path / "run" / "checkpoint.old")
+    shutil.copytree(newest(run), tmp_path / "run" / "checkpoints" / "step-00000050.tmp")
+    (tmp_path / "run" / "config.json.tmp").write_text("{")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    RunFolder.open(tmp_path / "run", "overwrite")
+    RunFolder.open(tmp_path / "run", "overwrite").close()
     assert contents(tmp_path / "run") == {"notes.txt": b"mine"}
 
 
@@ -148,17 +160,20 @@ def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "checkpoint" / "optimizer.safetensors").write_text("garbage")
+    for path in (tmp_path / "run" / "checkpoints").glob("*/optimizer.safetensors"):
+        path.write_text("garbage")
     before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match="not a readable safetensors file"):
+    with pytest.raises(UserError, match=r"optimizer\.safetensors'.*no whole checkpoint"):
         start(tmp_path, existing="resume")
     assert contents(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("state", ["{}", "[]", '{"steps": 20}'])
+@pytest.mark.parametrize("state", ["{}", "[]", '{"steps": 40}'])
 def test_a_state_without_its_keys_is_not_resumed(run: Path, tmp_path: Path, state: str) -> None:
     shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "checkpoint" / "state.json").write_text(state)
+    path = newest(tmp_path / "run")
+    (path / "state.json").write_text(state)
+    sign(path)
     with pytest.raises(UserError, match=r"state\.json"):
         start(tmp_path, existing="resume").run()
 

@@ -18,7 +18,16 @@ from gaugelasso.runs import read_rows
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import TargetMissed, Trainer, choose_device
 from tests.test_config import tiny
-from tests.training import assert_same_run, final_tensors, finish, plain, read, rows, start
+from tests.training import (
+    assert_same_run,
+    final_tensors,
+    finish,
+    newest,
+    plain,
+    read,
+    rows,
+    start,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_folder_is_complete(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         "config.json", "environment.json", "initial.json", "metrics.jsonl", "events.jsonl",
-        "summary.json", "checkpoint",
+        "summary.json", "checkpoints",
     }  # fmt: skip
 
 
@@ -60,7 +69,7 @@ def test_the_summary_carries_the_outcome(run: Path) -> None:
     assert 0 < summary["metric"]["value"] <= 1
     assert math.isfinite(summary["loss"])
     assert summary["wall_s"] > 0
-    assert summary["structure"] == read(run / "checkpoint" / "structure.json")
+    assert summary["structure"] == read(newest(run) / "structure.json")
 
 
 def test_the_summary_says_what_would_go_next(run: Path) -> None:
@@ -111,7 +120,7 @@ def test_rows_follow_the_structure(run: Path) -> None:
     sizes |= {event["step"]: event["fma"] for event in rows(run, "events.jsonl")}
     for row in rows(run, "metrics.jsonl"):
         assert row["fma"] == sizes[max(step for step in sizes if step <= row["step"])]
-    last, model = row, checkpoint.load_model(run / "checkpoint")
+    last, model = row, checkpoint.load_model(run)
     assert last["parameters"] == sum(p.numel() for p in model.parameters())
     assert (last["sites"], last["operators"]) == (len(model.sites), len(model.operators))
 
@@ -200,7 +209,7 @@ def test_a_met_work_target_freezes_and_anneals(tmp_path: Path) -> None:
     assert {row["fma"] for row in after} == {met["fma"]}
     assert after[-1]["lr"] < 0.5 * met["lr"]
     assert max(event["step"] for event in rows(run, "events.jsonl")) <= frozen
-    assert read(run / "checkpoint" / "state.json")["steps"] == summary["steps"]
+    assert read(newest(run) / "state.json")["steps"] == summary["steps"]
 
 
 def test_a_met_work_target_waits_for_the_loss(tmp_path: Path) -> None:
@@ -217,8 +226,8 @@ def test_without_saturation_the_run_ends_where_the_target_is_met(tmp_path: Path)
     run = finish(tmp_path, target__fma=450)
     summary = read(run / "summary.json")
     assert summary["steps"] == summary["frozen_step"] < 30
-    assert read(run / "checkpoint" / "state.json")["steps"] == summary["steps"]
-    assert read(run / "checkpoint" / "structure.json") == summary["structure"]
+    assert read(newest(run) / "state.json")["steps"] == summary["steps"]
+    assert read(newest(run) / "structure.json") == summary["structure"]
 
 
 def test_an_unmet_work_target_changes_nothing(run: Path) -> None:
@@ -276,7 +285,7 @@ def test_bfloat16_runs_on_a_cpu(run: Path, tmp_path: Path) -> None:
     half = finish(tmp_path, train__precision="bfloat16")
     assert read(half / "summary.json")["precision"] == "bfloat16"
     assert read(run / "summary.json")["precision"] == "float32"
-    model = load_file(half / "checkpoint" / "model.safetensors")
+    model = load_file(newest(half) / "model.safetensors")
     assert {t.dtype for t in model.values() if t.is_floating_point()} == {torch.float32}
     first, full = (rows(folder, "metrics.jsonl")[0]["loss"] for folder in (half, run))
     assert first != full
@@ -309,7 +318,7 @@ def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
     with pytest.raises(TargetMissed) as told:
         finish(tmp_path, target__loss=0.01)
     run = tmp_path / "run"
-    for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoint")):
+    for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoints")):
         assert part in str(told.value)
     best = min(row["loss"] for row in rows(run, "metrics.jsonl"))
     assert float(str(told.value).split("best training loss ")[1].split(")")[0]) <= best
@@ -317,7 +326,7 @@ def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
     assert summary["target_reached_step"] is None
     assert summary["compression"] == 1.0
     assert rows(run, "events.jsonl") == []
-    model = checkpoint.load_model(run / "checkpoint")
+    model = checkpoint.load_model(run)
     assert plain(model.structure()) == read(run / "initial.json")["structure"]
 
 
@@ -349,9 +358,9 @@ def test_a_loss_that_is_no_number_stops_the_run(
         finish(tmp_path)
     run = tmp_path / "run"
     assert f"loss is nan at step 27 (batch seed {draw.seed})" in str(told.value)
-    assert f"last good checkpoint: {str(run / 'checkpoint')!r}" in str(told.value)
+    assert f"last good checkpoint: {str(newest(run))!r}" in str(told.value)
     assert not (run / "summary.json").exists()
-    assert checkpoint.load_state(run / "checkpoint")[0]["steps"] == 20
+    assert checkpoint.load_state(run)[0]["steps"] == 20
     assert all(t.isfinite().all() for t in final_tensors(run).values())
     assert rows(run, "metrics.jsonl")[-1]["step"] == 25
 

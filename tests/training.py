@@ -1,5 +1,6 @@
 """Runs of the tiny config, whole or broken off, and what they leave behind."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gaugelasso import checkpoint
+from gaugelasso.manifest import write_manifest
 from gaugelasso.runs import Existing, read_rows
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
@@ -60,9 +63,27 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_rows(folder / name)]
 
 
+def newest(folder: Path) -> Path:
+    """The newest checkpoint of a run."""
+    found = checkpoint.find(folder)
+    assert found
+    return found.path
+
+
+def sign(path: Path) -> None:
+    """Write the manifest of a checkpoint as its files are now: whoever changed them knew how."""
+    said = read(path / "manifest.json")
+    if all((path / name).exists() for name in said["files"]):
+        digests = {
+            name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in said["files"]
+        }
+        write_manifest(path, said["step"], digests)
+
+
 def final_tensors(folder: Path) -> dict[str, Tensor]:
-    held = load_file(folder / "checkpoint" / "model.safetensors")
-    return held | load_file(folder / "checkpoint" / "optimizer.safetensors")
+    parts = ("model", "optimizer", "random")
+    held = (load_file(newest(folder) / f"{part}.safetensors") for part in parts)
+    return {name: tensor for tensors in held for name, tensor in tensors.items()}
 
 
 def outcome(folder: Path) -> dict[str, Any]:

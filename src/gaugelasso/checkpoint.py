@@ -1,62 +1,203 @@
-"""Checkpoints: tensors as safetensors, structure as JSON, no pickle.
+"""Checkpoints: tensors as safetensors, structure as JSON, a manifest over all, no pickle.
 
-    structure.json         the spec from which the network is built
-    model.safetensors      every parameter and buffer
-    optimizer.safetensors  optimizer state and the compressor's scalars
-    state.json             where training stood
+    step-00001000/
+      structure.json         the spec from which the network is built
+      model.safetensors      weights, riders and slow norm weights: every parameter and buffer
+      optimizer.safetensors  momentum, second moments, rho and loss averages, rates, flags
+      random.safetensors     torch's random number generators, of every device
+      state.json             where training stood: step, phase, figures not yet logged
+      manifest.json          length and SHA-256 of each, written last
 
-A folder is written aside and renamed, so the previous one stays until the new one
-is whole.
+A checkpoint is written aside, flushed to the disk and renamed. The newest few stay: one that
+is damaged is passed over for the one before, with a warning.
+
+That is all the next step depends on. Batches are a function of (seed, step, stream), so the
+step is the data's position, and no generator of theirs has a state; the schedule is a function
+of the step and of when the structure froze. The history of events is the run's events.jsonl.
 """
 
+import contextlib
+import json
+import logging
 import os
+import re
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compressor import Compressor
-from gaugelasso.errors import UserError
-from gaugelasso.models import SpecError, Transformer, TransformerSpec
-from gaugelasso.runs import read_json, write_json
+from gaugelasso.durable import remove, rename, sync, write_new
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.manifest import NAME as MANIFEST
+from gaugelasso.manifest import check_manifest, write_manifest
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.rng import rng_state, set_rng_state_
+from gaugelasso.runs import CHECKPOINTS, read_json
+from gaugelasso.tensors import encoded, read_tensors
+
+# In a run, `train.checkpoint_keep` says how many.
+KEPT = 2
+_PARTS = (
+    "structure.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "random.safetensors",
+    "state.json",
+)
+# One that gives way to another of its step stays until that one has its name.
+_REPLACED = ".replaced"
+_NAME = re.compile(rf"step-(\d{{8,18}})({re.escape(_REPLACED)})?")
+_log = logging.getLogger(__name__)
 
 
-def save(folder: Path, compressor: Compressor, state: dict[str, Any]) -> None:
-    """Write the whole state, replacing what the folder held."""
-    aside = folder.with_name(folder.name + ".tmp")
-    previous = folder.with_name(folder.name + ".old")
-    for leftover in (aside, previous):
-        shutil.rmtree(leftover, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write_json(aside / "structure.json", compressor.structure)
-    save_file(_plain(named_tensors(compressor.model)), aside / "model.safetensors")
-    save_file(_plain(compressor.state_tensors()), aside / "optimizer.safetensors")
-    write_json(aside / "state.json", {**state, "steps": compressor.steps})
-    if folder.exists():
-        os.replace(folder, previous)
-    os.replace(aside, folder)
-    shutil.rmtree(previous, ignore_errors=True)
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder whose files are, to the last bit, those that were written. Get one with `find`."""
+
+    path: Path
+    step: int
+
+    def spec(self) -> TransformerSpec:
+        return load_spec(self.path / "structure.json")
+
+    def model(self, device: str = "cpu") -> Transformer:
+        path, spec = self.path / "model.safetensors", self.spec()
+        # Before it is built: a structure must not ask for more memory than its weights take.
+        if 4 * spec.weights > path.stat().st_size:
+            raise UserError(
+                f"{str(path)!r}: too short, the structure wants {spec.weights:,} weights"
+            )
+        model = Transformer(spec)
+        fill_(model, read_tensors(path), path)
+        return model.to(device)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        path = self.path / "state.json"
+        state = read_json(path)
+        steps = state.get("steps") if isinstance(state, dict) else None
+        if type(steps) is not int or steps != self.step:
+            raise UserError(f"{str(path)!r}: not the state after step {self.step}")
+        return state, read_tensors(self.path / "optimizer.safetensors")
+
+    def restore_random_(self) -> None:
+        """Let torch's generators go on from where they were."""
+        path = self.path / "random.safetensors"
+        tensors = read_tensors(path)
+        with errors_of(path):
+            set_rng_state_(tensors)
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Views of flat storage become tensors of their own.
-    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+def save(folder: Path, compressor: Compressor, state: dict[str, Any], keep: int = KEPT) -> None:
+    """Add a checkpoint to a folder of them, then let go of all but the newest `keep`.
+
+    UserError, with those before left as they were, if it cannot be written or holds a value
+    that is not finite.
+    """
+    path = folder / f"step-{compressor.steps:08d}"
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove(aside)
+        aside.mkdir()
+        _write(aside, compressor, state)
+        if path.exists():
+            rename(path, path.with_name(path.name + _REPLACED))
+        rename(aside, path)
+    except (OSError, UserError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"checkpoint {str(path)!r} cannot be written: {reason}") from None
+    with contextlib.suppress(OSError):  # what cannot be removed does no harm
+        _let_go(folder, compressor.steps, keep)
 
 
-def find(folder: Path) -> Path | None:
-    """The checkpoint here, or its predecessor where a crash fell between two renames."""
-    for candidate in (folder, folder.with_name(folder.name + ".old")):
-        if (candidate / "state.json").exists():
-            return candidate
+def _write(folder: Path, compressor: Compressor, state: dict[str, Any]) -> None:
+    parts: dict[str, Iterable[bytes | memoryview]] = {
+        "structure.json": [_json(compressor.structure)],
+        "model.safetensors": encoded(named_tensors(compressor.model)),
+        "optimizer.safetensors": encoded(compressor.state_tensors()),
+        "random.safetensors": encoded(rng_state()),
+        "state.json": [_json({**state, "steps": compressor.steps})],
+    }
+    digests = {name: write_new(folder / name, parts[name]) for name in _PARTS}
+    write_manifest(folder, compressor.steps, digests)
+    sync(folder)
+
+
+def _json(data: Any) -> bytes:
+    try:
+        return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+    except ValueError:
+        raise UserError("its state holds a value that is not a finite number") from None
+
+
+def _let_go(folder: Path, newest: int, keep: int) -> None:
+    """Remove what is older than the newest `keep`, and what a crash or another course left."""
+    ring = [path for path in _ring(folder) if _step(path) <= newest]
+    kept = [path for path in ring if not path.name.endswith(_REPLACED)][:keep]
+    for path in folder.iterdir():
+        if _NAME.fullmatch(path.name) and path not in kept:
+            # Under another name first: what is half removed is not taken for a checkpoint.
+            gone = path.with_name(path.name + ".tmp")
+            remove(gone)
+            os.replace(path, gone)
+            remove(gone)
+        elif _NAME.fullmatch(path.name.removesuffix(".tmp")) and path not in kept:
+            remove(path)
+
+
+def _step(path: Path) -> int:
+    """The step in a checkpoint's name; -1 where the name has none."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _ring(folder: Path) -> list[Path]:
+    """The checkpoints of a run or of a folder, the newest first, damaged ones too."""
+    if (folder / MANIFEST).exists():
+        return [folder]
+    home = folder / CHECKPOINTS
+    home = home if home.is_dir() else folder
+    found = [path for path in home.iterdir() if _step(path) >= 0] if home.is_dir() else []
+    # Of one step, the one that was to replace the other comes first.
+    return sorted(found, key=lambda path: (-_step(path), path.name))
+
+
+def find(folder: Path | str) -> Checkpoint | None:
+    """The newest whole checkpoint of a run, of a folder of them, or the folder itself.
+
+    Each that is damaged is told as a warning. None if there never was one; UserError if there
+    was, but none is whole.
+    """
+    damage = []
+    for path in _ring(Path(folder)):
+        try:
+            found = _opened(path)
+        except UserError as error:
+            damage.append(str(error))
+            continue
+        for said in damage:
+            _log.warning("warning: %s; going back to %r", said, str(path))
+        return found
+    if damage:
+        raise UserError(f"{damage[0]}; there is no whole checkpoint to go back to")
     return None
 
 
-def _found(folder: Path) -> Path:
+def _opened(path: Path) -> Checkpoint:
+    step = check_manifest(path, _PARTS)
+    if _step(path) not in (-1, step):
+        raise UserError(f"{str(path / MANIFEST)!r}: damaged, it is of step {step}")
+    return Checkpoint(path, step)
+
+
+def _found(folder: Path | str) -> Checkpoint:
     found = find(folder)
     if found is None:
         raise UserError(f"{str(folder)!r} holds no checkpoint")
@@ -67,29 +208,29 @@ def load_spec(path: Path | str) -> TransformerSpec:
     """The structure in a run folder, a checkpoint folder, or a JSON file (alone or as a key)."""
     path = Path(path)
     if path.is_dir():
-        path = (find(path / "checkpoint") or _found(path)) / "structure.json"
+        return _found(path).spec()
     data = read_json(path)
-    try:
-        return TransformerSpec.from_dict(
+    with errors_of(path):
+        spec = TransformerSpec.from_dict(
             data.get("structure", data) if isinstance(data, dict) else data
         )
-    except SpecError as error:
-        raise UserError(f"{str(path)!r}: {error}") from None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 4 * spec.weights > memory:
+        raise UserError(
+            f"{str(path)!r}: a structure of {spec.weights:.2g} weights, more than this machine "
+            f"has memory for ({memory / 2**30:.0f} GiB)"
+        )
+    return spec
 
 
 def load_model(folder: Path | str, device: str = "cpu") -> Transformer:
     """Rebuild the network of a run folder, or of a checkpoint folder, with its weights."""
-    folder = Path(folder)
-    folder = find(folder / "checkpoint") or _found(folder)
-    model = Transformer(load_spec(folder))
-    fill_(model, _read(folder / "model.safetensors"), folder / "model.safetensors")
-    return model.to(device)
+    return _found(folder).model(device)
 
 
-def load_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def load_state(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Where training stood, and the optimizer's tensors."""
-    folder = _found(folder)
-    return read_json(folder / "state.json"), _read(folder / "optimizer.safetensors")
+    return _found(folder).state()
 
 
 def fill_(model: Compressible, tensors: dict[str, Tensor], path: Path) -> None:
@@ -114,12 +255,3 @@ def fill_(model: Compressible, tensors: dict[str, Tensor], path: Path) -> None:
 
 def _said(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"{str(path)!r}: no such file") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{str(path)!r}: not a readable safetensors file ({error})") from None

@@ -16,7 +16,7 @@ from rich.console import Console
 from gaugelasso import checkpoint
 from gaugelasso.bench import bench_run, bench_step, default_file, record
 from gaugelasso.checkpoint import load_spec
-from gaugelasso.config import Config, changed, load_config
+from gaugelasso.config import Config, changed, load_config, run_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, final_figures
@@ -29,7 +29,7 @@ from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.report.timing import print_bench
-from gaugelasso.runs import Existing, RunFolder, make_folder, read_json, write_json, write_text
+from gaugelasso.runs import Existing, RunFolder, make_folder, write_json, write_text
 from gaugelasso.show import show_divisions
 from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
 from gaugelasso.tasks.text import readable
@@ -125,7 +125,7 @@ def eval_(
 
     Example: gaugelasso eval runs/books --whole --set task.valid=other.txt
     """
-    settings = Config.from_dict(read_json(run / "config.json"))
+    settings = run_config(run)
     settings = changed(settings.to_dict(), _pairs(set_))
     where = choose_device(device or "auto")
     model, task = checkpoint.load_model(run, where), settings.task
@@ -158,7 +158,7 @@ def generate(
 
     Example: gaugelasso generate runs/books --prompt "It was a " --length 200
     """
-    task = Config.from_dict(read_json(run / "config.json")).task_name
+    task = run_config(run).task_name
     if task != "charlm":
         raise UserError(f"{str(run)!r} learned {task!r}; text comes from runs of 'charlm' only")
     where = choose_device(device or "auto")
@@ -396,7 +396,7 @@ def bench(
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: leave out "
                             "--structure, --multiple and --set")  # fmt: skip
-        settings = Config.from_dict(read_json(what / "config.json"))
+        settings = run_config(what)
         where = choose_device(device or "auto")
         rows = bench_run(what, work or what.name, settings, where, repeats)
     else:
@@ -450,4 +450,4 @@ def main() -> None:
         errors = Console(stderr=True)
         errors.print("[bold red]error:[/]", end=" ")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_code) from None

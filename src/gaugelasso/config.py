@@ -4,6 +4,7 @@ Sections [task], [model], [target], [compress], [train]. Every key is a field of
 dataclass; an unknown key is refused with the nearest valid name.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -15,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, errors_of
 from gaugelasso.models.spec import SpecError, TransformerSpec
 from gaugelasso.options import CompressorOptions
+from gaugelasso.runs import read_json, read_plain
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
@@ -111,12 +113,15 @@ class TrainConfig:
     eval_batches: int = 8
     final_batches: int = 64
     checkpoint_every: int = 1_000
+    checkpoint_keep: int = 2
     threads: int = 0  # 0: leave it to torch
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
                     "final_batches", "checkpoint_every"):  # fmt: skip
             _in_range(f"train.{key}", getattr(self, key), 1, 10**9)
+        # One alone could not be gone back from if it is damaged.
+        _in_range("train.checkpoint_keep", self.checkpoint_keep, 2, 10**9)
         _in_range("train.threads", self.threads, 0, 1024)
         for key in ("seed", "warmup", "cooldown", "saturation"):
             _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
@@ -200,14 +205,26 @@ def _check_size(config: Config) -> None:
 def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
     """Read a TOML file and apply `section.key = value` changes, values in TOML syntax."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_plain(path))
     except FileNotFoundError:
         raise UserError(f"config {str(path)!r}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {str(path)!r}: cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"config {str(path)!r}: not valid TOML: {error}") from None
-    return changed(data, changes or {})
+    except RecursionError:
+        raise UserError(f"config {str(path)!r}: not valid TOML: nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"config {str(path)!r}: cannot be read ({error})") from None
+    # With changes, what is wrong may as well be one of them.
+    with contextlib.nullcontext() if changes else errors_of(path):
+        return changed(data, changes or {})
+
+
+def run_config(run: Path) -> Config:
+    """The resolved config that a run folder holds."""
+    path = run / "config.json"
+    data = read_json(path)
+    with errors_of(path):
+        return Config.from_dict(data)
 
 
 def changed(data: dict[str, Any], changes: Mapping[str, str]) -> Config:

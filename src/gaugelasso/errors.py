@@ -1,5 +1,20 @@
 """The error that is the user's to mend: it names what is wrong and what would be right."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 
 class UserError(ValueError):
     """Shown without a traceback by the command line, which then exits with code 2."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """What is found wrong inside, told with the name of the file it came from."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{str(path)!r}: {error}") from None

@@ -6,16 +6,19 @@ metrics.jsonl     one row per log interval
 events.jsonl      one row per structural event
 samples.npz       what the task shows of the finished model, where it shows something
 summary.json      the outcome; written last
-checkpoint/       the newest state (see checkpoint.py)
+checkpoints/      the newest few states (see checkpoint.py)
 initial.json      structure and widths before training, and how to read the metric
+run.lock          there while a run is writing (see lock.py)
 """
 
 import contextlib
 import datetime
+import io
 import json
+import math
 import os
 import platform
-import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,47 +28,70 @@ from typing import Any, Literal
 import numpy
 import torch
 
+from gaugelasso import durable, lock
 from gaugelasso.errors import UserError
 from gaugelasso.version import __version__
 
 Existing = Literal["refuse", "resume", "overwrite"]
+CHECKPOINTS = "checkpoints"
+_LOGS = ("metrics.jsonl", "events.jsonl")
+# Far more than a structure of any size takes: what is larger is no file of ours.
+_LARGEST_JSON = 2**26
 
 
 class RunFolder:
-    """A folder that is being written. Open with `RunFolder.open`."""
+    """A folder that is being written, by nobody else. Open with `RunFolder.open`."""
 
     def __init__(self, path: Path):
         self.path = path
+        make_folder(path)
+        self._lock = lock.FolderLock(path)
 
     @classmethod
     def open(cls, path: Path, existing: Existing = "refuse") -> "RunFolder":
         """Make the folder, or take an existing one as told; never mix two runs."""
         if path.exists() and not path.is_dir():
             raise UserError(f"output {str(path)!r} is a file; give a folder")
-        if path.exists() and any(path.iterdir()):
+        if not _is_free(path):
             if existing == "refuse":
                 cls.check_free(path)
             is_run = (path / "config.json").exists()
             if not is_run:
                 raise UserError(f"output {str(path)!r} holds no run (no config.json); left alone")
-            if existing == "overwrite":
-                for name in (*_FILES, "checkpoint", "checkpoint.old", "checkpoint.tmp", "report"):
-                    _remove(path / name)
-        make_folder(path)
-        return cls(path)
+        folder = cls(path)
+        if existing == "overwrite":
+            folder._clear()
+        return folder
+
+    def _clear(self) -> None:
+        """Remove a run's own files.
+
+        Checkpoints first, config last: broken off anywhere, a resumed run starts over.
+        """
+        for name in (CHECKPOINTS, "report", *reversed(_FILES)):
+            try:
+                durable.remove(self.path / name)
+                durable.remove(self.path / f"{name}.tmp")
+            except OSError as error:
+                where = str(self.path / name)
+                raise UserError(f"output {where!r} cannot be removed: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Let others write here."""
+        self._lock.release()
 
     @staticmethod
     def check_free(path: Path) -> None:
         """UserError if something is there already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or not _is_free(path)):
             raise UserError(
                 f"output {str(path)!r} already exists; add --resume to go on with it, "
                 "--overwrite to replace it, or choose another --out"
             )
 
     @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint"
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
 
     def write(self, name: str, data: Any) -> None:
         """A JSON file, complete or not there at all."""
@@ -73,24 +99,30 @@ class RunFolder:
 
     def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
         """An .npz file, complete or not there at all."""
-        path = self.path / name
-        aside = path.with_name(path.name + ".tmp")
-        with aside.open("wb") as file:
-            numpy.savez_compressed(file, allow_pickle=False, **arrays)
-        os.replace(aside, path)
+        held = io.BytesIO()
+        numpy.savez_compressed(held, allow_pickle=False, **arrays)
+        _write(self.path / name, held.getvalue())
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        path = self.path / name
+        try:
+            durable.append(path, (json.dumps(row) + "\n").encode())
+        except OSError as error:
+            raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
+
+    def sync(self) -> None:
+        """Flush the logs to the disk: a checkpoint must not outlive the rows before it."""
+        for name in _LOGS:
+            durable.sync(self.path / name)
 
     def rewind(self, step: int) -> None:
         """Forget rows after `step`: they will be written again."""
-        for name in ("metrics.jsonl", "events.jsonl"):
-            kept = [row for row in read_rows(self.path / name) if row["step"] <= step]
+        for name in _LOGS:
+            kept = [row for row in _checked_rows(self.path / name) if row["step"] <= step]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / name, text)
         for name in ("samples.npz", "summary.json"):
-            _remove(self.path / name)
+            durable.remove(self.path / name)
 
 
 _FILES = (
@@ -102,6 +134,12 @@ _FILES = (
     "samples.npz",
     "summary.json",
 )
+
+
+def _is_free(path: Path) -> bool:
+    """Nothing there, or nothing but what a run that died at its very beginning leaves."""
+    traces = {lock.NAME, "config.json.tmp"}
+    return not path.is_dir() or all(entry.name in traces for entry in path.iterdir())
 
 
 def make_folder(path: Path) -> None:
@@ -116,40 +154,83 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, then rename: a reader never sees half a file."""
-    aside = path.with_name(path.name + ".tmp")
+    """A text file, complete or not there at all."""
+    _write(path, text.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        durable.replace_file(path, [data])
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def read_json(path: Path, finite: bool = True) -> Any:
+    """What a JSON file says; UserError where it is none, says a thing twice, or has no end.
 
-
-def read_json(path: Path) -> Any:
+    Numbers must be `finite` but in figures, where a run may have measured otherwise.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _parsed(read_plain(path), finite)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    # ValueError: whatever is wrong with the text; RecursionError: lists in lists in lists.
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{str(path)!r}: not a readable JSON file ({error})") from None
+
+
+def read_plain(path: Path) -> str:
+    """The text of a file that is one, and not of a size that no such file has."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no plain file")
+    if found.st_size > _LARGEST_JSON:
+        raise ValueError(f"{found.st_size:,} bytes are too many")
+    return path.read_text(encoding="utf-8")
+
+
+def _parsed(text: str, finite: bool) -> Any:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        held = dict(items)
+        if len(held) < len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"key {twice!r} is there twice")
+        return held
+
+    def number(text: str) -> float:
+        if finite and not math.isfinite(float(text)):
+            raise ValueError(f"{text[:20]} is not a finite number")
+        return float(text)
+
+    return json.loads(text, object_pairs_hook=pairs, parse_float=number, parse_constant=number)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a .jsonl file; a last line cut short by a crash is left out."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)
+
+
+def _checked_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a log; UserError where one but the last, which a crash may cut short, is damaged."""
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise UserError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = _parsed(line.decode(), finite=False)
+            if type(row["step"]) is not int:
+                raise ValueError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if number == len(lines):
+                return
+            raise UserError(f"{str(path)!r}: line {number} is damaged; mend or remove it") from None
+        yield row
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gaugelasso import checkpoint
-from gaugelasso.config import Config
+from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import predictor
-from gaugelasso.runs import read_json
 from gaugelasso.tasks import EVALUATION, FF31, Draw
 from gaugelasso.tasks.longhand import Grammar
 
@@ -20,7 +19,7 @@ RIGHT, WRONG = "✓", "✗"
 
 def show_divisions(run: Path, problems: int, seed: int, device: str) -> Iterator[str]:
     """Lines about the first held-out problems of a seed, solved by the run's model."""
-    config = Config.from_dict(read_json(run / "config.json"))
+    config = run_config(run)
     task = config.task
     if not isinstance(task, FF31):
         raise UserError(

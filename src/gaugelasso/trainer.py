@@ -4,6 +4,7 @@ Drives the compressor through the phases, evaluates on held-out data, writes the
 folder. Decides nothing about structure.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import Tensor
 from gaugelasso import checkpoint
 from gaugelasso.config import Config
 from gaugelasso.drop import next_to_go
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, errors_of
 from gaugelasso.evaluation import (
     choose_device,
     evaluate,
@@ -27,8 +28,10 @@ from gaugelasso.evaluation import (
 )
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
-from gaugelasso.runs import Existing, RunFolder, environment, read_json
+from gaugelasso.resume import check_same_config, check_state
+from gaugelasso.runs import Existing, RunFolder, environment
 from gaugelasso.schedule import Schedule
+from gaugelasso.signals import StopWish, stop_wishes
 from gaugelasso.step import TrainingStep
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
 
@@ -58,9 +61,6 @@ _FRESH: dict[str, Any] = {
     "parameters_initial": None,
 }
 
-# What may differ when a run is resumed.
-_FREE = {("train", key) for key in ("device", "threads", "graph", "fused")} | {("task", "cache")}
-
 
 class TargetMissed(UserError):
     """The run ended without ever reaching its loss target."""
@@ -85,6 +85,13 @@ class Trainer:
         for stream in (TRAINING, EVALUATION):
             self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
         self.folder = RunFolder.open(out, existing)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.folder.close)
+            self._set_up(existing == "resume")
+            on_failure.pop_all()
+
+    def _set_up(self, resume: bool) -> None:
+        config = self.config
         self.schedule = Schedule(
             self.train.steps,
             self.train.warmup,
@@ -94,18 +101,18 @@ class Trainer:
             self.train.lr_min,
         )
         self.state: dict[str, Any] = dict(_FRESH)
-        resuming = existing == "resume" and checkpoint.find(self.folder.checkpoint) is not None
-        if resuming:
-            self._check_same_config()
-            model = checkpoint.load_model(self.folder.checkpoint, self.device)
+        found = checkpoint.find(self.folder.checkpoints) if resume else None
+        if found:
+            check_same_config(self.config, self.folder.path / "config.json")
+            model = found.model(self.device)
         else:
             spec = config.model.spec(self.task)
             model = Transformer(spec, self.train.seed).to(self.device)
         self.model = model
         self.step = TrainingStep(model, config, self.device)
         self.compressor = self.step.compressor
-        if resuming:
-            self._resume()
+        if found:
+            self._resume(found)
         else:
             self._begin()
         self._losses: list[Tensor] = []
@@ -122,26 +129,15 @@ class Trainer:
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         self.folder.write("initial.json", {**initial, "structure": compressor.structure})
 
-    def _check_same_config(self) -> None:
-        """A run goes on with the settings it began with, but for where it runs."""
-        before = read_json(self.folder.path / "config.json")
-        for section, values in self.config.to_dict().items():
-            for key, value in values.items():
-                old = before.get(section, {}).get(key)
-                if (section, key) not in _FREE and old != value:
-                    raise UserError(
-                        f"--resume: {section}.{key} = {value!r}, but the run began with {old!r}; "
-                        "keep its setting, or start another run"
-                    )
-
-    def _resume(self) -> None:
-        state, tensors = checkpoint.load_state(self.folder.checkpoint)
-        if not isinstance(state, dict) or state.keys() != _FRESH.keys() | {"steps"}:
-            raise UserError(f"{str(self.folder.checkpoint / 'state.json')!r}: not a run's state")
+    def _resume(self, found: checkpoint.Checkpoint) -> None:
+        state, tensors = found.state()
         steps = state.pop("steps")
+        check_state(state, _FRESH, found.path / "state.json")
         self.state = state
-        self.compressor.load_state_tensors_(tensors, steps)
+        with errors_of(found.path / "optimizer.safetensors"):
+            self.compressor.load_state_tensors_(tensors, steps)
         self.folder.rewind(steps)
+        found.restore_random_()
 
     # --- one step -----------------------------------------------------------------
 
@@ -169,24 +165,39 @@ class Trainer:
     # --- the run ------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; returns the summary that is also in the folder."""
+        """Train to the end; returns the summary that is also in the folder.
+
+        Asked to stop by SIGTERM or Ctrl-C, it saves and raises Stopped.
+        """
+        with contextlib.closing(self.folder), stop_wishes() as wish:
+            self._train(wish)
+            with wish.granted_at_once(self._said_resumable()):
+                return self._finish()
+
+    def _train(self, wish: StopWish) -> None:
         began = time.perf_counter() - self.state["wall_s"]
         mark, marked_step = time.perf_counter(), self.compressor.steps
         while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
             self._step()
-            if not any(self._due(key) for key in ("log", "eval", "checkpoint")):
+            stopping = wish.asked
+            if not stopping and not any(self._due(key) for key in ("log", "eval", "checkpoint")):
                 continue
             self._read_losses()
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
-                _, self.state["metric"] = self.evaluate(self.train.eval_batches)
+                _, metric = self.evaluate(self.train.eval_batches)
+                self.state["metric"] = metric if math.isfinite(metric) else None
             self.state["wall_s"] = time.perf_counter() - began
             if self._due("log"):
                 self._log(step_s)
             # After the log, which may find the work target met and so this step the last.
-            if self._due("checkpoint"):
+            if stopping or self._due("checkpoint"):
                 self._save()
+            if stopping:
+                raise wish.stopped(self._said_resumable())
             mark, marked_step = time.perf_counter(), self.compressor.steps
+
+    def _finish(self) -> dict[str, Any]:
         summary = self._summary()
         if shown := samples(self.model, self.config, self.device):
             self.folder.write_arrays("samples.npz", shown)
@@ -194,6 +205,12 @@ class Trainer:
         if self.state["reached_at"] is None:
             raise TargetMissed(self._said_missed(summary))
         return summary
+
+    def _said_resumable(self) -> str:
+        return (
+            f"after step {self.compressor.steps}, which is saved in "
+            f"{str(self.folder.checkpoints)!r}; go on with --resume"
+        )
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
@@ -206,7 +223,10 @@ class Trainer:
             raise UserError(
                 f"a weight is not a number after step {self.compressor.steps}; {self._last_good()}"
             )
-        checkpoint.save(self.folder.checkpoint, self.compressor, self.state)
+        self.folder.sync()
+        checkpoint.save(
+            self.folder.checkpoints, self.compressor, self.state, self.train.checkpoint_keep
+        )
 
     def _said_missed(self, summary: dict[str, Any]) -> str:
         whole = summary["fma_final"] == summary["fma_initial"]
@@ -215,7 +235,7 @@ class Trainer:
             f"target.loss = {self.config.target.loss} was never reached in "
             f"{summary['steps']} steps "
             f"(best training loss {self.state['best_loss']:.4g}): {kept} is in "
-            f"{str(self.folder.checkpoint)!r}. Raise target.loss or train.steps"
+            f"{str(self.folder.checkpoints)!r}. Raise target.loss or train.steps"
         )
 
     def _read_losses(self) -> list[float]:
@@ -239,8 +259,8 @@ class Trainer:
         )
 
     def _last_good(self) -> str:
-        good = checkpoint.find(self.folder.checkpoint)
-        return f"last good checkpoint: {str(good)!r}" if good else "no checkpoint yet"
+        good = checkpoint.find(self.folder.checkpoints)
+        return f"last good checkpoint: {str(good.path)!r}" if good else "no checkpoint yet"
 
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""

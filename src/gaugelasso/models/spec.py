@@ -13,6 +13,10 @@ from typing import Any, Literal
 
 from gaugelasso.errors import UserError
 
+# Beyond any machine; and what is larger is not even a number to a tensor.
+_LARGEST = 2**40
+_LARGEST_FLOAT = 3e38
+
 
 class SpecError(UserError):
     """A structure that cannot be built."""
@@ -146,6 +150,9 @@ class TransformerSpec:
         _positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
             _positive(name, getattr(self, name))
+        for site in self.sites:
+            if not 0 <= site <= _LARGEST:
+                raise SpecError(f"site {_shown(site)} is no number of a site")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
             _check_reach(who, reach, len(self.sites))
         seen: set[str] = set()
@@ -172,6 +179,21 @@ class TransformerSpec:
                     f"{operator.name}: {len(operator.frequencies)} frequencies for "
                     f"{operator.keys} RoPE pairs"
                 )
+
+    @property
+    def weights(self) -> int:
+        """How many numbers its matrices and tables hold: what building it takes, and a little."""
+        total = self.inputs * len(self.embed) + len(self.classify) * self.outputs
+        total += self.positions * self.length * len(self.embed)
+        for op in self.operators:
+            reads, writes = len(op.reads), len(op.writes)
+            if isinstance(op, MlpSpec):
+                total += (2 * reads + writes) * op.filters
+            else:
+                keys = op.keys if op.frequencies is None else 2 * op.keys
+                total += reads * (op.heads + op.kv_heads) * keys
+                total += (reads * op.kv_heads + op.heads * writes) * op.values
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -268,7 +290,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is types.UnionType:
         return any(_fits(value, choice) for choice in inner)
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        # Of whole numbers, those that a float can be made of.
+        return type(value) in (int, float) and -_LARGEST_FLOAT <= value <= _LARGEST_FLOAT
     return type(value) is hint if hint is not types.NoneType else value is None
 
 
@@ -284,6 +307,8 @@ def _shown(value: Any) -> str:
 def _positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SpecError(f"{name} = {value!r}: must be a whole number of at least 1")
+    if value > _LARGEST:
+        raise SpecError(f"{name} = {_shown(value)}: must be at most {_LARGEST}")
 
 
 def _check_reach(who: str, sites: tuple[int, ...], width: int) -> None:

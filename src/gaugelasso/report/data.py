@@ -225,7 +225,7 @@ def load_run(folder: Path) -> Run:
         initial=initial,
         metrics=tuple(read_rows(folder / "metrics.jsonl")),
         events=tuple(read_rows(folder / "events.jsonl")),
-        summary=read_json(summary) if summary.exists() else None,
+        summary=read_json(summary, finite=False) if summary.exists() else None,
     )
 
 

@@ -1,0 +1,46 @@
+"""What a run that goes on must find as it left it: its settings, and a state that is one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError
+from gaugelasso.runs import read_json
+
+# What changes no step, and so may differ.
+_FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
+_FREE |= {("task", "cache")}
+
+
+def check_same_config(config: Config, path: Path) -> None:
+    """A run goes on with the settings it began with, which are in this file."""
+    before = read_json(path)
+    for section, values in config.to_dict().items():
+        old = before.get(section) if isinstance(before, dict) else None
+        if not isinstance(old, dict):
+            raise UserError(f"{str(path)!r}: no config of a run, it has no [{section}]")
+        for key, value in values.items():
+            if (section, key) not in _FREE and old.get(key) != value:
+                raise UserError(
+                    f"--resume: {section}.{key} = {value!r}, but the run began with "
+                    f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
+                )
+
+
+def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], path: Path) -> None:
+    """UserError unless the values are those of `fresh`, each of its kind."""
+    if state.keys() != fresh.keys():
+        odd = sorted(state.keys() ^ fresh.keys())
+        raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
+    for key, value in state.items():
+        if not _fits(value, fresh[key]):
+            raise UserError(f"{str(path)!r}: not a run's state, {key} = {str(value)[:60]}")
+
+
+def _fits(value: Any, fresh: Any) -> bool:
+    """Lists stay lists of numbers, numbers numbers; what is not known yet may still be so."""
+    if isinstance(fresh, tuple):
+        return isinstance(value, list) and all(_fits(each, 0.0) for each in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number or (fresh is None and value is None)

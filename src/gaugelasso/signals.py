@@ -1,0 +1,72 @@
+"""SIGTERM and Ctrl-C as a wish to stop: noted, and granted where nothing is lost by it."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from gaugelasso.errors import UserError
+
+_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
+
+class Stopped(UserError):
+    """A run that was asked to stop and did. Exits as a shell expects of such a process."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class StopWish:
+    """What was asked for so far. `asked` may turn true at any time."""
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+        self._at_once: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self._signal is not None
+
+    def stopped(self, rest: str) -> Stopped:
+        """The error that says which signal it was, and `rest`."""
+        assert self._signal is not None
+        name = _NAMES[signal.Signals(self._signal)]
+        return Stopped(f"stopped by {name} {rest}", 128 + self._signal)
+
+    @contextlib.contextmanager
+    def granted_at_once(self, rest: str) -> Iterator[None]:
+        """Work that can be broken off anywhere: a wish, old or new, raises Stopped."""
+        self._at_once = rest
+        try:
+            if self.asked:
+                raise self.stopped(rest)
+            yield
+        finally:
+            self._at_once = None
+
+    def note(self, number: int, _: FrameType | None) -> None:
+        """The signal handler."""
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt  # a second Ctrl-C means now
+        # Of several, the first is told: after Ctrl-C a sweep sends SIGTERM, too.
+        self._signal = self._signal or number
+        if self._at_once is not None:
+            raise self.stopped(self._at_once)
+
+
+@contextlib.contextmanager
+def stop_wishes() -> Iterator[StopWish]:
+    """Listen as long as this lasts. Off the main thread, which alone may, nobody ever asks."""
+    wish = StopWish()
+    if threading.current_thread() is not threading.main_thread():
+        yield wish
+        return
+    before = {number: signal.signal(number, wish.note) for number in _NAMES}
+    try:
+        yield wish
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,62 @@
+"""Safetensors, written one tensor after the other.
+
+The library wants all tensors on the host at once, which for a model on a GPU is a second
+copy of it. The format is plain: the header's length in eight bytes, a JSON header, numbers.
+Reading is the library's: it checks the header, and maps the numbers rather than copy them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gaugelasso.errors import UserError
+
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNED = 8
+
+
+def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file in pieces; UserError at a value that is not a finite number."""
+    header: dict[str, dict] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {
+            "dtype": _KINDS[tensor.dtype],
+            "shape": shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    yield len(text).to_bytes(8, "little") + text
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        if not here.isfinite().all():
+            raise UserError(f"{name!r} holds a value that is not a finite number")
+        yield here.reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors by name, mapped from the file: a page is read when it is looked at."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{str(path)!r}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r}: not a readable safetensors file ({error})") from None
