@@ -4,6 +4,7 @@ The lock is the kernel's (flock): it goes when its process does, however that en
 file left behind by a dead process blocks nobody.
 """
 
+import contextlib
 import fcntl
 import os
 import weakref
@@ -21,8 +22,9 @@ class FolderLock:
         self.path = folder / NAME
         descriptor = self._acquire()
         self._close = weakref.finalize(self, os.close, descriptor)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        with contextlib.suppress(OSError):  # for words alone: a full disk still locks
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
 
     def _acquire(self) -> int:
         while True:
@@ -53,5 +55,6 @@ class FolderLock:
 
     def release(self) -> None:
         if self._close.alive:
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # left behind, it blocks nobody
+                self.path.unlink(missing_ok=True)
             self._close()

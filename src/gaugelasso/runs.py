@@ -69,12 +69,9 @@ class RunFolder:
         Checkpoints first, config last: broken off anywhere, a resumed run starts over.
         """
         for name in (CHECKPOINTS, "report", *reversed(_FILES)):
-            try:
+            with _writing(self.path / name):
                 durable.remove(self.path / name)
                 durable.remove(self.path / f"{name}.tmp")
-            except OSError as error:
-                where = str(self.path / name)
-                raise UserError(f"output {where!r} cannot be removed: {error.strerror}") from None
 
     def close(self) -> None:
         """Let others write here."""
@@ -104,16 +101,14 @@ class RunFolder:
         _write(self.path / name, held.getvalue())
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        path = self.path / name
-        try:
-            durable.append(path, (json.dumps(row) + "\n").encode())
-        except OSError as error:
-            raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
+        with _writing(self.path / name):
+            durable.append(self.path / name, (json.dumps(row) + "\n").encode())
 
     def sync(self) -> None:
         """Flush the logs to the disk: a checkpoint must not outlive the rows before it."""
         for name in _LOGS:
-            durable.sync(self.path / name)
+            with _writing(self.path / name):
+                durable.sync(self.path / name)
 
     def rewind(self, step: int) -> None:
         """Forget rows after `step`: they will be written again."""
@@ -122,7 +117,8 @@ class RunFolder:
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / name, text)
         for name in ("samples.npz", "summary.json"):
-            durable.remove(self.path / name)
+            with _writing(self.path / name):
+                durable.remove(self.path / name)
 
 
 _FILES = (
@@ -159,8 +155,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
+    with _writing(path):
         durable.replace_file(path, [data])
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
 

@@ -1,0 +1,105 @@
+"""The command line in processes of its own, to be killed: forked, so that they start at once."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tests.test_config import TINY
+from tests.training import assert_same_run, newest, read
+from tests.trust.traps import Lines, Trap
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["gaugelasso.cli", "tests.trust.traps"])
+# Every step a row, so that every step's loss is compared; checkpoints every few.
+_SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
+
+
+def _train(arguments: list[str], log: str, trap: Trap | None) -> None:
+    """In the child: what a shell would run, with what may befall it."""
+    import torch
+
+    from gaugelasso import cli
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    torch.set_num_threads(1)
+    sys.argv = ["gaugelasso", *arguments]
+    with trap or contextlib.nullcontext():
+        try:
+            cli.main()
+        finally:
+            if isinstance(trap, Lines):
+                Path(log).with_suffix(".lines").write_text(str(trap.seen))
+
+
+@dataclass
+class Runs:
+    """Runs of the tiny config under one folder."""
+
+    home: Path
+    settings: tuple[str, ...] = _SETTINGS
+
+    def start(self, name: str, *options: str, trap: Trap | None = None) -> BaseProcess:
+        """Begin a run, or with --resume go on with one."""
+        config = self.home / "tiny.toml"
+        config.write_text(TINY)
+        arguments = ["train", str(config), "--out", str(self.home / name), *options]
+        arguments += [part for setting in self.settings for part in ("--set", setting)]
+        log = str(self.home / f"{name}.log")
+        process = _CONTEXT.Process(target=_train, args=(arguments, log, trap))
+        process.start()
+        return process
+
+    def run(self, name: str, *options: str, trap: Trap | None = None) -> int:
+        """Start, and wait for the end; the exit code, negative for a signal."""
+        process = self.start(name, *options, trap=trap)
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    def killed(self, name: str, after: float, *options: str) -> bool:
+        """Start, and SIGKILL after so many seconds; False if it had ended by itself."""
+        process = self.start(name, *options)
+        process.join(after)
+        process.kill()
+        process.join()
+        return process.exitcode == -9
+
+    def lines(self, trap: Lines) -> int:
+        """How many lines of Python a whole run goes through inside events, or inside saves."""
+        name = f"count-{trap.where}"
+        assert self.run(name, trap=trap) == 0
+        return int((self.home / f"{name}.lines").read_text())
+
+    def seconds(self, name: str) -> float:
+        """How long a whole run takes from start to end."""
+        began = time.perf_counter()
+        assert self.run(name) == 0
+        return time.perf_counter() - began
+
+    def log(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text()
+
+
+def assert_resumes(runs: Runs, reference: str, name: str) -> None:
+    """The run that died goes on, and becomes the one that did not, to the last bit."""
+    assert runs.run(name, "--resume") == 0, runs.log(name)
+    assert_same_run(runs.home / reference, runs.home / name)
+
+
+def assert_intact(reference: Path, run: Path) -> int:
+    """The newest checkpoint is one that an unharmed run has, too; returns its step."""
+    path = newest(run)
+    other = reference / "checkpoints" / path.name
+    for part in path.iterdir():
+        if part.suffix == ".safetensors" or part.name == "structure.json":
+            assert part.read_bytes() == (other / part.name).read_bytes(), part
+    state, others = (read(folder / "state.json") for folder in (path, other))
+    assert state | {"wall_s": 0} == others | {"wall_s": 0}
+    return int(state["steps"])

@@ -1,0 +1,166 @@
+"""kill -9 at any moment: a resumed run becomes the one that never died, to the last bit.
+
+A few points here; `make torture` tries hundreds.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.checkpoint import Checkpoint
+from gaugelasso.models import Transformer
+from gaugelasso.tasks import Retrieval
+from tests.training import assert_same_run, finish, start, stop_at
+from tests.trust.children import Runs, assert_resumes
+from tests.trust.traps import Bytes, Lines, Where
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With a run that never died."""
+    runs = Runs(tmp_path_factory.mktemp("killed"))
+    assert runs.run("whole") == 0, runs.log("whole")
+    return runs
+
+
+@pytest.mark.parametrize("where", ["event", "save"])
+def test_killed_inside(runs: Runs, where: Where) -> None:
+    total, chance = runs.lines(Lines(where)), random.Random(1)
+    for number in range(2):
+        name = f"{where}-{number}"
+        assert runs.run(name, trap=Lines(where, chance.randint(1, total))) == -9
+        assert_resumes(runs, "whole", name)
+
+
+@pytest.mark.parametrize("at", [5_000, 60_000])
+def test_killed_in_the_middle_of_a_write(runs: Runs, at: int) -> None:
+    assert runs.run(f"write-{at}", trap=Bytes(at, error=None)) == -9
+    assert_resumes(runs, "whole", f"write-{at}")
+
+
+def test_killed_again_and_again(runs: Runs) -> None:
+    chance = random.Random(2)
+    for number in range(4):
+        runs.killed("again", chance.uniform(0.1, 0.6), *(["--resume"] if number else []))
+    assert_resumes(runs, "whole", "again")
+
+
+# --- what would be missed ----------------------------------------------------------------
+
+
+def forgotten(
+    monkeypatch: pytest.MonkeyPatch, what: Callable[[dict[str, Any], dict[str, Tensor]], None]
+) -> None:
+    """A part of a checkpoint is not taken up, as if it had not been saved."""
+    inner = Checkpoint.state
+
+    def state(self: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        held, tensors = inner(self)
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        what(held, tensors)
+        return held, tensors
+
+    monkeypatch.setattr(Checkpoint, "state", state)
+
+
+def zeroed(prefix: str) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
+    def forget(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            tensors[name].zero_()
+
+    return forget
+
+
+def fresh(key: str, value: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
+    return lambda state, _: state.update({key: value})
+
+
+PARTS = {
+    "momentum": zeroed("momentum."),
+    "second moments": zeroed("second."),
+    "bias correction": zeroed("decay"),
+    "smoothed loss": zeroed("smoothed"),
+    "losses seen": zeroed("seen"),
+    "whether pressing began": zeroed("begun"),
+    "losses not yet logged": fresh("unlogged", []),
+    "the last evaluation": fresh("metric", None),
+    "work so far": fresh("training_fma", 0.0),
+    "when the target was reached": fresh("reached_at", None),
+}
+# Checkpoints between rows and between events, so that what is under way is in them.
+ODD: dict[str, Any] = {
+    "train__checkpoint_every": 14,
+    "train__eval_every": 20,
+    "compress__loss_smoothing": 0.9,
+    "train__steps": 35,
+}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finish(tmp_path_factory.mktemp("odd"), **ODD)
+
+
+def assert_other_run(odd: Path, tmp_path: Path) -> None:
+    stop_at(start(tmp_path, **ODD), 30)
+    start(tmp_path, existing="resume", **ODD).run()
+    with pytest.raises(AssertionError):
+        assert_same_run(odd, tmp_path / "run")
+
+
+def test_nothing_forgotten_nothing_changed(odd: Path, tmp_path: Path) -> None:
+    stop_at(start(tmp_path, **ODD), 30)
+    start(tmp_path, existing="resume", **ODD).run()
+    assert_same_run(odd, tmp_path / "run")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_left_out_shows(
+    odd: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten(monkeypatch, PARTS[part])
+    assert_other_run(odd, tmp_path)
+
+
+@pytest.mark.parametrize("leaf", ["weight", "gain"])
+def test_a_tensor_of_the_model_left_out_shows(
+    odd: Path, tmp_path: Path, leaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow norm weights and weights; energies are measured anew by every step."""
+    inner = Checkpoint.model
+
+    def model(self: Checkpoint, device: str = "cpu") -> Transformer:
+        built = inner(self, device)
+        with torch.no_grad():
+            getattr(built.classifier.read, leaf).fill_(1.0)
+        return built
+
+    monkeypatch.setattr(Checkpoint, "model", model)
+    assert_other_run(odd, tmp_path)
+
+
+def test_generators_left_out_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here draws from torch's own generator, but a loss of yours may."""
+    loss = Retrieval.loss
+
+    def noisy(self: Retrieval, outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(self, outputs + 0.01 * torch.randn_like(outputs), targets)
+
+    monkeypatch.setattr(Retrieval, "loss", noisy)
+    torch.manual_seed(5)
+    whole = finish(tmp_path, "whole", **ODD)
+    for name in ("kept", "lost"):
+        torch.manual_seed(5)
+        stop_at(start(tmp_path, name, **ODD), 30)
+        torch.manual_seed(6)
+        if name == "lost":
+            monkeypatch.setattr(Checkpoint, "restore_random_", lambda self: None)
+        start(tmp_path, name, "resume", **ODD).run()
+    assert_same_run(whole, tmp_path / "kept")
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, tmp_path / "lost")
