@@ -19,7 +19,8 @@ from typing import Any, Literal
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.models.spec import SpecError, TransformerSpec
 from gaugelasso.options import CompressorOptions
-from gaugelasso.runs import read_json, read_plain
+from gaugelasso.runs import read_json
+from gaugelasso.strict import read_plain
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.

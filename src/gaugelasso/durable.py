@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
 
 def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> str:

@@ -11,6 +11,8 @@ from gaugelasso.runs import read_json
 # What changes no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
 _FREE |= {("task", "cache")}
+# A loss, a metric, a count of work: none is beyond a float.
+_LARGEST = 1e300
 
 
 def check_same_config(config: Config, path: Path) -> None:
@@ -28,19 +30,21 @@ def check_same_config(config: Config, path: Path) -> None:
                 )
 
 
-def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], path: Path) -> None:
-    """UserError unless the values are those of `fresh`, each of its kind."""
+def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, path: Path) -> None:
+    """UserError unless the values are those of `fresh`, each of its kind, after so many steps."""
     if state.keys() != fresh.keys():
         odd = sorted(state.keys() ^ fresh.keys())
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
     for key, value in state.items():
-        if not _fits(value, fresh[key]):
+        past = not key.endswith("_at") or value is None or value in range(steps + 1)
+        if not (past and _fits(value, fresh[key])):
             raise UserError(f"{str(path)!r}: not a run's state, {key} = {str(value)[:60]}")
 
 
 def _fits(value: Any, fresh: Any) -> bool:
-    """Lists stay lists of numbers, numbers numbers; what is not known yet may still be so."""
+    """Lists stay lists of numbers, numbers numbers; what was not known yet may still be so."""
     if isinstance(fresh, tuple):
         return isinstance(value, list) and all(_fits(each, 0.0) for each in value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number or (fresh is None and value is None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None and fresh is None
+    return abs(value) <= _LARGEST

@@ -22,6 +22,8 @@ def rng_state() -> dict[str, Tensor]:
 def set_rng_state_(state: Mapping[str, Tensor]) -> None:
     """Take up a state; of GPUs that are not here nothing is taken up."""
     here = rng_state()
+    if "cpu" not in state:
+        raise UserError("'cpu' is missing")
     for name, saved in state.items():
         if name in here and (saved.dtype, saved.shape) != (here[name].dtype, here[name].shape):
             raise UserError(f"{name!r} is not the state of a random number generator")

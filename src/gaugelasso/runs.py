@@ -15,10 +15,8 @@ import contextlib
 import datetime
 import io
 import json
-import math
 import os
 import platform
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,13 +28,12 @@ import torch
 
 from gaugelasso import durable, lock
 from gaugelasso.errors import UserError
+from gaugelasso.strict import parse_json, read_plain
 from gaugelasso.version import __version__
 
 Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 _LOGS = ("metrics.jsonl", "events.jsonl")
-# Far more than a structure of any size takes: what is larger is no file of ours.
-_LARGEST_JSON = 2**26
 
 
 class RunFolder:
@@ -173,39 +170,12 @@ def read_json(path: Path, finite: bool = True) -> Any:
     Numbers must be `finite` but in figures, where a run may have measured otherwise.
     """
     try:
-        return _parsed(read_plain(path), finite)
+        return parse_json(read_plain(path), finite)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r}: no such file") from None
     # ValueError: whatever is wrong with the text; RecursionError: lists in lists in lists.
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{str(path)!r}: not a readable JSON file ({error})") from None
-
-
-def read_plain(path: Path) -> str:
-    """The text of a file that is one, and not of a size that no such file has."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("it is no plain file")
-    if found.st_size > _LARGEST_JSON:
-        raise ValueError(f"{found.st_size:,} bytes are too many")
-    return path.read_text(encoding="utf-8")
-
-
-def _parsed(text: str, finite: bool) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        held = dict(items)
-        if len(held) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"key {twice!r} is there twice")
-        return held
-
-    def number(text: str) -> float:
-        if finite and not math.isfinite(float(text)):
-            raise ValueError(f"{text[:20]} is not a finite number")
-        return float(text)
-
-    return json.loads(text, object_pairs_hook=pairs, parse_float=number, parse_constant=number)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -225,7 +195,7 @@ def _checked_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
         try:
-            row = _parsed(line.decode(), finite=False)
+            row = parse_json(line.decode(), finite=False)
             if type(row["step"]) is not int:
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):

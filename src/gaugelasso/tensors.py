@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.strict import parse_json
 
 _KINDS = {
     torch.float64: "F64",
@@ -47,16 +48,32 @@ def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little") + text
     for name, tensor in tensors.items():
         here = tensor.detach().cpu().contiguous()
-        if not here.isfinite().all():
-            raise UserError(f"{name!r} holds a value that is not a finite number")
+        _check_finite(name, here)
         yield here.reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors by name, mapped from the file: a page is read when it is looked at."""
+    """Tensors by name, mapped from the file; UserError at one that is not finite, too."""
     try:
-        return load_file(path)
+        tensors = load_file(path)
+        _check_names(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r}: no such file") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{str(path)!r}: not a readable safetensors file ({error})") from None
+    with errors_of(path):
+        for name, tensor in tensors.items():
+            _check_finite(name, tensor)
+    return tensors
+
+
+def _check_names(path: Path) -> None:
+    """ValueError if a tensor is there twice: the library takes the last, others the first."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        parse_json(file.read(length))
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.isfinite().all():
+        raise UserError(f"{name!r} holds a value that is not a finite number")

@@ -132,7 +132,7 @@ class Trainer:
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state()
         steps = state.pop("steps")
-        check_state(state, _FRESH, found.path / "state.json")
+        check_state(state, _FRESH, steps, found.path / "state.json")
         self.state = state
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)

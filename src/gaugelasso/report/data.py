@@ -6,7 +6,6 @@ still going on is read as far as it has got.
 
 import math
 import re
-import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +16,7 @@ import numpy as np
 
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_json, read_rows
+from gaugelasso.strict import read_arrays
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
@@ -95,11 +95,7 @@ class Run:
         path = self.path / "samples.npz"
         if not path.exists():
             return {}
-        try:
-            with np.load(path) as held:
-                shown = {name: held[name] for name in held.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise UserError(f"{str(path)!r}: not a readable .npz file ({error})") from None
+        shown = read_arrays(path)
         for name, images in shown.items():
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
                 raise UserError(f"{str(path)!r}: {name!r} holds no images")

@@ -11,7 +11,6 @@ import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from gaugelasso.errors import UserError
+from gaugelasso.strict import UNREADABLE, parse_json, read_arrays, read_plain
 
 CELEBA = "celeba"
 PARTS = ("train", "valid")
@@ -60,9 +60,14 @@ def load(path: str, size: int) -> Images:
     home = cache_folder() / "images" / name
     if not home.exists():
         _decode_into(home, source, size)
-    about = json.loads((home / "about.json").read_text(encoding="utf-8"))
-    parts = {part: np.load(home / f"{part}.npy", mmap_mode="r") for part in PARTS}
-    return Images(parts, tuple(about["mean"]), tuple(about["std"]))
+    try:
+        about = parse_json(read_plain(home / "about.json"))
+        parts = {part: np.load(home / f"{part}.npy", mmap_mode="r") for part in PARTS}
+        return Images(parts, tuple(about["mean"]), tuple(about["std"]))
+    except UNREADABLE as error:
+        raise UserError(
+            f"cache {str(home)!r} is damaged ({_first_line(error)}); remove it, and it is made anew"
+        ) from None
 
 
 def cache_folder() -> Path:
@@ -150,14 +155,9 @@ def _local(path: str, size: int) -> _Source:
 
 def _packed(path: Path, size: int) -> _Source:
     """Keys {train,valid}_{data,offsets}: image i is the bytes data[offsets[i]:offsets[i + 1]]."""
-    try:
-        with np.load(path) as held:
-            keys = [f"{part}_{what}" for part in PARTS for what in ("data", "offsets")]
-            missing = [key for key in keys if key not in held]
-            arrays = {key: held[key] for key in keys if key in held}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{str(path)!r} is not a readable .npz ({_first_line(error)})") from None
-    if missing:
+    arrays = read_arrays(path)
+    keys = [f"{part}_{what}" for part in PARTS for what in ("data", "offsets")]
+    if missing := [key for key in keys if key not in arrays]:
         raise UserError(
             f"{str(path)!r} has no array {missing[0]!r}; a packed file has {', '.join(keys)}"
         )

@@ -1,0 +1,119 @@
+"""Nothing that is loaded is ever run: no pickle in the sources, none while files are read."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_config import tiny
+from tests.training import finish
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "gaugelasso").rglob("*.py"))
+# Modules whose loading runs what was loaded, and functions that do.
+MODULES = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "runpy",
+    "code",
+}
+CALLS = {"eval", "exec", "compile", "__import__"}
+ATTRIBUTES = {
+    ("torch", "load"),
+    ("torch", "save"),
+    ("torch", "hub"),
+    ("os", "system"),
+    ("os", "popen"),
+}
+
+
+def dangers(source: str) -> list[str]:
+    """What in a program could run a file's content."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".")[0]
+            names = {(module, alias.name) for alias in node.names}
+            found += [module] if module in MODULES or names & ATTRIBUTES else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found += [node.func.id] if node.func.id in CALLS else []
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            named = (node.value.id, node.attr)
+            found += [".".join(named)] if named in ATTRIBUTES else []
+        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
+            is_off = isinstance(node.value, ast.Constant) and node.value.value is False
+            found += [] if is_off else [node.arg]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_source_can_run_a_file(path: Path) -> None:
+    assert dangers(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch; torch.load('x')",
+        "from torch import load",
+        "np.load('x', allow_pickle=True)",
+        "np.load('x', allow_pickle=allowed)",
+        "eval('1')",
+        "exec(text)",
+        "import shelve",
+        "import marshal as m",
+        "os.system('x')",
+        "subprocess.run('x', shell=True)",
+    ],
+)
+def test_the_walk_sees_what_it_looks_for(line: str) -> None:
+    assert dangers(line)
+
+
+LOADING = """
+import sys
+from pathlib import Path
+from gaugelasso.checkpoint import load_model, load_spec, load_state
+from gaugelasso.config import load_config, run_config
+from gaugelasso.report.data import load_run
+from gaugelasso.trainer import Trainer
+
+run, config = Path(sys.argv[1]), Path(sys.argv[2])
+
+def load():
+    load_model(run), load_state(run), load_spec(run), load_spec(run / "initial.json")
+    run_config(run), load_run(run)
+    Trainer(load_config(config), run, "resume").folder.close()
+
+load()  # what is imported late is imported now
+heard = []
+sys.addaudithook(lambda name, _: heard.append(name))
+load()
+forbidden = {"pickle.find_class", "exec", "compile", "marshal.loads", "os.system", "os.exec",
+             "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect", "ctypes.dlopen"}
+assert "open" in heard
+print("ran:", sorted(forbidden & set(heard)))
+if sys.argv[3:]:
+    import pickle
+    pickle.loads(pickle.dumps(Path))
+    print("then:", sorted(forbidden & set(heard)))
+"""
+
+
+def test_nothing_is_run_while_a_run_is_loaded(tmp_path: Path) -> None:
+    run = finish(tmp_path)
+    tiny(tmp_path)
+    command = [sys.executable, "-c", LOADING, str(run), str(tmp_path / "tiny.toml"), "control"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["ran: []", "then: ['pickle.find_class']"], done.stderr
