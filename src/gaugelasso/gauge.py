@@ -1,8 +1,8 @@
 """Gauge balance: make both sides of every axis equally heavy.
 
 Changes no bit of a model's output: what one side gains the other loses, riders that must
-follow do, and all factors are powers of two. Also the slow norm weights, which let a dying channel leave its
-normaliser smoothly. Knows nothing of losses, budgets or data.
+follow do, and all factors are powers of two. Also the slow norm weights, which let a
+dying channel leave its normaliser smoothly. Knows nothing of losses, budgets or data.
 
 The functions say what is done, axis by axis. `Balance` and `SlowNorms` do the same for a
 whole table in a few passes, which is what a run uses; tests hold them to the functions.
@@ -69,9 +69,9 @@ def balance_(
 ) -> dict[str, Tensor]:
     """Gauge Sinkhorn: sweeps of c = sqrt(eps_B / eps_A) over all axes, in table order.
 
-    Each sweep's c is clipped to [1/clip, clip] and, if `rounded`, a power of two. An index that is zero on a side has
-    no balance and is left alone. Returns the total c of each axis, for the
-    optimizer's state to follow.
+    Each sweep's c is clipped to [1/clip, clip] and, if `rounded`, a power of two. An index
+    that is zero on a side has no balance and is left alone. Returns the total c of each
+    axis, for the optimizer's state to follow.
     """
     total: dict[str, Tensor] = {}
     for _ in range(sweeps):
