@@ -225,8 +225,8 @@ class SlowNorms:
         aim = gain.square()
         there = (aim * energy).sum(1, keepdim=True)
         scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=1e-38)
-        # Without energy or gain there is nothing to follow.
-        new = weight.lerp(scale * aim, rate * (there > 0))
+        # Without energy or gain there is nothing to follow, nor where energy is no number.
+        new = torch.where((rate > 0) & (there > 0), weight.lerp(scale * aim, rate), weight)
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
 
     def anchor_(self, momentum: Tensors, second: Tensors, share: float) -> None:
