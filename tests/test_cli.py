@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 from gaugelasso import checkpoint, cli
+from gaugelasso.books import Progress
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import clock, plain_line, show_progress
-from gaugelasso.trainer import Progress
 from gaugelasso.version import __version__
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
@@ -104,7 +104,7 @@ def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:
 
 def test_a_diverging_run_stops_with_a_line(config: Path, tmp_path: Path) -> None:
     answer = for_real("train", config, "--out", tmp_path / "run", "--set", "compress.lr=1e30")
-    assert_told(answer, "loss is nan at step ")
+    assert_told(answer, "loss or gradient not a number at step ")
     assert re.search(r"\(batch seed \d+\); no checkpoint yet", answer[2])
     assert not (tmp_path / "run" / "summary.json").exists()
 

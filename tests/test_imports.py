@@ -14,8 +14,8 @@ FLOORS = {
     **dict.fromkeys(["drop", "options", "graph"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
-    **dict.fromkeys(["manifest", "resume"], 4),
-    **dict.fromkeys(["step", "trainer", "display", "bench", "report", "show"], 5),
+    **dict.fromkeys(["manifest", "resume", "watch"], 4),
+    **dict.fromkeys(["step", "books", "trainer", "display", "bench", "report", "show"], 5),
     **dict.fromkeys(["sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.
     **dict.fromkeys(["__init__", "__main__"], 7),

@@ -15,11 +15,10 @@ from gaugelasso.compressor import Compressor
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs import read_rows
-from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.tasks import Draw
 from gaugelasso.trainer import TargetMissed, Trainer, choose_device
 from tests.test_config import tiny
 from tests.training import (
-    assert_same_run,
     final_tensors,
     finish,
     newest,
@@ -272,7 +271,8 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
         pairs = [trainer.task.batch(4, Draw(3, k), "cpu") for k in range(3)]
         losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
     trainer._step()
-    assert trainer._read_losses() == [pytest.approx(float(sum(losses)) / 3)]
+    trainer._read_losses()
+    assert trainer.state["unlogged"] == [pytest.approx(float(sum(losses)) / 3)]
 
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
@@ -338,41 +338,6 @@ def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path
     assert "nothing was compressed" not in str(told.value)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, draw: Draw) -> None:
-    """This batch has no loss."""
-    honest = Retrieval.batch
-
-    def batch(self: Retrieval, size: int, of: Draw, device: str) -> tuple[Tensor, Tensor]:
-        inputs, targets = honest(self, size, of, device)
-        return inputs, torch.full_like(targets, -100) if of == draw else targets
-
-    monkeypatch.setattr(Retrieval, "batch", batch)
-
-
-def test_a_loss_that_is_no_number_stops_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = Draw(3, 26)  # step 27, counted from one
-    poison(monkeypatch, draw)
-    with pytest.raises(UserError) as told:
-        finish(tmp_path)
-    run = tmp_path / "run"
-    assert f"loss is nan at step 27 (batch seed {draw.seed})" in str(told.value)
-    assert f"last good checkpoint: {str(newest(run))!r}" in str(told.value)
-    assert not (run / "summary.json").exists()
-    assert checkpoint.load_state(run)[0]["steps"] == 20
-    assert all(t.isfinite().all() for t in final_tensors(run).values())
-    assert rows(run, "metrics.jsonl")[-1]["step"] == 25
-
-
-def test_without_a_checkpoint_the_stop_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, Draw(3, 2))
-    with pytest.raises(UserError, match=r"loss is nan at step 3 .*no checkpoint yet"):
-        finish(tmp_path)
-
-
 def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path) -> None:
     """The step that breaks the weights still has a finite loss: the next one tells."""
     trainer = start(tmp_path)
@@ -388,17 +353,6 @@ def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path) ->
     with pytest.raises(UserError, match="last good checkpoint"):
         trainer.run()
     assert all(t.isfinite().all() for t in final_tensors(tmp_path / "run").values())
-
-
-def test_a_poisoned_run_can_be_resumed_from_its_last_good_checkpoint(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, Draw(3, 26))
-    with pytest.raises(UserError, match="loss is nan"):
-        finish(tmp_path)
-    monkeypatch.undo()
-    start(tmp_path, existing="resume").run()
-    assert_same_run(run, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "meta", "cuda:-1", "cuda:99", "mps"])

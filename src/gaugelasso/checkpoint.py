@@ -93,13 +93,21 @@ class Checkpoint:
             set_rng_state_(tensors)
 
 
-def save(folder: Path, compressor: Compressor, state: dict[str, Any], keep: int = KEPT) -> None:
+def save(
+    folder: Path,
+    compressor: Compressor,
+    state: dict[str, Any],
+    keep: int = KEPT,
+    held: int | None = None,
+) -> None:
     """Add a checkpoint to a folder of them, then let go of all but the newest `keep`.
+
+    That of the step `held` stays too.
 
     UserError, with those before left as they were, if it cannot be written or holds a value
     that is not finite.
     """
-    path = folder / f"step-{compressor.steps:08d}"
+    path = folder / _name(compressor.steps)
     aside = path.with_name(path.name + ".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +122,7 @@ def save(folder: Path, compressor: Compressor, state: dict[str, Any], keep: int 
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"checkpoint {str(path)!r} cannot be written: {reason}") from None
     with contextlib.suppress(OSError):  # what cannot be removed does no harm
-        _let_go(folder, compressor.steps, keep)
+        _let_go(folder, compressor.steps, keep, held)
 
 
 def _write(folder: Path, compressor: Compressor, state: dict[str, Any]) -> None:
@@ -137,10 +145,11 @@ def _json(data: Any) -> bytes:
         raise UserError("its state holds a value that is not a finite number") from None
 
 
-def _let_go(folder: Path, newest: int, keep: int) -> None:
+def _let_go(folder: Path, newest: int, keep: int, held: int | None) -> None:
     """Remove what is older than the newest `keep`, and what a crash or another course left."""
     ring = [path for path in _ring(folder) if _step(path) <= newest]
-    kept = [path for path in ring if not path.name.endswith(_REPLACED)][:keep]
+    ring = [path for path in ring if not path.name.endswith(_REPLACED)]
+    kept = ring[:keep] + [path for path in ring if _step(path) == held]
     for path in folder.iterdir():
         if _NAME.fullmatch(path.name) and path not in kept:
             # Under another name first: what is half removed is not taken for a checkpoint.
@@ -150,6 +159,10 @@ def _let_go(folder: Path, newest: int, keep: int) -> None:
             remove(gone)
         elif _NAME.fullmatch(path.name.removesuffix(".tmp")) and path not in kept:
             remove(path)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _step(path: Path) -> int:
@@ -188,6 +201,11 @@ def find(folder: Path | str) -> Checkpoint | None:
     if damage:
         raise UserError(f"{damage[0]}; there is no whole checkpoint to go back to")
     return None
+
+
+def at_step(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of one step; UserError if it is not there or damaged."""
+    return _opened(folder / _name(step))
 
 
 def _opened(path: Path) -> Checkpoint:

@@ -95,8 +95,9 @@ class Compressor:
         self.begun = weight.new_zeros(())
         self.smoothed = weight.new_zeros(())
         self.seen = weight.new_zeros(())
-        # Steps that were not taken because loss or gradient was not a number.
+        # Steps that were not taken because loss or gradient was not a number: all, and in a row.
         self.skipped = weight.new_zeros(())
+        self.failing = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         # Most events change no structure: their thousand launches become one.
@@ -121,6 +122,7 @@ class Compressor:
         store.collect_grads_()
         sound = loss.isfinite() & store.grad.sum().isfinite()
         self.skipped.add_(~sound)
+        self.failing.add_(1).mul_(~sound)
         optimizer.observe_(sound)
         current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing)
         norms = self._plan.penalty.norms(store.weight)
@@ -325,7 +327,17 @@ class Compressor:
     # --- state, for checkpoints ---------------------------------------------------
 
     def _scalars(self) -> dict[str, Tensor]:
-        names = ("lr", "pressure", "begun", "rho", "pressed", "smoothed", "seen", "skipped")
+        names = [
+            "lr",
+            "pressure",
+            "begun",
+            "rho",
+            "pressed",
+            "smoothed",
+            "seen",
+            "skipped",
+            "failing",
+        ]
         return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -114,17 +114,19 @@ class TrainConfig:
     eval_batches: int = 8
     final_batches: int = 64
     checkpoint_every: int = 1_000
+    patience: int = 1_000
+    skip_limit: int = 20
     checkpoint_keep: int = 2
     threads: int = 0  # 0: leave it to torch
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
-                    "final_batches", "checkpoint_every"):  # fmt: skip
+                    "skip_limit", "final_batches", "checkpoint_every"):  # fmt: skip
             _in_range(f"train.{key}", getattr(self, key), 1, 10**9)
         # One alone could not be gone back from if it is damaged.
         _in_range("train.checkpoint_keep", self.checkpoint_keep, 2, 10**9)
         _in_range("train.threads", self.threads, 0, 1024)
-        for key in ("seed", "warmup", "cooldown", "saturation"):
+        for key in ("seed", "warmup", "cooldown", "saturation", "patience"):
             _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
         if not 0 <= self.lr_min < math.inf:
             raise UserError(f"train.lr_min = {self.lr_min}: must not be negative")

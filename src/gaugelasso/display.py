@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from gaugelasso.trainer import Progress
+from gaugelasso.books import Progress
 
 # Seconds between plain lines: a log should not fill with rows.
 _LINE_EVERY = 2.0

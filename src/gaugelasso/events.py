@@ -26,7 +26,8 @@ class Event:
 
     `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
     counts those that were near enough to zero to go but that the batch missed; `splits` the
-    sites that became two, before the loss called balanced.
+    sites that became two, before the loss called balanced. `returned_to` is the step whose
+    state a run went back to, if that is what the event was.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Event:
     refused: bool = False
     splits: int = 0
     spared: dict[str, int] = field(default_factory=dict)
+    returned_to: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -107,10 +107,16 @@ class RunFolder:
             with _writing(self.path / name):
                 durable.sync(self.path / name)
 
-    def rewind(self, step: int) -> None:
-        """Forget rows after `step`: they will be written again."""
+    def rewind(self, step: int, returns: int = 0) -> None:
+        """Forget rows after `step`: they will be written again.
+
+        Of the events that went back, the first `returns` stay: one more may have been written at
+        this very step, after it was saved.
+        """
         for name in _LOGS:
             kept = [row for row in _checked_rows(self.path / name) if row["step"] <= step]
+            extra = [row for row in kept if row.get("returned_to") is not None][returns:]
+            kept = [row for row in kept if row not in extra]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / name, text)
         for name in ("samples.npz", "summary.json"):

@@ -6,7 +6,7 @@ number of steps before the end, or when the work target was met ("saturation").
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal["warmup", "compression", "cooldown"]
@@ -24,6 +24,10 @@ class Schedule:
     def end(self, frozen_at: int | None) -> int:
         """The number of steps of the whole run, given when the target froze it."""
         return self.steps if frozen_at is None else frozen_at + self.saturation
+
+    def again(self) -> "Schedule":
+        """For a second anneal, as long as the first one was."""
+        return replace(self, saturation=self.saturation or self.cooldown)
 
     def _anneal_start(self, frozen_at: int | None) -> int:
         return self.steps - self.cooldown if frozen_at is None else frozen_at

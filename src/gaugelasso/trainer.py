@@ -5,10 +5,10 @@ folder. Decides nothing about structure.
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,10 @@ import torch
 from torch import Tensor
 
 from gaugelasso import checkpoint
+from gaugelasso.books import FRESH, Progress, metrics_row, summary
 from gaugelasso.config import Config
-from gaugelasso.drop import next_to_go
 from gaugelasso.errors import UserError, errors_of
-from gaugelasso.evaluation import (
-    choose_device,
-    evaluate,
-    final_figures,
-    in_bfloat16,
-    samples,
-)
+from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
 from gaugelasso.resume import check_same_config, check_state
@@ -34,32 +28,9 @@ from gaugelasso.schedule import Schedule
 from gaugelasso.signals import StopWish, stop_wishes
 from gaugelasso.step import TrainingStep
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
+from gaugelasso.watch import TRIES, off_target, pressure
 
-
-@dataclass(frozen=True)
-class Progress:
-    """What a display shows: one row of metrics.jsonl and what surrounds it."""
-
-    row: dict[str, Any]
-    end: int
-    loss_target: float
-    fma_initial: float
-    metric_name: str
-    seconds_left: float
-
-
-# What a run remembers beside tensors, as it begins.
-_FRESH: dict[str, Any] = {
-    "frozen_at": None,
-    "reached_at": None,
-    "best_loss": math.inf,
-    "metric": None,
-    "unlogged": (),
-    "training_fma": 0.0,
-    "wall_s": 0.0,
-    "fma_initial": None,
-    "parameters_initial": None,
-}
+_logger = logging.getLogger(__name__)
 
 
 class TargetMissed(UserError):
@@ -92,7 +63,7 @@ class Trainer:
 
     def _set_up(self, resume: bool) -> None:
         config = self.config
-        self.schedule = Schedule(
+        self._schedule = Schedule(
             self.train.steps,
             self.train.warmup,
             self.train.cooldown,
@@ -100,7 +71,7 @@ class Trainer:
             config.compress.lr,
             self.train.lr_min,
         )
-        self.state: dict[str, Any] = dict(_FRESH)
+        self.state: dict[str, Any] = dict(FRESH)
         found = checkpoint.find(self.folder.checkpoints) if resume else None
         if found:
             check_same_config(self.config, self.folder.path / "config.json")
@@ -108,14 +79,22 @@ class Trainer:
         else:
             spec = config.model.spec(self.task)
             model = Transformer(spec, self.train.seed).to(self.device)
-        self.model = model
-        self.step = TrainingStep(model, config, self.device)
-        self.compressor = self.step.compressor
+        self._take_up(model)
         if found:
             self._resume(found)
         else:
             self._begin()
         self._losses: list[Tensor] = []
+        self._failing = 0
+
+    def _take_up(self, model: Transformer) -> None:
+        self.model = model
+        self.step = TrainingStep(model, self.config, self.device)
+        self.compressor = self.step.compressor
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule if self.state["again_at"] is None else self._schedule.again()
 
     def _begin(self) -> None:
         compressor = self.compressor
@@ -132,18 +111,19 @@ class Trainer:
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state()
         steps = state.pop("steps")
-        check_state(state, _FRESH, steps, found.path / "state.json")
+        check_state(state, FRESH, steps, found.path / "state.json")
         self.state = state
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
-        self.folder.rewind(steps)
+        self.folder.rewind(steps, state["returns"])
         found.restore_random_()
 
     # --- one step -----------------------------------------------------------------
 
     def _step(self) -> Event | None:
         step, frozen_at = self.compressor.steps, self.state["frozen_at"]
-        self.compressor.press_(self.schedule.phase(step, frozen_at) == "compression")
+        pressing = self.schedule.phase(step, frozen_at) == "compression"
+        self.compressor.press_(pressing * pressure(self.state["returns"]))
         self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
         self.step.load_(step)
         self.step()
@@ -152,6 +132,8 @@ class Trainer:
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
+            if event.dropped:
+                self.state["cut_at"] = self.compressor.steps
         return event
 
     def evaluate(self, batches: int) -> tuple[float, float]:
@@ -170,9 +152,12 @@ class Trainer:
         Asked to stop by SIGTERM or Ctrl-C, it saves and raises Stopped.
         """
         with contextlib.closing(self.folder), stop_wishes() as wish:
-            self._train(wish)
-            with wish.granted_at_once(self._said_resumable()):
-                return self._finish()
+            while True:
+                self._train(wish)
+                with wish.granted_at_once(self._said_resumable()):
+                    summary = self._summary()
+                    if not self._anneals_again(summary):
+                        return self._finish(summary)
 
     def _train(self, wish: StopWish) -> None:
         began = time.perf_counter() - self.state["wall_s"]
@@ -183,6 +168,8 @@ class Trainer:
             if not stopping and not any(self._due(key) for key in ("log", "eval", "checkpoint")):
                 continue
             self._read_losses()
+            if self._is_failing():
+                self._return_from_failure()
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
@@ -190,6 +177,7 @@ class Trainer:
             self.state["wall_s"] = time.perf_counter() - began
             if self._due("log"):
                 self._log(step_s)
+                self._watch()
             # After the log, which may find the work target met and so this step the last.
             if stopping or self._due("checkpoint"):
                 self._save()
@@ -197,8 +185,7 @@ class Trainer:
                 raise wish.stopped(self._said_resumable())
             mark, marked_step = time.perf_counter(), self.compressor.steps
 
-    def _finish(self) -> dict[str, Any]:
-        summary = self._summary()
+    def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
@@ -219,14 +206,88 @@ class Trainer:
         return last or step % getattr(self.train, f"{what}_every") == 0
 
     def _save(self) -> None:
+        state, steps = self.state, self.compressor.steps
+        if self._failing:
+            return  # until a step succeeds; the one before stays
         if not self.compressor.finite():
-            raise UserError(
-                f"a weight is not a number after step {self.compressor.steps}; {self._last_good()}"
-            )
+            raise UserError(f"a weight is not a number after step {steps}; {self._last_good()}")
+        known = state["loss"] is not None
+        if known and self._compressing() and state["loss"] <= self.config.target.loss:
+            state["held_at"] = steps
         self.folder.sync()
-        checkpoint.save(
-            self.folder.checkpoints, self.compressor, self.state, self.train.checkpoint_keep
+        keep, held = self.train.checkpoint_keep, state["held_at"]
+        checkpoint.save(self.folder.checkpoints, self.compressor, state, keep, held)
+
+    def _compressing(self) -> bool:
+        """Whether the last step was one of the compression phase."""
+        last = self.compressor.steps - 1
+        return self.schedule.phase(last, self.state["frozen_at"]) == "compression"
+
+    # --- going back ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Off target for too long: go back to the last state that held it."""
+        state = self.state
+        off = self._compressing() and state["reached_at"] is not None
+        off = off and off_target(state["loss"], self.config.target.loss)
+        state["off_for"] = state["off_for"] + self.train.log_every if off else 0
+        if 0 < self.train.patience <= state["off_for"] and state["held_at"] is not None:
+            why = f"loss {state['loss']:.4g} off its target for {state['off_for']} steps"
+            self._go_back(checkpoint.at_step(self.folder.checkpoints, state["held_at"]), why)
+
+    def _is_failing(self) -> bool:
+        """Too many steps in a row were skipped, or the last one was."""
+        at_end = self.compressor.steps == self.schedule.end(self.state["frozen_at"])
+        return self._failing >= (1 if at_end else self.train.skip_limit)
+
+    def _return_from_failure(self) -> None:
+        steps = self.compressor.steps
+        seed = self.step.draw(steps - 1).seed
+        why = f"loss or gradient not a number at step {steps} (batch seed {seed})"
+        found = checkpoint.find(self.folder.checkpoints)
+        if found is None or self.state["in_vain"] >= TRIES:
+            raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
+        self.state["in_vain"] += 1
+        self._go_back(found, why)
+
+    def _anneals_again(self, summary: dict[str, Any]) -> bool:
+        """The anneal lost the target, in training too: once more, from where it was held."""
+        state, target = self.state, self.config.target.loss
+        missed = summary["loss"] > target and state["loss"] > target
+        if not missed or state["held_at"] is None or state["again_at"] is not None:
+            return False
+        why = f"held-out loss {summary['loss']:.4g} after the anneal"
+        self._go_back(checkpoint.at_step(self.folder.checkpoints, state["held_at"]), why)
+        state["again_at"] = state["frozen_at"] = self.compressor.steps
+        return True
+
+    def _go_back(self, to: checkpoint.Checkpoint, why: str) -> None:
+        """Take up an earlier state and go on from it, at the step that training has come to."""
+        began, steps, before = time.perf_counter(), self.compressor.steps, self.compressor
+        past, tensors = to.state()
+        self._take_up(to.model(self.device))
+        compressor = self.compressor
+        compressor.load_state_tensors_(tensors, steps)
+        compressor.hooks, compressor.history = before.hooks, before.history
+        compressor.skipped.fill_(self.state["skipped"])
+        self._failing = 0
+        self.state["returns"] += 1
+        self.state["off_for"] = 0
+        self.state["cut_at"] = past["cut_at"]
+        event = Event(
+            step=steps,
+            fma_before=before.fma,
+            fma=compressor.fma,
+            dropped={},
+            prices={},
+            removed=(),
+            widths=compressor.widths,
+            seconds=time.perf_counter() - began,
+            returned_to=to.step,
         )
+        compressor.history.append(event)
+        self.folder.append("events.jsonl", event.to_dict())
+        _logger.warning("warning: %s; back to the state of step %d, pressure halved", why, to.step)
 
     def _said_missed(self, summary: dict[str, Any]) -> str:
         whole = summary["fma_final"] == summary["fma_initial"]
@@ -238,25 +299,21 @@ class Trainer:
             f"{str(self.folder.checkpoints)!r}. Raise target.loss or train.steps"
         )
 
-    def _read_losses(self) -> list[float]:
-        """Take in the losses since the last look, one transfer; UserError if one is not finite."""
+    def _read_losses(self) -> None:
+        """Take in the losses since the last look, and how many steps were skipped."""
+        compressor, state = self.compressor, self.state
         losses = torch.stack(self._losses).tolist()
         self._losses.clear()
-        first = self.compressor.steps - len(losses)
-        for offset, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                self._stop_not_finite(first + offset, loss)
-            self.state["best_loss"] = min(loss, self.state["best_loss"])
-            if self.state["reached_at"] is None and loss <= self.config.target.loss:
-                self.state["reached_at"] = first + offset + 1
-        self.state["unlogged"] = [*self.state["unlogged"], *losses]
-        return losses
-
-    def _stop_not_finite(self, step: int, loss: float) -> None:
-        raise UserError(
-            f"loss is {loss} at step {step + 1} (batch seed {self.step.draw(step).seed}); "
-            f"{self._last_good()}. Lower compress.lr, or try another seed"
-        )
+        skipped, failing = torch.stack([compressor.skipped, compressor.failing]).tolist()
+        state["skipped"], self._failing = int(skipped), int(failing)
+        if not failing:
+            state["in_vain"] = 0
+        first = compressor.steps - len(losses)
+        for step, loss in enumerate(losses, first + 1):
+            state["best_loss"] = min(state["best_loss"], loss)  # nan is never less
+            if state["reached_at"] is None and loss <= self.config.target.loss:
+                state["reached_at"] = step
+        state["unlogged"] = [*state["unlogged"], *filter(math.isfinite, losses)]
 
     def _last_good(self) -> str:
         good = checkpoint.find(self.folder.checkpoints)
@@ -272,27 +329,19 @@ class Trainer:
             self.state["frozen_at"] = self.compressor.steps
 
     def _log(self, step_s: float) -> None:
-        compressor, step = self.compressor, self.compressor.steps
+        step = self.compressor.steps
         losses, self.state["unlogged"] = self.state["unlogged"], []
-        loss = sum(losses) / len(losses)
+        if losses:
+            self.state["loss"] = sum(losses) / len(losses)
+        loss = self.state["loss"]
+        if loss is None:
+            self._return_from_failure()
         self._maybe_freeze(loss)
         frozen_at = self.state["frozen_at"]
-        row = {
-            "step": step,
-            "phase": self.schedule.phase(step - 1, frozen_at),
-            "loss": loss,
-            self.task.metric_name: self.state["metric"],
-            "fma": compressor.fma,
-            "parameters": compressor.parameters,
-            "sites": len(self.model.sites),
-            "operators": len(self.model.operators),
-            "rho": float(compressor.rho),
-            "lr": self.schedule.rate(step - 1, frozen_at),
-            "step_ms": 1000 * step_s,
-            "wall_s": self.state["wall_s"],
-        }
-        if self.device.startswith("cuda"):
-            row["memory_mib"] = torch.cuda.memory_reserved() / 2**20
+        phase = self.schedule.phase(step - 1, frozen_at)
+        lr = self.schedule.rate(step - 1, frozen_at)
+        name = self.task.metric_name
+        row = metrics_row(self.compressor, self.model, self.state, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
             end = self.schedule.end(frozen_at)
@@ -310,32 +359,5 @@ class Trainer:
     def _summary(self) -> dict[str, Any]:
         loss, metric = self.evaluate(self.train.final_batches)
         figures = final_figures(self.model, self.config, self.train.final_batches, self.device)
-        compressor, state = self.compressor, self.state
-        target = self.config.target.loss
-        return {
-            "task": self.config.task_name,
-            "seed": self.train.seed,
-            "steps": compressor.steps,
-            "accounting": self.config.compress.accounting,
-            "fma_initial": state["fma_initial"],
-            "fma_final": compressor.fma,
-            "compression": state["fma_initial"] / compressor.fma,
-            "loss_target": target,
-            "loss": figures.pop("loss", loss),
-            "metric": {
-                "name": self.task.metric_name,
-                "value": figures.pop(self.task.metric_name, metric),
-            },
-            "figures": figures,
-            "target_reached_step": state["reached_at"],
-            "frozen_step": state["frozen_at"],
-            "training_fma": state["training_fma"],
-            "parameters_initial": state["parameters_initial"],
-            "parameters_final": compressor.parameters,
-            "wall_s": state["wall_s"],
-            "device": self.device,
-            "precision": "bfloat16" if in_bfloat16(self.config, self.device) else "float32",
-            "widths": compressor.widths,
-            "next_to_go": next_to_go(compressor.table, compressor.utility(), compressor.prices),
-            "structure": compressor.structure,
-        }
+        loss, metric = figures.pop("loss", loss), figures.pop(self.task.metric_name, metric)
+        return summary(self.config, self.device, self.compressor, self.state, loss, metric, figures)

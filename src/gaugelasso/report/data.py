@@ -40,7 +40,7 @@ _SECTIONS = ("task", "model", "target", "compress", "train")
 # Columns of metrics.jsonl that are not the task's metric, whose name only the task knows.
 _PLAIN_COLUMNS = {
     "step", "phase", "loss", "fma", "parameters", "sites", "operators", "rho", "lr", "step_ms",
-    "wall_s", "memory_mib",
+    "wall_s", "memory_mib", "skipped",
 }  # fmt: skip
 # Of [train], what shapes the course of a run; the rest is bookkeeping and machinery.
 _COURSE = ("steps", "warmup", "cooldown", "saturation", "lr_min", "batch", "accumulate")

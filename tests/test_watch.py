@@ -1,0 +1,242 @@
+"""A run that loses its target, or its numbers, goes back to where it had them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso import checkpoint
+from gaugelasso.errors import UserError
+from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.trainer import Trainer
+from gaugelasso.watch import off_target, pressure
+from tests.training import (
+    assert_same_run,
+    final_tensors,
+    finish,
+    newest,
+    read,
+    rows,
+    start,
+    stop_at,
+)
+
+SEED = 3  # of the tiny run
+
+
+def test_off_target_is_half_as_much_again() -> None:
+    assert not off_target(0.075, 0.05)
+    assert off_target(0.076, 0.05)
+    assert off_target(float("nan"), 0.05)
+    assert not off_target(-1.0, -1.0)
+
+
+def test_every_return_halves_the_pressure() -> None:
+    assert [pressure(returns) for returns in range(3)] == [1, 0.5, 0.25]
+
+
+# --- losses that are no numbers ----------------------------------------------------------
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+    """The batches of these steps, counted from 0, have no loss."""
+    honest = Retrieval.batch
+
+    def batch(self: Retrieval, size: int, of: Draw, device: str) -> tuple[Tensor, Tensor]:
+        inputs, targets = honest(self, size, of, device)
+        poisoned = any(of == Draw(SEED, step) for step in steps)
+        return inputs, torch.full_like(targets, -100) if poisoned else targets
+
+    monkeypatch.setattr(Retrieval, "batch", batch)
+
+
+def returns(folder: Path) -> list[tuple[int, int]]:
+    """When the run went back, and where to."""
+    events = rows(folder, "events.jsonl")
+    return [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+
+
+def test_a_step_without_a_loss_is_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(26, 27))
+    trainer = start(tmp_path)
+    update, weights = trainer.compressor.update_, []
+
+    def one(loss: Tensor) -> None:
+        weights.append(trainer.compressor.optimizer.store.weight.clone())
+        update(loss)
+        weights.append(trainer.compressor.optimizer.store.weight.clone())
+
+    trainer.compressor.update_ = one  # type: ignore[method-assign]
+    trainer.run()
+    before, after = weights[2 * 26 : 2 * 26 + 2]
+    assert torch.equal(before, after)
+    assert not torch.equal(*weights[2 * 27 : 2 * 27 + 2])
+    run = trainer.folder.path
+    assert read(run / "summary.json")["skipped_steps"] == 1
+    assert returns(run) == []
+    assert [row["skipped"] for row in rows(run, "metrics.jsonl")] == [0] * 5 + [1] * 3
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+def test_too_many_in_a_row_and_the_run_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(21, 26))
+    run = finish(tmp_path, train__skip_limit=5)
+    # Five in a row are only known at step 30, when a good one has come; three at 25.
+    assert returns(run) == []
+    monkeypatch.undo()
+    poison(monkeypatch, range(20, 30))
+    run = finish(tmp_path, "worse", train__skip_limit=5)
+    assert returns(run) == [(25, 20), (30, 20)]
+    summary = read(run / "summary.json")
+    assert summary["returns"] == 2
+    assert summary["skipped_steps"] == 10
+    assert summary["steps"] == 40
+
+
+def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(22, 400))
+    with pytest.raises(UserError) as told:
+        finish(tmp_path, train__skip_limit=5, train__steps=100, train__checkpoint_every=20)
+    run = tmp_path / "run"
+    assert [step for step, _ in returns(run)] == [30, 35, 40]
+    seed = Draw(SEED, 44).seed
+    said = f"loss or gradient not a number at step 45 (batch seed {seed}); last good checkpoint: "
+    assert said + repr(str(run / "checkpoints" / "step-00000040")) in str(told.value)
+    assert not (run / "summary.json").exists()
+    assert checkpoint.load_state(run)[0]["steps"] == 40
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_without_a_checkpoint_the_stop_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    poison(monkeypatch, range(400))
+    with pytest.raises(UserError, match=r"not a number at step \d .*no checkpoint yet"):
+        finish(tmp_path, train__log_every=every, train__skip_limit=1000)
+
+
+def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, range(19, 20))
+    trainer = start(tmp_path)
+    stop_at(trainer, 25)
+    assert newest(trainer.folder.path).name == "step-00000010"
+
+
+def test_a_failing_last_step_is_gone_back_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(39, 40))
+    run = finish(tmp_path)
+    assert returns(run) == [(40, 30)]
+    assert newest(run).name == "step-00000040"
+
+
+# --- losses that leave their target ------------------------------------------------------
+
+
+def spoil(trainer: Trainer, at: int) -> None:
+    """After this step, once, the weights are a hundred times what they were."""
+    finish_step = trainer.compressor.finish_step_
+
+    def spoiling() -> Any:
+        event = finish_step()
+        if trainer.compressor.steps == at:
+            trainer.compressor.optimizer.store.weight.mul_(100)
+        return event
+
+    trainer.compressor.finish_step_ = spoiling  # type: ignore[method-assign]
+
+
+def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path) -> None:
+    changes = {"train__patience": 5, "train__checkpoint_every": 5}
+    plain = finish(tmp_path, "plain", **changes)
+    assert returns(plain) == []
+    trainer = start(tmp_path, **changes)
+    spoil(trainer, at=21)
+    summary = trainer.run()
+    run = trainer.folder.path
+    assert returns(run) == [(25, 20)]
+    losses = {row["step"]: row["loss"] for row in rows(run, "metrics.jsonl")}
+    assert losses[25] > 3 > losses[30]
+    assert summary["held"]
+    assert summary["returns"] == 1
+    event = next(e for e in rows(run, "events.jsonl") if e["returned_to"] == 20)
+    there = next(e for e in rows(plain, "events.jsonl") if e["step"] == 20)
+    assert event["widths"] == there["widths"]
+    assert float(trainer.compressor.pressure) == 0  # in cooldown
+    assert trainer.state["returns"] == 1
+
+
+def test_without_patience_nothing_is_undone(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__patience=0, train__checkpoint_every=5)
+    spoil(trainer, at=21)
+    trainer.run()
+    assert [e for e in returns(trainer.folder.path) if e[0] < 40] == []
+
+
+def test_what_held_stays_in_the_ring(tmp_path: Path) -> None:
+    """However many come after it that did not."""
+    trainer = start(
+        tmp_path, train__patience=0, train__checkpoint_every=2, train__checkpoint_keep=2,
+        train__log_every=1,
+    )  # fmt: skip
+    spoil(trainer, at=21)
+    stop_at(trainer, 29)
+    ring = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
+    assert ring == ["step-00000020", "step-00000026", "step-00000028"]
+
+
+def test_an_anneal_that_loses_the_target_is_done_again(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil(trainer, at=38)
+    summary = trainer.run()
+    run = trainer.folder.path
+    held = summary["held_step"]
+    assert returns(run) == [(40, held)]
+    assert summary["steps"] == 50
+    assert summary["frozen_step"] == 40
+    assert summary["held"]
+    assert [row["phase"] for row in rows(run, "metrics.jsonl")][-2:] == ["cooldown"] * 2
+
+
+@pytest.mark.parametrize("at", [26, 33, 44])
+def test_a_run_that_went_back_can_be_killed_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Once because of losses that are no numbers, once because the anneal lost the target."""
+    changes: dict[str, Any] = {"train__skip_limit": 5, "train__checkpoint_every": 5}
+    poison(monkeypatch, range(20, 25))
+    whole = start(tmp_path, "whole", **changes)
+    spoil_when_new(whole)
+    whole.run()
+    broken = start(tmp_path, "broken", **changes)
+    spoil_when_new(broken)
+    stop_at(broken, at)
+    again = start(tmp_path, "broken", "resume", **changes)
+    spoil_when_new(again)
+    again.run()
+    assert returns(whole.folder.path) == [(25, 20), (40, 30)]
+    assert_same_run(whole.folder.path, again.folder.path)
+
+
+def spoil_when_new(trainer: Trainer) -> None:
+    """Spoil the weights after step 38, whatever compressor is at work then."""
+    take: Callable[[], Any] = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.compressor.steps == 38:
+            trainer.compressor.optimizer.store.weight.mul_(100)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]
