@@ -419,6 +419,34 @@ def test_slow_weights_follow_from_the_first_pressure_on() -> None:
         assert not all(torch.equal(now, before[name]) for name, now in slow_weights(one).items())
 
 
+@pytest.mark.parametrize("what", ["loss", "gradient", "infinite gradient"])
+def test_a_step_that_is_no_number_changes_nothing(what: str) -> None:
+    """Not the weights, nor what the next step is made of."""
+    compressor = start(lr=0.1, interval=4)
+    train(compressor, 2)
+    kept = {**named_tensors(compressor.model), **compressor.state_tensors()}
+    before = {name: tensor.detach().clone() for name, tensor in kept.items()}
+    loss = task_loss(compressor.model)
+    loss.backward()
+    weight = next(compressor.model.parameters())
+    assert weight.grad is not None
+    if what != "loss":
+        weight.grad.view(-1)[0] = float("nan" if what == "gradient" else "inf")
+    assert compressor.step(loss * (float("nan") if what == "loss" else 1)) is None
+    counted = {"skipped", "failing"}
+    free = counted | {"rho", "smoothed", "seen", "pressed"}
+    energies = {norm.energy for norm in compressor.table.norms}
+    for name, tensor in {**named_tensors(compressor.model), **compressor.state_tensors()}.items():
+        if name not in free | energies:
+            assert torch.equal(tensor, before[name]), name
+    assert float(compressor.rho) == 0
+    assert [float(compressor.skipped), float(compressor.failing)] == [1, 1]
+    # No event after it, although one was due: its inputs are not to be trusted.
+    train(compressor, 1)
+    assert [float(compressor.skipped), float(compressor.failing)] == [1, 0]
+    assert compressor.finite()
+
+
 @pytest.mark.parametrize("loss_target", [1.0, 1e9])
 def test_a_table_without_costs_compresses_nothing(loss_target: float) -> None:
     class Free(Transformer):

@@ -197,6 +197,8 @@ class Outcome:
     reached_step: int | None
     training_fma: float | None
     wall_s: float | None
+    returns: int = 0
+    skipped: int = 0
 
     @property
     def compression(self) -> float:
@@ -247,6 +249,8 @@ def outcome(run: Run) -> Outcome:
             reached_step=summary["target_reached_step"],
             training_fma=summary["training_fma"],
             wall_s=summary["wall_s"],
+            returns=summary.get("returns", 0),
+            skipped=summary.get("skipped_steps", 0),
         )
     first: Mapping[str, Any] = run.metrics[0] if run.metrics else {}
     last: Mapping[str, Any] = run.metrics[-1] if run.metrics else {}

@@ -70,6 +70,14 @@ def before_after(runs: Sequence[Run]) -> Table:
             words.short,
         ),
         result("loss target reached at step", (e.reached_step for e in ends), count),
+        *(
+            result(name, values, count)
+            for name, values in (
+                ("went back to an earlier state", [e.returns for e in ends]),
+                ("steps skipped: loss or gradient not a number", [e.skipped for e in ends]),
+            )
+            if any(values)
+        ),
         result("steps", (e.steps for e in ends), count),
         result("wall time", (e.wall_s for e in ends), words.seconds),
     ]
