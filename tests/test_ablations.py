@@ -155,7 +155,7 @@ def spending(loop: Loop) -> list[tuple[float, float]]:
 def test_without_sinkhorn_sides_drift_apart_and_pressure_is_wasted_on_it() -> None:
     """At this size how much is dropped is luck; what balance would save of the penalty is not."""
     off, on = arm("no sinkhorn"), arm("baseline")
-    assert mean_imbalance(off) > 5 * mean_imbalance(on)
+    assert mean_imbalance(off) > 2 * mean_imbalance(on)
     assert waste(off) > 0.2
     # 0.07 to 0.11, depending on the last bit of the weights at the start.
     assert waste(on) < 0.15
@@ -167,7 +167,7 @@ def waste(loop: Loop) -> float:
     twin = Compressor(copy.deepcopy(compressor.model), TARGET, compressor.options)
     penalty, weight = twin._plan.penalty, twin._plan.store.weight
     before = float(penalty.value(weight))
-    gauge.balance_(twin.table, named_tensors(twin.model), sweeps=10)
+    gauge.balance_(twin.table, named_tensors(twin.model), sweeps=10, rounded=False)
     return before / float(penalty.value(weight)) - 1
 
 
@@ -243,7 +243,7 @@ def test_a_product_norm_does_not_restore_balance() -> None:
         table, tensors = loop.compressor.table, named_tensors(loop.compressor.model)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            gauge.balance_(table, tensors, sweeps=20)
+            gauge.balance_(table, tensors, sweeps=20, rounded=False)
             for axis in (axis for axis in table.axes if axis.kind in inner):
                 tilt = 0.7 * torch.randn(loop.compressor.widths[axis.name], generator=generator)
                 gauge.rescale_(axis, tilt.exp(), tensors)

@@ -254,7 +254,10 @@ def task(model: Transformer) -> Tensor:
 
 
 def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
-    """Typical: the geometric mean, each input weighed by what it contributes."""
+    """Typical: the geometric mean, each input weighed by what it contributes.
+
+    To within a factor of two: gains move by powers of two.
+    """
     model = build().train()
     task(model)
     tensors = named_tensors(model)
@@ -264,7 +267,8 @@ def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
         part = gain.square() * energy
         typical.append(float(((part * energy.log()).sum() / part.sum()).exp()))
     anchored(model, 0.25)
-    assert levels(model) == pytest.approx([0.25 * level for level in typical])
+    for level, aim in zip(levels(model), typical, strict=True):
+        assert 0.5 <= level / (0.25 * aim) <= 2
 
 
 def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:

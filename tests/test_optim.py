@@ -100,7 +100,7 @@ def test_coupled_adam_by_hand() -> None:
     clipped = False
     for t, (gradient, pressure) in enumerate(steps, start=1):
         store.grad.copy_(torch.tensor(gradient))
-        optimizer.observe_()
+        optimizer.observe_(torch.tensor(True))
         optimizer.step_(exact(pressure), exact(lr))
         for i, (g, p) in enumerate(zip(gradient, pressure, strict=True)):
             m[i] = 0.9 * m[i] + 0.1 * g
@@ -118,7 +118,7 @@ def test_weight_decay_spares_the_matrices() -> None:
     store = matrices((3, 4))
     optimizer = CoupledOptimizer(store, rows_of(store), weight_decay=0.5)
     before = store.weight.clone()
-    optimizer.observe_()
+    optimizer.observe_(torch.tensor(True))
     optimizer.step_(torch.zeros_like(before), exact(0.1))
     end = store.matrix_end
     assert torch.equal(store.weight[:end], before[:end])
@@ -134,7 +134,7 @@ def test_muon_by_hand() -> None:
         gradient, pressure = gaussian(len(store), seed=t), 0.3 * gaussian(len(store), seed=t + 9)
         before = store.weight.clone()
         store.grad.copy_(gradient)
-        optimizer.observe_()
+        optimizer.observe_(torch.tensor(True))
         optimizer.step_(pressure, exact(0.1))
         m = 0.9 * m + 0.1 * gradient
         for name in rows_of(store):
@@ -151,7 +151,7 @@ def test_momentum_follows_the_task_gradient_alone(kind: str) -> None:
         optimizer = CoupledOptimizer(store, {"m0": 1}, kind=kind)
         for step in range(3):
             store.grad.copy_(gaussian(len(store), seed=step))
-            optimizer.observe_()
+            optimizer.observe_(torch.tensor(True))
             optimizer.step_(pressure * store.weight, exact(0.1))
         states.append((optimizer.momentum, optimizer.second, store.weight))
     (momentum, second, weight), (pressed_momentum, pressed_second, pressed_weight) = states

@@ -101,7 +101,7 @@ def test_a_split_leaves_the_optimizer_where_it_was() -> None:
     compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, sinkhorn_sweeps=0, anchor=0))
     model(TOKENS).square().mean().backward()
     compressor._plan.store.collect_grads_()
-    compressor.optimizer.observe_()
+    compressor.optimizer.observe_(torch.tensor(True))
     before = {kind: dict(views) for kind, views in compressor.optimizer.states().items()}
     before = {k: {n: t.clone() for n, t in views.items()} for k, views in before.items()}
     assert compressor.event_().splits == 1

@@ -88,7 +88,7 @@ def bench_step(
     @torch.no_grad()
     def optimize() -> None:
         optimizer.store.collect_grads_()
-        optimizer.observe_()
+        optimizer.observe_(step.loss.isfinite())
         optimizer.step_(no_pressure, compressor.lr)
 
     def gradients() -> None:

@@ -95,6 +95,8 @@ class Compressor:
         self.begun = weight.new_zeros(())
         self.smoothed = weight.new_zeros(())
         self.seen = weight.new_zeros(())
+        # Steps that were not taken because loss or gradient was not a number.
+        self.skipped = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         # Most events change no structure: their thousand launches become one.
@@ -111,28 +113,35 @@ class Compressor:
 
     @torch.no_grad()
     def update_(self, loss: Tensor) -> None:
-        """The device's part of a step: momentum, penalty, rho, update. Reads nothing back."""
+        """The device's part of a step: momentum, penalty, rho, update. Reads nothing back.
+
+        Where loss or gradient is not a number nothing moves: the step is counted as skipped.
+        """
         store, optimizer = self._plan.store, self.optimizer
         store.collect_grads_()
-        optimizer.observe_()
+        sound = loss.isfinite() & store.grad.sum().isfinite()
+        self.skipped.add_(~sound)
+        optimizer.observe_(sound)
         current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing)
         norms = self._plan.penalty.norms(store.weight)
         gradient = self._plan.penalty.gradient(store.weight, norms)
         rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
-        self.rho.copy_(rho * self.pressure)
+        self.rho.copy_(rho * self.pressure * sound)
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):
             torch.maximum(flag, pressing, out=flag)
-        optimizer.step_(self.rho * gradient, self.lr, self._bounded_rate(norms))
-        self._plan.slow.follow_(self._norm_rate * self.begun)
+        # No event after a skipped step: energies of its inputs are not to be trusted.
+        self.pressed.mul_(sound)
+        lr = self.lr * sound
+        optimizer.step_(self.rho * gradient, lr, self._bounded_rate(norms, lr))
+        self._plan.slow.follow_(self._norm_rate * self.begun * sound)
 
-    def _bounded_rate(self, norms: Tensor) -> Tensor | None:
+    def _bounded_rate(self, norms: Tensor, lr: Tensor) -> Tensor | None:
         """The elementwise path's rates, less for groups they would change too much, if bounded."""
         bound = self.options.relative_step
         if not bound:
             return None
-        start = self.optimizer.matrix_end
-        return self._plan.penalty.bounded_rate(norms, self.lr, bound, start)
+        return self._plan.penalty.bounded_rate(norms, lr, bound, self.optimizer.matrix_end)
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step: count, and hold an event when one is due."""
@@ -142,11 +151,11 @@ class Compressor:
         self.pressed.zero_()
         return self.event_()
 
-    def press_(self, on: bool) -> None:
-        """Switch compression on or off (off: plain training at a fixed structure)."""
-        if self._changes("pressure", float(on)):
-            self.pressure.fill_(float(on))
-            if not on:
+    def press_(self, share: float) -> None:
+        """Press with a share of the strength that the margin allows; 0: plain training."""
+        if self._changes("pressure", float(share)):
+            self.pressure.fill_(float(share))
+            if not share:
                 self.pressed.zero_()
 
     def set_lr_(self, lr: float) -> None:
@@ -316,7 +325,7 @@ class Compressor:
     # --- state, for checkpoints ---------------------------------------------------
 
     def _scalars(self) -> dict[str, Tensor]:
-        names = ("lr", "pressure", "begun", "rho", "pressed", "smoothed", "seen")
+        names = ("lr", "pressure", "begun", "rho", "pressed", "smoothed", "seen", "skipped")
         return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -341,8 +350,11 @@ class Compressor:
         self.steps = steps
 
     def finite(self) -> bool:
-        """Whether every weight is a number."""
-        return bool(self._plan.store.weight.isfinite().all())
+        """Whether everything that the next step depends on is a number."""
+        kept = [*named_tensors(self.model).values(), *self._scalars().values()]
+        kept += [self.optimizer.momentum, self.optimizer.second]
+        floating = [tensor.detach() for tensor in kept if tensor.is_floating_point()]
+        return bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all())
 
     # --- what users look at -----------------------------------------------------
 

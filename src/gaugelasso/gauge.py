@@ -1,8 +1,8 @@
 """Gauge balance: make both sides of every axis equally heavy.
 
-Changes no model output: what one side gains the other loses, and riders that must
-follow do. Also the slow norm weights, which let a dying channel leave its
-normaliser smoothly. Knows nothing of losses, budgets or data.
+Changes no bit of a model's output: what one side gains the other loses, riders that must
+follow do, and all factors are powers of two. Also the slow norm weights, which let a
+dying channel leave its normaliser smoothly. Knows nothing of losses, budgets or data.
 
 The functions say what is done, axis by axis. `Balance` and `SlowNorms` do the same for a
 whole table in a few passes, which is what a run uses; tests hold them to the functions.
@@ -18,7 +18,18 @@ from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spre
 from gaugelasso.groups import Groups
 from gaugelasso.storage import pick
 
-CLIP = 10.0
+CLIP = 8.0
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The power of two that is nearest to x > 0 by ratio.
+
+    Such a factor changes exponents alone, so a network in any precision calculates with it
+    what it calculated before. With others each event would be a small random change of
+    every weight, by rounding; networks that hold a tight loss in bfloat16 feel that.
+    """
+    mantissa, _ = torch.frexp(x)  # from a half to below one
+    return x / mantissa * torch.where(mantissa < 0.5**0.5, 0.5, 1.0)
 
 
 def _powers(axis: Axis) -> list[tuple[Slot, int]]:
@@ -50,13 +61,17 @@ def rescale_state_(
 
 
 def balance_(
-    table: AxisTable, tensors: Tensors, sweeps: int = 3, clip: float = CLIP
+    table: AxisTable,
+    tensors: Tensors,
+    sweeps: int = 3,
+    clip: float = CLIP,
+    rounded: bool = True,
 ) -> dict[str, Tensor]:
     """Gauge Sinkhorn: sweeps of c = sqrt(eps_B / eps_A) over all axes, in table order.
 
-    Each sweep's c is clipped to [1/clip, clip]. An index that is zero on a side has
-    no balance and is left alone. Returns the total c of each axis, for the
-    optimizer's state to follow.
+    Each sweep's c is clipped to [1/clip, clip] and, if `rounded`, a power of two. An index
+    that is zero on a side has no balance and is left alone. Returns the total c of each
+    axis, for the optimizer's state to follow.
     """
     total: dict[str, Tensor] = {}
     for _ in range(sweeps):
@@ -66,6 +81,7 @@ def balance_(
             alive = (heavy_a > 0) & (heavy_b > 0)
             ratio = torch.where(alive, heavy_b / heavy_a.clamp(min=1e-38), 1.0)
             factor = ratio.sqrt().clamp(1 / clip, clip)
+            factor = power_of_two(factor) if rounded else factor
             rescale_(axis, factor, tensors)
             total[axis.name] = total[axis.name] * factor if axis.name in total else factor
     return total
@@ -82,9 +98,9 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, share: float) -> None:
-    """Put a normaliser's level, sum(nu2 E), at `share` of the energy of a typical input.
+    """Put a normaliser's level, sum(nu2 E), near `share` of the energy of a typical input.
 
-    nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; exact up to eps. Typical is
+    nu2 <- nu2 c^2, gamma <- gamma c with c a power of two, state contravariant. Typical is
     the geometric mean of E, each input counting as much as it contributes to the output,
     gamma2 E.
     """
@@ -95,11 +111,12 @@ def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, sh
     typical = (part * energy.clamp(min=1e-38).log()).sum().exp()
     level = (weight * energy).sum()
     lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=1e-38), 1.0)
-    weight.mul_(lift)
-    gain.detach().mul_(lift.sqrt())
-    momentum[norm.gain].div_(lift.sqrt())
+    root = power_of_two(lift.sqrt())
+    weight.mul_(root.square())
+    gain.detach().mul_(root)
+    momentum[norm.gain].div_(root)
     if norm.gain in second:
-        second[norm.gain].div_(lift)
+        second[norm.gain].div_(root.square())
 
 
 class Balance:
@@ -152,7 +169,7 @@ class Balance:
             own = (total / groups.counts[wave].clamp(min=1)).sqrt()
             other = own[groups.partner[wave] - wave.start]
             ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
-            factor[wave] = ratio.sqrt().clamp(1 / clip, clip)
+            factor[wave] = power_of_two(ratio.sqrt().clamp(1 / clip, clip))
         every = self._follow(factor)
         along = self._along(every)
         weight.mul_(along)
@@ -208,8 +225,8 @@ class SlowNorms:
         aim = gain.square()
         there = (aim * energy).sum(1, keepdim=True)
         scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=1e-38)
-        # Without energy or gain there is nothing to follow.
-        new = weight.lerp(scale * aim, rate * (there > 0))
+        # Without energy or gain there is nothing to follow, nor where energy is no number.
+        new = torch.where((rate > 0) & (there > 0), weight.lerp(scale * aim, rate), weight)
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
 
     def anchor_(self, momentum: Tensors, second: Tensors, share: float) -> None:
@@ -222,9 +239,10 @@ class SlowNorms:
         typical = (part * energy.clamp(min=1e-38).log()).sum(1, keepdim=True).exp()
         level = (weight * energy).sum(1, keepdim=True)
         aim = share * typical / level.clamp(min=1e-38)
-        lift = torch.where((level > 0) & (typical > 0), aim, 1.0).expand(weight.shape)
-        lifts = lift.flatten()[self._place].split(self._sizes)
-        roots = torch._foreach_sqrt(lifts)
+        lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
+        root = power_of_two(lift.sqrt()).expand(weight.shape)
+        roots = root.flatten()[self._place].split(self._sizes)
+        lifts = torch._foreach_mul(roots, roots)
         torch._foreach_mul_(self._weights, lifts)
         torch._foreach_mul_(self._gains, roots)
         torch._foreach_div_([momentum[name] for name in self._names], roots)

@@ -170,13 +170,14 @@ class CoupledOptimizer:
         self.second = pick(self.second, kept[matrices:] - self.matrix_end)
         self.momentum = pick(self.momentum, kept)
 
-    def observe_(self) -> None:
-        """Take the task gradient into momentum and second moment."""
-        gradient = self.store.grad
-        self.momentum.lerp_(gradient, 1 - self.beta)
+    def observe_(self, sound: Tensor) -> None:
+        """Take the task gradient into momentum and second moment, unless it is not `sound`."""
+        gradient = self.store.grad.masked_fill_(~sound, 0.0)
+        first, second = (1 - self._rates) * sound
+        self.momentum.lerp_(gradient, first)
         tail = gradient[self.matrix_end :]
-        self.second.lerp_(tail * tail, 1 - self.beta_second)
-        self.decay.mul_(self._rates)
+        self.second.lerp_(tail * tail, second)
+        self.decay.mul_(torch.where(sound, self._rates, 1.0))
 
     def step_(self, pressure: Tensor, lr: Tensor, elementwise: Tensor | None = None) -> None:
         """One step along m + pressure, where pressure is rho r.

@@ -47,9 +47,13 @@ class RhoSolver:
 
 
 def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:
-    """Exponential average of the loss that starts at its first value; both states in place."""
+    """Exponential average of the loss that starts at its first value; both states in place.
+
+    A loss that is not a number leaves both as they are.
+    """
+    sound = loss.isfinite()
     if beta:
-        loss = torch.where((seen > 0) & average.isfinite(), torch.lerp(loss, average, beta), loss)
-    average.copy_(loss)
-    seen.add_(1)
+        loss = torch.where(seen > 0, torch.lerp(loss, average, beta), loss)
+    average.copy_(torch.where(sound, loss, average))
+    seen.add_(sound)
     return average

@@ -179,7 +179,7 @@ def trained(case: Case, kind: str = "adam") -> tuple[Compressible, CoupledOptimi
 @torch.no_grad()
 def advance(optimizer: CoupledOptimizer, gradient: torch.Tensor, pressure: torch.Tensor) -> None:
     optimizer.store.grad.copy_(gradient)
-    optimizer.observe_()
+    optimizer.observe_(torch.tensor(True))
     optimizer.step_(pressure, exact(1e-2))
 
 
