@@ -1,11 +1,12 @@
 # make demo: compress a small transformer on this machine and show what happened.
 # make test: lint, format, types and tests. Both set up everything they need.
+# make torture: kills, failing disks and spoiled files by the hundred, into results/.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint format clean wheel
+.PHONY: demo test torture lint format clean wheel
 
 demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
@@ -13,6 +14,9 @@ demo: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+torture: $(READY)
+	$(BIN)/python -m tests.trust.torture --out results/reliability.json
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from gaugelasso import durable
 from gaugelasso.errors import UserError
 from gaugelasso.runs import Existing, RunFolder, read_rows
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import (
+    Stop,
     assert_same_run,
     contents,
     finish,
@@ -182,3 +184,42 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 5}\n{"step": 10}\n{"st')
     assert list(read_rows(path)) == [{"step": 5}, {"step": 10}]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": "x"}', '{"step": 5, "step": 5}', "\x00"])
+def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -> None:
+    """A row that is lost must not be lost in silence."""
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match=r"metrics\.jsonl': line 1 is damaged"):
+        start(tmp_path, existing="resume")
+    assert contents(tmp_path / "run") == before
+
+
+def test_overwriting_broken_off_leaves_a_run_that_starts_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(tmp_path, train__seed=4)
+    inner = durable.remove
+
+    def breaking(path: Path) -> None:
+        inner(path)
+        if path.name == "checkpoints":
+            raise Stop
+
+    monkeypatch.setattr(durable, "remove", breaking)
+    with pytest.raises(Stop):
+        start(tmp_path, existing="overwrite")
+    monkeypatch.undo()
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_run_that_died_before_its_config_starts_over(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("run.lock", "config.json.tmp"):
+        (tmp_path / "run" / name).write_text("{")
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")

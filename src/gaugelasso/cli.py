@@ -437,13 +437,21 @@ def _existing(resume: bool, overwrite: bool) -> Existing:
     return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
-def main() -> None:
-    """Entry point: user errors become one line and exit code 2."""
-    # Written before the first CUDA call: lets freed blocks serve tensors of other shapes.
+def set_up_process() -> None:
+    """What torch should know before its first call."""
+    # Lets freed blocks of a GPU serve tensors of other shapes.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # On ARM each product of matrices is compiled for its shape. Shapes that a cut has made
+    # obsolete need no room: torch would keep a thousand.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 warns of this call of its own
         torch.set_float32_matmul_precision("high")
+
+
+def main() -> None:
+    """Entry point: user errors become one line, and an exit code of their own."""
+    set_up_process()
     try:
         app()
     except UserError as error:

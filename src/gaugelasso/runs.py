@@ -56,8 +56,11 @@ class RunFolder:
             if not is_run:
                 raise UserError(f"output {str(path)!r} holds no run (no config.json); left alone")
         folder = cls(path)
-        if existing == "overwrite":
-            folder._clear()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(folder.close)
+            if existing == "overwrite":
+                folder._clear()
+            on_failure.pop_all()
         return folder
 
     def _clear(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.test_config import TINY
 from tests.training import assert_same_run, newest, read
-from tests.trust.traps import Lines, Trap
+from tests.trust.traps import Bytes, Lines, Trap
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["gaugelasso.cli", "tests.trust.traps"])
@@ -34,8 +34,8 @@ def _train(arguments: list[str], log: str, trap: Trap | None) -> None:
         try:
             cli.main()
         finally:
-            if isinstance(trap, Lines):
-                Path(log).with_suffix(".lines").write_text(str(trap.seen))
+            if isinstance(trap, Lines | Bytes):
+                Path(log).with_suffix(".seen").write_text(str(trap.seen))
 
 
 @dataclass
@@ -71,11 +71,10 @@ class Runs:
         process.join()
         return process.exitcode == -9
 
-    def lines(self, trap: Lines) -> int:
-        """How many lines of Python a whole run goes through inside events, or inside saves."""
-        name = f"count-{trap.where}"
-        assert self.run(name, trap=trap) == 0
-        return int((self.home / f"{name}.lines").read_text())
+    def count(self, name: str, trap: Lines | Bytes) -> int:
+        """How many lines, or bytes, a trap that never shuts sees in a whole run."""
+        assert self.run(name, trap=trap) == 0, self.log(name)
+        return int((self.home / f"{name}.seen").read_text())
 
     def seconds(self, name: str) -> float:
         """How long a whole run takes from start to end."""

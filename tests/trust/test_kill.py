@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize("where", ["event", "save"])
 def test_killed_inside(runs: Runs, where: Where) -> None:
-    total, chance = runs.lines(Lines(where)), random.Random(1)
+    total, chance = runs.count(f"count-{where}", Lines(where)), random.Random(1)
     for number in range(2):
         name = f"{where}-{number}"
         assert runs.run(name, trap=Lines(where, chance.randint(1, total))) == -9

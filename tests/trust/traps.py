@@ -69,15 +69,15 @@ class Bytes:
 
     at: float = float("inf")
     error: int | None = errno.ENOSPC
-    written: int = 0
+    seen: int = 0
 
     def _write(self, descriptor: int, data: Any) -> int:
-        room = self.at - self.written
+        room = self.at - self.seen
         if room >= len(data):
-            self.written += len(data)
+            self.seen += len(data)
             return _REAL_WRITE(descriptor, data)
         if room > 0:
-            self.written += _REAL_WRITE(descriptor, data[: int(room)])
+            self.seen += _REAL_WRITE(descriptor, data[: int(room)])
         if self.error is None:
             _die()
         elif room > 0:
