@@ -172,13 +172,13 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
 def test_an_interrupted_sweep_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs: list[sweep._Job] = []
+    processes: list[sweep._Child] = []
 
     def start(config: Path, outcome: ArmOutcome, seed: int, *_: Any) -> sweep._Job:
         forever = [sys.executable, "-c", "import time; time.sleep(600)"]
-        log = (tmp_path / f"seed{seed}.log").open("wb")
-        jobs.append(sweep._Job(outcome, seed, subprocess.Popen(forever), log))
-        return jobs[-1]
+        log = tmp_path / f"seed{seed}.log"
+        processes.append(sweep._Child(forever, log, dict(os.environ)))
+        return sweep._Job(outcome, seed, processes[-1], log)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -189,10 +189,9 @@ def test_an_interrupted_sweep_leaves_no_process(
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(tmp_path / "c.toml", [1, 2], arms, 2, [], Console(), on_gpu=False)
     monkeypatch.undo()  # waiting for a process sleeps too
-    assert len(jobs) == 2
-    for job in jobs:
-        job.log.close()
-        assert job.process.wait(timeout=20) != 0
+    assert len(processes) == 2
+    for process in processes:
+        assert process.wait(timeout=20) != 0
 
 
 # --- arms ----------------------------------------------------------------------------
@@ -321,7 +320,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[sweep._Job]:
 
     monkeypatch.setattr(sweep, "_start", replace)
     monkeypatch.setattr(sys, "executable", "false")
-    monkeypatch.setattr(sweep.time, "sleep", lambda _: jobs[-1].process.wait())
+    monkeypatch.setattr(sweep.time, "sleep", lambda _: jobs[-1].process.wait())  # type: ignore
     return jobs
 
 

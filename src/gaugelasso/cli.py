@@ -16,6 +16,7 @@ from rich.console import Console
 from gaugelasso import checkpoint
 from gaugelasso.bench import bench_run, bench_step, default_file, record
 from gaugelasso.checkpoint import load_spec
+from gaugelasso.cluster import Cluster, parse_settings
 from gaugelasso.config import Config, changed, load_config, run_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
@@ -286,14 +287,35 @@ def sweep(
     results: Annotated[
         Path | None, typer.Option(help="Also write the results file (JSON) here.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hand the runs to a cluster through submitit: slurm, or local to try it. Runs go "
+            "on when this command is broken off; give it again with --resume to collect them.",
+        ),
+    ] = None,
+    cluster_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A setting of submitit: timeout_min=240, gpus_per_node=1, slurm_partition=gpu.",
+        ),
+    ] = None,
 ) -> None:
     """Train several seeds, processes side by side; one failure does not stop the rest.
 
     Example: gaugelasso sweep configs/retrieval/main.toml --seeds 42-46 --jobs 5
 
     Example: gaugelasso sweep demo.toml --arm "baseline:" --arm "wide trust: compress.trust=4"
+
+    Example: gaugelasso sweep demo.toml --jobs 20 --cluster slurm --cluster-set timeout_min=240
     """
     numbers = parse_seeds(seeds)
+    if cluster is None and cluster_set:
+        raise UserError(f"--cluster-set {cluster_set[0]}: for use with --cluster")
+    if cluster is not None and overwrite:
+        raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
     settings = [_load(config, set_, device)]
     folder = out or Path("runs") / config.stem
     arms = parse_arms(arm or [], folder)
@@ -304,7 +326,7 @@ def sweep(
             raise UserError(f"--arm {each.name!r}: {error}") from None
     arguments = [part for change in set_ or [] for part in ("--set", change)]
     arguments += ["--device", device] if device else []
-    arguments += ["--resume"] if resume else []
+    arguments += ["--resume"] if resume or cluster else []
     arguments += ["--overwrite"] if overwrite else []
     if _existing(resume, overwrite) == "refuse":
         # Before any run starts: a log of an earlier run must not be touched either.
@@ -313,8 +335,11 @@ def sweep(
                 RunFolder.check_free(each.run_folder(seed))
     if results is not None:
         make_folder(results.parent)
-    on_gpu = any(choose_device(one.train.device).startswith("cuda") for one in settings)
-    outcomes = run_sweep(config, numbers, arms, jobs, arguments, console, on_gpu)
+    home = Cluster(cluster, parse_settings(cluster_set or []), folder) if cluster else None
+    on_gpu = not home and any(
+        choose_device(one.train.device).startswith("cuda") for one in settings
+    )
+    outcomes = run_sweep(config, numbers, arms, jobs, arguments, console, on_gpu, home)
     ended = [outcome for outcome in outcomes if outcome.ended]
     if arm and ended:
         _write_arms(ended, len(numbers), folder, results)

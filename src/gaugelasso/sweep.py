@@ -1,7 +1,7 @@
-"""Many seeds, of one condition or of several arms: one process a run, on one machine.
+"""Many seeds, of one condition or of several arms: one process a run.
 
-All arms share one pool of processes. A run that fails does not stop the others. On a GPU
-the processes share it, through CUDA MPS where that can be started.
+All arms share one pool of processes, on this machine or on a cluster. A run that fails does
+not stop the others. On a GPU the processes share it, through CUDA MPS where that can be started.
 """
 
 import contextlib
@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from rich.console import Console
 
+from gaugelasso.cluster import Cluster
 from gaugelasso.errors import UserError
 from gaugelasso.runs import make_folder, read_rows
 
@@ -128,12 +129,42 @@ def said_failures(outcomes: Sequence[ArmOutcome], seeds: int) -> str:
     return text + (f"; not in the results: {', '.join(lost)}" if lost else "")
 
 
+class _Process(Protocol):
+    """A run at work, here or elsewhere."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def leave(self) -> None:
+        """The sweep ends before the run does."""
+
+
+class _Child(subprocess.Popen[bytes]):
+    """A run on this machine; its words go to a log."""
+
+    def __init__(self, words: list[str], log: Path, environment: dict[str, str]):
+        self._log: IO[bytes] = log.open("wb")
+        super().__init__(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        self._log.close()
+
+    def leave(self) -> None:
+        self.terminate()
+        self.wait()
+
+
 @dataclass
 class _Job:
     outcome: ArmOutcome
     seed: int
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
+    process: _Process
+    log: Path
     summary_before: int | None = None
     reported_at: float = 0.0
 
@@ -153,11 +184,12 @@ def run_sweep(
     arguments: list[str],
     console: Console,
     on_gpu: bool,
+    cluster: Cluster | None = None,
 ) -> list[ArmOutcome]:
     """Train every seed of every arm, at most `jobs` at a time; one outcome an arm.
 
     All seeds of the first arm start first. `arguments` go to every run; an arm's changes
-    come after them.
+    come after them. With a cluster runs go on when the sweep is broken off.
     """
     for arm in arms:
         make_folder(arm.folder)
@@ -170,7 +202,8 @@ def run_sweep(
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(_start(config, *waiting.pop(0), arguments, environment))
+                    job = _start(config, *waiting.pop(0), arguments, environment, cluster)
+                    running.append(job)
                 time.sleep(1.0)
                 for job in list(running):
                     if job.process.poll() is not None:
@@ -179,9 +212,7 @@ def run_sweep(
                 _report(running, console)
         finally:
             for job in running:
-                job.process.terminate()
-                job.process.wait()
-                job.log.close()
+                job.process.leave()
     return outcomes
 
 
@@ -191,23 +222,20 @@ def _start(
     seed: int,
     arguments: list[str],
     environment: dict[str, str],
+    cluster: Cluster | None,
 ) -> _Job:
     arm = outcome.arm
     folder = arm.run_folder(seed)
-    before = _written_at(folder / "summary.json")
-    log = folder.with_suffix(".log").open("wb")
-    command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
-    command += ["--set", f"train.seed={seed}", *arguments]
-    command += [part for change in arm.changes for part in ("--set", change)]
-    process = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
-    )
+    log, before = folder.with_suffix(".log"), _written_at(folder / "summary.json")
+    words = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
+    words += ["--set", f"train.seed={seed}", *arguments]
+    words += [part for change in arm.changes for part in ("--set", change)]
+    process: _Process = cluster.start(words, log) if cluster else _Child(words, log, environment)
     return _Job(outcome, seed, process, log, before)
 
 
 def _end(job: _Job, console: Console) -> None:
     """Close the books on a run whose process is gone."""
-    job.log.close()
     code = job.process.returncode
     # A refused run leaves an older summary behind: not this sweep's.
     if code == 0 or _written_at(job.folder / "summary.json") not in (None, job.summary_before):
@@ -216,7 +244,7 @@ def _end(job: _Job, console: Console) -> None:
         _say(console, f"{job}: done, {_last(job.folder)}")
     else:
         job.outcome.failed.append(job.seed)
-        _say(console, f"{job}: failed with code {code}, see {job.log.name}")
+        _say(console, f"{job}: failed with code {code}, see {job.log}")
 
 
 def _written_at(path: Path) -> int | None:

@@ -97,6 +97,8 @@ class Trainer:
         return self._schedule if self.state["again_at"] is None else self._schedule.again()
 
     def _begin(self) -> None:
+        # Nothing here draws from torch's own generators, but a task of somebody's might.
+        torch.manual_seed(self.train.seed)
         compressor = self.compressor
         self.state["fma_initial"] = compressor.fma
         self.state["parameters_initial"] = compressor.parameters
