@@ -157,8 +157,9 @@ def test_without_sinkhorn_sides_drift_apart_and_pressure_is_wasted_on_it() -> No
     off, on = arm("no sinkhorn"), arm("baseline")
     assert mean_imbalance(off) > 2 * mean_imbalance(on)
     assert waste(off) > 0.2
-    # 0.07 to 0.11, depending on the last bit of the weights at the start.
-    assert waste(on) < 0.15
+    # 0.19; with factors that are not rounded to powers of two 0.07 to 0.11.
+    assert waste(on) < 0.25
+    assert waste(off) > 1.4 * waste(on)
 
 
 def waste(loop: Loop) -> float:
