@@ -8,6 +8,7 @@ from gaugelasso.solver import RhoSolver, smooth_
 from tests.toys import exact
 
 LR = exact(0.1)
+GOOD = torch.tensor(True)
 MOMENTUM = exact([1.0, -2.0, 0.5])
 # <sign m, r> = -3 - 1 + 2 = -2, ||m||_1 = 3.5
 PENALTY = exact([-3.0, 1.0, 2.0])
@@ -65,7 +66,7 @@ def test_conservative_step_lands_on_the_target() -> None:
 
 def test_smoothing_is_an_exponential_average_from_the_first_loss() -> None:
     average, seen = torch.zeros(()).double(), torch.zeros(()).double()
-    values = [smooth_(average, seen, exact(x), 0.9).item() for x in (2.0, 1.0, 4.0)]
+    values = [smooth_(average, seen, exact(x), 0.9, GOOD).item() for x in (2.0, 1.0, 4.0)]
     assert values == pytest.approx([2.0, 0.9 * 2.0 + 0.1, 0.9 * 1.9 + 0.1 * 4.0])
     assert seen == 3
 
@@ -73,10 +74,11 @@ def test_smoothing_is_an_exponential_average_from_the_first_loss() -> None:
 def test_without_smoothing_the_loss_passes_through() -> None:
     average, seen = torch.zeros(()).double(), torch.zeros(()).double()
     losses = [exact(x) for x in (2.0, 1.0, 4.0)]
-    assert [smooth_(average, seen, x, 0.0).item() for x in losses] == [2.0, 1.0, 4.0]
+    assert [smooth_(average, seen, x, 0.0, GOOD).item() for x in losses] == [2.0, 1.0, 4.0]
 
 
 def test_without_smoothing_an_overflowed_loss_is_forgotten() -> None:
     average, seen = torch.zeros(()).double(), torch.zeros(()).double()
-    smooth_(average, seen, exact(float("inf")), 0.0)
-    assert smooth_(average, seen, exact(2.0), 0.0) == 2.0
+    smooth_(average, seen, exact(float("inf")), 0.0, ~GOOD)
+    assert seen == 0
+    assert smooth_(average, seen, exact(2.0), 0.0, GOOD) == 2.0

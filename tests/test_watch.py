@@ -86,9 +86,11 @@ def test_a_step_without_a_loss_is_skipped_and_counted(
 def test_too_many_in_a_row_and_the_run_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a good step came before anybody looked."""
     poison(monkeypatch, range(21, 26))
     run = finish(tmp_path, train__skip_limit=5)
-    # Five in a row are only known at step 30, when a good one has come; three at 25.
+    assert returns(run) == [(30, 20)]
+    run = finish(tmp_path, "patient", train__skip_limit=6)
     assert returns(run) == []
     monkeypatch.undo()
     poison(monkeypatch, range(20, 30))
@@ -98,6 +100,16 @@ def test_too_many_in_a_row_and_the_run_goes_back(
     assert summary["returns"] == 2
     assert summary["skipped_steps"] == 10
     assert summary["steps"] == 40
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_a_first_step_may_fail_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    poison(monkeypatch, range(1))
+    run = finish(tmp_path, compress__optimizer=optimizer)
+    assert read(run / "summary.json")["skipped_steps"] == 1
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
 
 
 def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
@@ -132,13 +144,12 @@ def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.Monke
     assert newest(trainer.folder.path).name == "step-00000010"
 
 
-def test_a_failing_last_step_is_gone_back_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_last_step_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, range(39, 40))
-    run = finish(tmp_path)
-    assert returns(run) == [(40, 30)]
+    run = finish(tmp_path, train__checkpoint_every=100)
+    assert returns(run) == []
     assert newest(run).name == "step-00000040"
+    assert read(run / "summary.json")["skipped_steps"] == 1
 
 
 # --- losses that leave their target ------------------------------------------------------
@@ -158,23 +169,70 @@ def spoil(trainer: Trainer, at: int) -> None:
 
 
 def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path) -> None:
-    changes = {"train__patience": 5, "train__checkpoint_every": 5}
+    changes = {"train__patience": 5, "train__checkpoint_every": 5, "train__log_every": 1}
     plain = finish(tmp_path, "plain", **changes)
     assert returns(plain) == []
     trainer = start(tmp_path, **changes)
     spoil(trainer, at=21)
     summary = trainer.run()
     run = trainer.folder.path
-    assert returns(run) == [(25, 20)]
+    assert returns(run) == [(26, 20)]
     losses = {row["step"]: row["loss"] for row in rows(run, "metrics.jsonl")}
-    assert losses[25] > 3 > losses[30]
+    assert losses[26] > 3 > losses[27]
     assert summary["held"]
     assert summary["returns"] == 1
     event = next(e for e in rows(run, "events.jsonl") if e["returned_to"] == 20)
     there = next(e for e in rows(plain, "events.jsonl") if e["step"] == 20)
     assert event["widths"] == there["widths"]
-    assert float(trainer.compressor.pressure) == 0  # in cooldown
     assert trainer.state["returns"] == 1
+
+
+def test_a_cut_that_costs_the_target_is_not_gone_back_to(tmp_path: Path) -> None:
+    """The checkpoint of a step lies behind its event: judged by the steps after it."""
+    trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5)
+    spoil(trainer, at=20)
+    summary = trainer.run()
+    assert returns(trainer.folder.path) == [(25, 15)]
+    assert summary["held"]
+
+
+def test_where_the_last_that_held_is_damaged_the_one_before_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5)
+    spoil(trainer, at=22)
+    take = trainer._step
+
+    def one() -> Any:
+        if trainer.compressor.steps == 23:
+            path = trainer.folder.checkpoints / f"step-{trainer.state['held_at']:08d}"
+            (path / "model.safetensors").write_bytes(b"")
+        return take()
+
+    trainer._step = one  # type: ignore[method-assign]
+    assert trainer.run()["held"]
+    assert returns(trainer.folder.path) == [(25, 10)]
+    assert "it held the target, but is no more" in caplog.text
+
+
+def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    take = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.state["frozen_at"] or trainer.compressor.steps > 35:
+            trainer.compressor.optimizer.store.weight.mul_(3)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]
+    summary = trainer.run()
+    run = trainer.folder.path
+    assert [step for step, _ in returns(run)] == [40, 50]
+    assert summary["steps"] == 50
+    assert summary["loss"] < 3
+    assert newest(run).name == "step-00000050"
+    assert checkpoint.load_state(run)[0]["ended_at"] == 50
 
 
 def test_without_patience_nothing_is_undone(tmp_path: Path) -> None:
@@ -193,7 +251,7 @@ def test_what_held_stays_in_the_ring(tmp_path: Path) -> None:
     spoil(trainer, at=21)
     stop_at(trainer, 29)
     ring = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
-    assert ring == ["step-00000020", "step-00000026", "step-00000028"]
+    assert ring == [f"step-000000{step}" for step in (18, 20, 26, 28)]
 
 
 def test_an_anneal_that_loses_the_target_is_done_again(tmp_path: Path) -> None:

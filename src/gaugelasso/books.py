@@ -38,7 +38,11 @@ FRESH: dict[str, Any] = {
     "fma_initial": None,
     "parameters_initial": None,
     "cut_at": 0,  # when the structure became what it is
-    "held_at": None,  # the last checkpoint that held the target under pressure
+    "hoped_at": None,  # a checkpoint that held the target: the steps after it will tell
+    "held_at": None,  # the last one that did hold it
+    "held_before_at": None,  # and the one before that
+    "tried_at": None,  # of these, the one that was last gone back to
+    "ended_at": None,  # when the run took up a held state as its last
     "again_at": None,  # when a second anneal began
     "off_for": 0,  # steps since the loss left its target
     "returns": 0,
@@ -89,7 +93,7 @@ def summary(
     """summary.json: `loss`, `metric` and `figures` are held-out.
 
     `structure_step` is when the structure became what it is, `held_step` the last checkpoint
-    under pressure that held the loss target in training.
+    under pressure that held the loss target in training, before it and after.
     """
     target = config.target.loss
     return {

@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,11 @@ def save(
     compressor: Compressor,
     state: dict[str, Any],
     keep: int = KEPT,
-    held: int | None = None,
+    spare: Collection[int] = (),
 ) -> None:
     """Add a checkpoint to a folder of them, then let go of all but the newest `keep`.
 
-    That of the step `held` stays too.
+    Those of the steps in `spare` stay too.
 
     UserError, with those before left as they were, if it cannot be written or holds a value
     that is not finite.
@@ -122,7 +122,7 @@ def save(
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"checkpoint {str(path)!r} cannot be written: {reason}") from None
     with contextlib.suppress(OSError):  # what cannot be removed does no harm
-        _let_go(folder, compressor.steps, keep, held)
+        _let_go(folder, compressor.steps, keep, spare)
 
 
 def _write(folder: Path, compressor: Compressor, state: dict[str, Any]) -> None:
@@ -145,11 +145,11 @@ def _json(data: Any) -> bytes:
         raise UserError("its state holds a value that is not a finite number") from None
 
 
-def _let_go(folder: Path, newest: int, keep: int, held: int | None) -> None:
+def _let_go(folder: Path, newest: int, keep: int, spare: Collection[int]) -> None:
     """Remove what is older than the newest `keep`, and what a crash or another course left."""
     ring = [path for path in _ring(folder) if _step(path) <= newest]
     ring = [path for path in ring if not path.name.endswith(_REPLACED)]
-    kept = ring[:keep] + [path for path in ring if _step(path) == held]
+    kept = ring[:keep] + [path for path in ring if _step(path) in spare]
     for path in folder.iterdir():
         if _NAME.fullmatch(path.name) and path not in kept:
             # Under another name first: what is half removed is not taken for a checkpoint.

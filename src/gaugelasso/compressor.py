@@ -95,9 +95,11 @@ class Compressor:
         self.begun = weight.new_zeros(())
         self.smoothed = weight.new_zeros(())
         self.seen = weight.new_zeros(())
-        # Steps that were not taken because loss or gradient was not a number: all, and in a row.
+        # Steps that were not taken because loss or gradient was not a number: all, those in a
+        # row up to now, and the most in a row since somebody looked.
         self.skipped = weight.new_zeros(())
         self.failing = weight.new_zeros(())
+        self.streak = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         # Most events change no structure: their thousand launches become one.
@@ -120,11 +122,13 @@ class Compressor:
         """
         store, optimizer = self._plan.store, self.optimizer
         store.collect_grads_()
-        sound = loss.isfinite() & store.grad.sum().isfinite()
+        # The square: a second moment must not overflow either.
+        sound = loss.isfinite() & store.grad.dot(store.grad).isfinite()
         self.skipped.add_(~sound)
         self.failing.add_(1).mul_(~sound)
+        torch.maximum(self.streak, self.failing, out=self.streak)
         optimizer.observe_(sound)
-        current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing)
+        current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing, sound)
         norms = self._plan.penalty.norms(store.weight)
         gradient = self._plan.penalty.gradient(store.weight, norms)
         rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
@@ -337,6 +341,7 @@ class Compressor:
             "seen",
             "skipped",
             "failing",
+            "streak",
         ]
         return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
 
@@ -360,6 +365,12 @@ class Compressor:
             tensor.copy_(tensors[name])
         self._held.clear()
         self.steps = steps
+
+    def forget_energies_(self) -> None:
+        """After a skipped step: what its inputs' energies were, the next step overwrites."""
+        tensors = named_tensors(self.model)
+        for norm in self.table.norms:
+            tensors[norm.energy].nan_to_num_(0.0, 0.0, 0.0)
 
     def finite(self) -> bool:
         """Whether everything that the next step depends on is a number."""

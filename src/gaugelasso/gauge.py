@@ -150,6 +150,8 @@ class Balance:
             else:
                 self._buffers.append(tensor)
                 ids.append(spread(values, slot, tensors).expand(tensor.shape).reshape(-1))
+        # Of two sides the first rounds, for both: each for itself, both might round up.
+        self._leads = torch.arange(len(groups.partner), device=device) < groups.partner
         self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
         self._buffer_ids = torch.cat(ids)
 
@@ -169,7 +171,9 @@ class Balance:
             own = (total / groups.counts[wave].clamp(min=1)).sqrt()
             other = own[groups.partner[wave] - wave.start]
             ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
-            factor[wave] = power_of_two(ratio.sqrt().clamp(1 / clip, clip))
+            rounded = power_of_two(ratio.sqrt().clamp(1 / clip, clip))
+            mirrored = 1 / rounded[groups.partner[wave] - wave.start]
+            factor[wave] = torch.where(self._leads[wave], rounded, mirrored)
         every = self._follow(factor)
         along = self._along(every)
         weight.mul_(along)

@@ -190,7 +190,8 @@ class CoupledOptimizer:
             update = self.plan.orthogonalise(self.momentum[:end] + pressure[:end])
             weight[:end].sub_(lr * update)
         push = pressure[end:]
-        first, second = 1 - self.decay
+        # Zero only until a first gradient has come: then there is nothing to divide.
+        first, second = (1 - self.decay).clamp(min=1e-12)
         aim = self.momentum[end:] / first + push
         spread = (self.second / second + push * push).sqrt()
         update = (aim / (spread + 1e-12)).clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a wish to stop: noted, and granted where nothing is lost by it."""
+"""SIGTERM, Ctrl-C and Slurm's SIGUSR2 as a wish to stop: granted where nothing is lost by it."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from types import FrameType
 
 from gaugelasso.errors import UserError
 
-_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C", signal.SIGUSR2: "SIGUSR2"}
 
 
 class Stopped(UserError):

@@ -46,12 +46,11 @@ class RhoSolver:
         return torch.where(pressing, margin / (lr * opposition).clamp(min=_TINY), 0.0)
 
 
-def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float) -> Tensor:
+def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float, sound: Tensor) -> Tensor:
     """Exponential average of the loss that starts at its first value; both states in place.
 
-    A loss that is not a number leaves both as they are.
+    A loss that is not `sound` leaves both as they are.
     """
-    sound = loss.isfinite()
     if beta:
         loss = torch.where(seen > 0, torch.lerp(loss, average, beta), loss)
     average.copy_(torch.where(sound, loss, average))

@@ -5,6 +5,7 @@ folder. Decides nothing about structure.
 """
 
 import contextlib
+import gc
 import logging
 import math
 import time
@@ -85,7 +86,7 @@ class Trainer:
         else:
             self._begin()
         self._losses: list[Tensor] = []
-        self._failing = 0
+        self._failing = self._streak = 0
 
     def _take_up(self, model: Transformer) -> None:
         self.model = model
@@ -158,7 +159,7 @@ class Trainer:
                 self._train(wish)
                 with wish.granted_at_once(self._said_resumable()):
                     summary = self._summary()
-                    if not self._anneals_again(summary):
+                    if not self._goes_on(summary):
                         return self._finish(summary)
 
     def _train(self, wish: StopWish) -> None:
@@ -167,11 +168,14 @@ class Trainer:
         while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
             self._step()
             stopping = wish.asked
-            if not stopping and not any(self._due(key) for key in ("log", "eval", "checkpoint")):
+            due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
+            if not stopping and not due:
                 continue
             self._read_losses()
-            if self._is_failing():
-                self._return_from_failure()
+            if due:
+                self.compressor.streak.copy_(self.compressor.failing)  # looked at
+                if self._streak >= self.train.skip_limit:
+                    self._return_from_failure()
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
@@ -203,44 +207,72 @@ class Trainer:
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
-        step = self.compressor.steps
-        last = step == self.schedule.end(self.state["frozen_at"])
-        return last or step % getattr(self.train, f"{what}_every") == 0
+        step, frozen_at = self.compressor.steps, self.state["frozen_at"]
+        last = step == self.schedule.end(frozen_at)
+        # A second anneal may have to start where the first one did.
+        freezing = what == "checkpoint" and step == frozen_at
+        return last or freezing or step % getattr(self.train, f"{what}_every") == 0
 
     def _save(self) -> None:
         state, steps = self.state, self.compressor.steps
+        due = self._due("checkpoint")
         if self._failing:
-            return  # until a step succeeds; the one before stays
+            if due and steps < self.schedule.end(state["frozen_at"]):
+                return  # until a step succeeds; the one before stays
+            self.compressor.forget_energies_()
         if not self.compressor.finite():
             raise UserError(f"a weight is not a number after step {steps}; {self._last_good()}")
-        known = state["loss"] is not None
-        if known and self._compressing() and state["loss"] <= self.config.target.loss:
-            state["held_at"] = steps
+        if due and self._holds() and self._compressing():
+            state["hoped_at"] = steps
         self.folder.sync()
-        keep, held = self.train.checkpoint_keep, state["held_at"]
-        checkpoint.save(self.folder.checkpoints, self.compressor, state, keep, held)
+        spare = [state[key] for key in ("hoped_at", "held_at", "held_before_at") if state[key]]
+        keep = self.train.checkpoint_keep
+        checkpoint.save(self.folder.checkpoints, self.compressor, state, keep, spare)
 
     def _compressing(self) -> bool:
         """Whether the last step was one of the compression phase."""
         last = self.compressor.steps - 1
         return self.schedule.phase(last, self.state["frozen_at"]) == "compression"
 
+    def _holds(self) -> bool:
+        """Whether the last row's loss is within its target."""
+        loss = self.state["loss"]
+        return loss is not None and loss <= self.config.target.loss
+
     # --- going back ---------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Off target for too long: go back to the last state that held it."""
-        state = self.state
-        off = self._compressing() and state["reached_at"] is not None
-        off = off and off_target(state["loss"], self.config.target.loss)
+        """Note which checkpoint held; off target for too long, go back to it."""
+        state, target = self.state, self.config.target.loss
+        if state["loss"] is None:
+            return
+        off = off_target(state["loss"], target)
+        # A checkpoint lies behind its step's event: whether that cost the target, only the
+        # steps after it can tell.
+        if state["hoped_at"] not in (None, self.compressor.steps) and (off or self._holds()):
+            if not off:
+                state["held_before_at"], state["held_at"] = state["held_at"], state["hoped_at"]
+            state["hoped_at"] = None
+        off = off and self._compressing() and state["reached_at"] is not None
         state["off_for"] = state["off_for"] + self.train.log_every if off else 0
-        if 0 < self.train.patience <= state["off_for"] and state["held_at"] is not None:
-            why = f"loss {state['loss']:.4g} off its target for {state['off_for']} steps"
-            self._go_back(checkpoint.at_step(self.folder.checkpoints, state["held_at"]), why)
+        if 0 < self.train.patience <= state["off_for"] and (held := self._held()):
+            self._go_back(held, f"loss off its target for {state['off_for']} steps")
 
-    def _is_failing(self) -> bool:
-        """Too many steps in a row were skipped, or the last one was."""
-        at_end = self.compressor.steps == self.schedule.end(self.state["frozen_at"])
-        return self._failing >= (1 if at_end else self.train.skip_limit)
+    def _held(self) -> checkpoint.Checkpoint | None:
+        """The last state that held the target; the one before where that one was tried in vain."""
+        state = self.state
+        if state["tried_at"] == state["held_at"] and state["held_before_at"] is not None:
+            state["held_at"], state["held_before_at"] = state["held_before_at"], None
+        while state["held_at"] is not None:
+            try:
+                found = checkpoint.at_step(self.folder.checkpoints, state["held_at"])
+            except UserError as error:
+                _logger.warning("warning: %s; it held the target, but is no more", error)
+                state["held_at"], state["held_before_at"] = state["held_before_at"], None
+            else:
+                state["tried_at"] = found.step
+                return found
+        return None
 
     def _return_from_failure(self) -> None:
         steps = self.compressor.steps
@@ -252,33 +284,58 @@ class Trainer:
         self.state["in_vain"] += 1
         self._go_back(found, why)
 
-    def _anneals_again(self, summary: dict[str, Any]) -> bool:
-        """The anneal lost the target, in training too: once more, from where it was held."""
+    def _goes_on(self, summary: dict[str, Any]) -> bool:
+        """Whether the end is not the end: the anneal lost the target, in training too.
+
+        It is done once more from where the target was held. If that is no better, the run ends on
+        the state that held it, as it was.
+        """
         state, target = self.state, self.config.target.loss
-        missed = summary["loss"] > target and state["loss"] > target
-        if not missed or state["held_at"] is None or state["again_at"] is not None:
+        if summary["loss"] <= target or self._holds() or state["ended_at"] is not None:
+            return False
+        held = self._held()
+        if held is None:
             return False
         why = f"held-out loss {summary['loss']:.4g} after the anneal"
-        self._go_back(checkpoint.at_step(self.folder.checkpoints, state["held_at"]), why)
-        state["again_at"] = state["frozen_at"] = self.compressor.steps
+        if state["again_at"] is None:
+            self._go_back(held, why)
+            state["again_at"] = state["frozen_at"] = self.compressor.steps
+            return True
+        batches = self.train.final_batches
+        loss, _ = evaluate(held.model(self.device), self.config, batches, self.device)
+        if not loss < summary["loss"]:
+            return False
+        self._go_back(held, why)
+        state["ended_at"] = self.compressor.steps
+        self._save()
         return True
 
     def _go_back(self, to: checkpoint.Checkpoint, why: str) -> None:
         """Take up an earlier state and go on from it, at the step that training has come to."""
-        began, steps, before = time.perf_counter(), self.compressor.steps, self.compressor
+        began, state, steps = time.perf_counter(), self.state, self.compressor.steps
+        hooks, history = self.compressor.hooks, self.compressor.history
+        fma = self.compressor.fma
         past, tensors = to.state()
+        # Gone before the other comes, so that no more memory is taken than in training.
+        del self.model, self.step, self.compressor
+        gc.collect()
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
         self._take_up(to.model(self.device))
         compressor = self.compressor
         compressor.load_state_tensors_(tensors, steps)
-        compressor.hooks, compressor.history = before.hooks, before.history
-        compressor.skipped.fill_(self.state["skipped"])
-        self._failing = 0
-        self.state["returns"] += 1
-        self.state["off_for"] = 0
-        self.state["cut_at"] = past["cut_at"]
+        compressor.hooks, compressor.history = hooks, history
+        compressor.skipped.fill_(state["skipped"])
+        for scalar in (compressor.failing, compressor.streak):
+            scalar.zero_()
+        self._failing = self._streak = 0
+        state["returns"] += 1
+        state["cut_at"] = past["cut_at"]
+        # What was known is of a state that is no more.
+        state |= {"off_for": 0, "hoped_at": None, "loss": None, "unlogged": []}
         event = Event(
             step=steps,
-            fma_before=before.fma,
+            fma_before=fma,
             fma=compressor.fma,
             dropped={},
             prices={},
@@ -287,7 +344,7 @@ class Trainer:
             seconds=time.perf_counter() - began,
             returned_to=to.step,
         )
-        compressor.history.append(event)
+        history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
         _logger.warning("warning: %s; back to the state of step %d, pressure halved", why, to.step)
 
@@ -306,9 +363,10 @@ class Trainer:
         compressor, state = self.compressor, self.state
         losses = torch.stack(self._losses).tolist()
         self._losses.clear()
-        skipped, failing = torch.stack([compressor.skipped, compressor.failing]).tolist()
-        state["skipped"], self._failing = int(skipped), int(failing)
-        if not failing:
+        counts = [compressor.skipped, compressor.failing, compressor.streak]
+        counted = map(int, torch.stack(counts).tolist())
+        state["skipped"], self._failing, self._streak = counted
+        if not self._failing:
             state["in_vain"] = 0
         first = compressor.steps - len(losses)
         for step, loss in enumerate(losses, first + 1):
@@ -337,7 +395,9 @@ class Trainer:
             self.state["loss"] = sum(losses) / len(losses)
         loss = self.state["loss"]
         if loss is None:
-            self._return_from_failure()
+            if self._failing:
+                self._return_from_failure()
+            return
         self._maybe_freeze(loss)
         frozen_at = self.state["frozen_at"]
         phase = self.schedule.phase(step - 1, frozen_at)

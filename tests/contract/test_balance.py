@@ -45,6 +45,22 @@ def test_balance_balances(case: Case, rounded: bool, bound: float) -> None:
     assert worst < bound
 
 
+def test_where_both_sides_would_round_up_one_of_them_does() -> None:
+    """c = sqrt(2) is as near to 1 as to 2, and so is its inverse to 1 as to a half."""
+    table = AxisTable(
+        axes=(Axis("j", "j", (Slot("a"),), (Slot("b"),)),), fixed=(Slot("a", 1), Slot("b", 1))
+    )
+    model = Toy(table, a=torch.ones(3, 2), b=2 * torch.ones(3, 2))
+    store = FlatStore(model, table)
+    groups = Groups(table, named_tensors(model), store)
+    state = torch.ones_like(store.weight)
+    factor = gauge.Balance(table, named_tensors(model), groups).sweep_(
+        store.weight, state, state.clone()
+    )
+    span = groups.ranges["j"]
+    assert torch.equal(factor[span.side("a")] * factor[span.side("b")], torch.ones(3))
+
+
 def test_the_nearest_power_of_two() -> None:
     x = torch.logspace(-30, 30, 1001, dtype=torch.float64)
     near = gauge.power_of_two(x)
