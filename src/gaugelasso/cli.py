@@ -291,8 +291,9 @@ def sweep(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Hand the runs to a cluster through submitit: slurm, or local to try it. Runs go "
-            "on when this command is broken off; give it again with --resume to collect them.",
+            help="Hand the runs to a cluster through submitit: slurm, or local to try it. Jobs go "
+            "on when this command is broken off; once they have ended, give it again with "
+            "--resume to collect them.",
         ),
     ] = None,
     cluster_set: Annotated[
@@ -316,12 +317,13 @@ def sweep(
         raise UserError(f"--cluster-set {cluster_set[0]}: for use with --cluster")
     if cluster is not None and overwrite:
         raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
-    settings = [_load(config, set_, device)]
+    here = cluster is None
+    settings = [_load(config, set_, device, here)]
     folder = out or Path("runs") / config.stem
     arms = parse_arms(arm or [], folder)
     for each in arms:
         try:
-            settings.append(_load(config, [*(set_ or []), *each.changes], device))
+            settings.append(_load(config, [*(set_ or []), *each.changes], device, here))
         except UserError as error:
             raise UserError(f"--arm {each.name!r}: {error}") from None
     arguments = [part for change in set_ or [] for part in ("--set", change)]
@@ -437,12 +439,14 @@ def bench(
     say(f"benchmark file: {path}")
 
 
-def _load(path: Path, changes: list[str] | None, device: str | None) -> Config:
+def _load(path: Path, changes: list[str] | None, device: str | None, here: bool = True) -> Config:
+    """The settings; if they are to run `here`, their device must be."""
     pairs = _pairs(changes)
     if device is not None:
         pairs["train.device"] = device
     settings = load_config(path, pairs)
-    choose_device(settings.train.device)
+    if here:
+        choose_device(settings.train.device)
     return settings
 
 

@@ -5,6 +5,7 @@ back to the queue, it is given to the cluster as it is, again.
 """
 
 import contextlib
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from gaugelasso.errors import UserError
 # Time for a run to save itself before its job leaves.
 _GRACE_S = 30
 _LOOK_S = 0.2
+# Slurm takes a job away half a minute after it has said so.
+_LEAVE_S = 60
+_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR2)
 
 
 class Command:
@@ -26,6 +30,13 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
+        # A stop that the cluster sent to the run itself: it is about to take the job away. If it
+        # does not, the run goes on.
+        while (code := self._run()) in _STOPPED:
+            time.sleep(_LEAVE_S)
+        return code
+
+    def _run(self) -> int:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -81,7 +92,10 @@ class Cluster:
             raise UserError(f"--cluster {name}: {str(error).splitlines()[0]}") from None
 
     def start(self, words: Sequence[str], log: Path) -> Submitted:
-        return Submitted(self._executor.submit(Command(words, log)))
+        try:
+            return Submitted(self._executor.submit(Command(words, log)))
+        except (RuntimeError, ValueError, TypeError, OSError) as error:
+            raise UserError(f"the cluster took no job: {str(error).splitlines()[0]}") from None
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, str]:

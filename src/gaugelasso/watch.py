@@ -1,7 +1,7 @@
 """The watch: does a run hold its loss target, and is it beyond recovery?
 
-Under pressure the loss swings around its target, and most excursions end by themselves. What
-does not come back within `train.patience` steps will not: longer than any that did, in 45
+Under pressure the loss swings around its target, and most excursions end by themselves. The
+default of `train.patience` is longer than any that did under the conservative solver, in 40
 runs of retrieval and two of ff31 at the paper's size (docs/log.md). Scalars only.
 """
 
