@@ -27,7 +27,7 @@ def fingerprint(tensors: Mapping[str, Tensor], *more: Any) -> str:
 
 def _bit_sum(tensor: Tensor) -> Tensor:
     bits = tensor.reshape(-1).view(_BITS[tensor.element_size()]).long()
-    return (bits * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum()
+    return (bits * (2 * torch.arange(len(bits), device=bits.device) + 1)).sum()
 
 
 def shared_keeps(team: Team, decide: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -25,8 +25,8 @@ from gaugelasso.drop import Decision, channel_rms, ruling, settle, spare_missed,
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.graph import GraphedStep
-from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.means import StepMeans
+from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.penalty import Penalty
 from gaugelasso.ranks import ALONE, Team

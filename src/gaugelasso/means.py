@@ -33,9 +33,9 @@ def pairwise_sum(rows: Tensor, team: Team) -> Tensor:
 class StepMeans:
     """The means of one step of one structure; built anew when the tensors are replaced.
 
-    `micros` says how many micro-batches of a step are told by `note_`, if any is. If `canonical`, what is
-    known of each is kept apart and summed by `pairwise_sum`: then a step's result is, to the
-    last bit, the same for any number of ranks. Else a rank sums as it goes.
+    `micros` says how many micro-batches of a step are told by `note_`, if any is. If
+    `canonical`, what is known of each is kept apart and summed by `pairwise_sum`: then a step's
+    result is, to the last bit, the same for any number of ranks. Else a rank sums as it goes.
     """
 
     @staticmethod

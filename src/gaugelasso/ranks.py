@@ -104,7 +104,10 @@ class Ranks(Team):
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
         try:
-            self._store, _, _ = next(rendezvous("env://", timeout=timeout))
+            store, _, _ = next(rendezvous("env://", timeout=timeout))
+            # torchrun keeps its store when it starts the ranks again: old words are not for them.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = dist.PrefixStore(f"attempt-{attempt}", store)
             dist.init_process_group(
                 backend,
                 timeout=timeout,

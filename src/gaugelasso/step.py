@@ -57,8 +57,7 @@ class TrainingStep:
         """This rank's micro-batches of a step, stacked."""
         train, task = self.config.train, self.config.task
         pairs = [
-            task.batch(train.batch, self.draw(step, micro), self.device)
-            for micro in self.micros
+            task.batch(train.batch, self.draw(step, micro), self.device) for micro in self.micros
         ]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 

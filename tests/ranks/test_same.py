@@ -1,0 +1,71 @@
+"""Any number of ranks trains the same model: to the last bit in canonical order."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.crews import CANONICAL, SETTINGS, Crews, Fault
+from tests.training import assert_same_run, newest, outcome, read, rows
+
+# Rounding noise grows slowly here: a low rate, no Newton-Schulz, and trust that still drops.
+GENTLE = (*SETTINGS, "compress.lr=0.01", "compress.trust=8", 'compress.optimizer="adam"')
+
+
+@pytest.fixture(scope="module")
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Crews:
+    """With a run on one rank."""
+    crews = Crews(tmp_path_factory.mktemp("crews"))
+    crews.finish("one", 1)
+    return crews
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_canonical_order_gives_the_same_bits(crews: Crews, size: int) -> None:
+    """Losses of all steps, events with their probes, final weights and optimizer state."""
+    events = rows(crews.home / "one", "events.jsonl")
+    assert sum(bool(event["dropped"]) for event in events) > 2
+    assert any(event["spared"] for event in events)
+    assert any(event["removed"] for event in events)
+    assert_same_run(crews.home / "one", crews.finish(f"canonical-{size}", size))
+
+
+def test_only_the_first_rank_speaks(crews: Crews) -> None:
+    crews.finish("quiet", 2)
+    assert "run folder" in crews.log("quiet")
+    assert crews.log("quiet", 1) == ""
+    assert read(crews.home / "quiet" / "environment.json")["ranks"] == 2
+    assert not (crews.home / "quiet" / "run.lock").exists()
+
+
+def test_any_order_gives_the_same_structure(tmp_path: Path) -> None:
+    crews = Crews(tmp_path, GENTLE)
+    one = crews.finish("1", 1)
+    assert outcome(one)["fma_final"] < outcome(one)["fma_initial"]
+    for size in (2, 4):
+        run = crews.finish(str(size), size)
+        assert outcome(run)["structure"] == outcome(one)["structure"]
+        for mine, theirs in zip(rows(one, "events.jsonl"), rows(run, "events.jsonl"), strict=True):
+            assert mine["widths"] == theirs["widths"]
+        losses, others = ([row["loss"] for row in rows(f, "metrics.jsonl")] for f in (one, run))
+        assert others == pytest.approx(losses, rel=1e-5)
+
+
+def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
+    """Each leg is stopped by SIGTERM to one of its ranks, which all hear of."""
+    for number, (size, step) in enumerate([(4, 8), (2, 19), (1, 23)]):
+        options = ["--resume"] if number else []
+        fault = Fault("SIGTERM", size - 1, step)
+        assert crews.run("relay", size, *options, fault=fault) == [143] * size, crews.logs("relay")
+        # The wish goes out with the step after the signal, but on one rank at once.
+        assert read(newest(crews.home / "relay") / "state.json")["steps"] >= step + 1
+    assert crews.run("relay", 4, "--resume") == [0] * 4, crews.logs("relay")
+    assert_same_run(crews.home / "one", crews.home / "relay")
+
+
+def test_micro_batches_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    crews = Crews(tmp_path, (*CANONICAL, "train.accumulate=3"))
+    assert crews.run("odd", 2) == [2, 2]
+    assert "train.accumulate = 3" in crews.log("odd")
+    assert "make it a multiple of 2" in crews.log("odd")
+    assert "Traceback" not in crews.logs("odd")
+    assert not (tmp_path / "odd").exists()
