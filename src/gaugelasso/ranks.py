@@ -42,7 +42,8 @@ class RanksDiffer(UserError):
 class Team:
     """Rank 0 of 1: whatever is asked for is at hand."""
 
-    rank, size, local = 0, 1, None
+    rank, size = 0, 1
+    local: int | None = None  # the number among this machine's ranks
 
     def mean_(self, tensor: Tensor) -> None:
         """The mean over all ranks, in place; the same bits everywhere."""
@@ -107,7 +108,10 @@ class Ranks(Team):
             store, _, _ = next(rendezvous("env://", timeout=timeout))
             # torchrun keeps its store when it starts the ranks again: old words are not for them.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = dist.PrefixStore(f"attempt-{attempt}", store)
+            prefix = f"attempt-{attempt}"
+            self._store = dist.PrefixStore(prefix, store)
+            # A connection serves one question at a time, and this one is about to wait.
+            beside = dist.PrefixStore(prefix, store.clone())
             dist.init_process_group(
                 backend,
                 timeout=timeout,
@@ -116,7 +120,6 @@ class Ranks(Team):
                 store=dist.PrefixStore("group", self._store),
             )
             self._patient = dist.new_group(timeout=_PATIENCE, backend="gloo")
-            beside = self._store.clone()  # a store serves one question at a time
         except (RuntimeError, ValueError) as error:
             raise RankLost(
                 f"rank {self.rank} of {self.size} found no way to the others ({_reason(error)})"

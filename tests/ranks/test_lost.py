@@ -6,18 +6,8 @@ Once here; `make torture` does it twenty times.
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.ranks.crews import CANONICAL, Crews, Fault
 from tests.training import assert_same_run
-
-
-@pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Crews:
-    """With a run that lost nobody."""
-    crews = Crews(tmp_path_factory.mktemp("crews"))
-    crews.finish("whole", 1)
-    return crews
 
 
 def assert_left(crews: Crews, name: str, fault: Fault, size: int, said: str) -> float:
@@ -42,7 +32,7 @@ def assert_left(crews: Crews, name: str, fault: Fault, size: int, said: str) -> 
 def test_a_killed_rank_is_named_and_the_run_goes_on(crews: Crews) -> None:
     fault = Fault("kill", 2, 17)
     assert assert_left(crews, "killed", fault, 4, "rank 2 is gone") < 30
-    assert_same_run(crews.home / "whole", crews.finish("killed", 4, "--resume"))
+    assert_same_run(crews.home / "one", crews.finish("killed", 4, "--resume"))
 
 
 def test_a_hanging_rank_is_given_up(tmp_path: Path) -> None:
@@ -64,10 +54,13 @@ def test_torchrun_goes_on_exactly(crews: Crews) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 1 is gone" in done.stderr
     # torch seeds its own generator anew in a process that was not forked.
-    assert_same_run(crews.home / "whole", crews.home / "restarted", ("model", "optimizer"))
+    assert_same_run(crews.home / "one", crews.home / "restarted", ("model", "optimizer"))
 
 
 def test_an_error_of_the_first_rank_is_told_by_all(crews: Crews) -> None:
     """The folder is there already: nobody waits for a rank 0 that has left."""
-    assert crews.run("whole", 2) == [2, 2]
-    assert "already exists; add --resume" in crews.log("whole", 1)
+    (crews.home / "taken").mkdir()
+    (crews.home / "taken" / "config.json").write_text("{}")
+    assert crews.run("taken", 2) == [2, 2]
+    for rank in range(2):
+        assert "already exists; add --resume" in crews.log("taken", rank)

@@ -9,14 +9,7 @@ from tests.training import assert_same_run, newest, outcome, read, rows
 
 # Rounding noise grows slowly here: a low rate, no Newton-Schulz, and trust that still drops.
 GENTLE = (*SETTINGS, "compress.lr=0.01", "compress.trust=8", 'compress.optimizer="adam"')
-
-
-@pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Crews:
-    """With a run on one rank."""
-    crews = Crews(tmp_path_factory.mktemp("crews"))
-    crews.finish("one", 1)
-    return crews
+GENTLE += ("train.checkpoint_every=40",)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -26,15 +19,13 @@ def test_canonical_order_gives_the_same_bits(crews: Crews, size: int) -> None:
     assert sum(bool(event["dropped"]) for event in events) > 2
     assert any(event["spared"] for event in events)
     assert any(event["removed"] for event in events)
-    assert_same_run(crews.home / "one", crews.finish(f"canonical-{size}", size))
-
-
-def test_only_the_first_rank_speaks(crews: Crews) -> None:
-    crews.finish("quiet", 2)
-    assert "run folder" in crews.log("quiet")
-    assert crews.log("quiet", 1) == ""
-    assert read(crews.home / "quiet" / "environment.json")["ranks"] == 2
-    assert not (crews.home / "quiet" / "run.lock").exists()
+    run = crews.finish(f"canonical-{size}", size)
+    assert_same_run(crews.home / "one", run)
+    # Rank 0 writes, and speaks for all.
+    assert "run folder" in crews.log(run.name)
+    assert crews.log(run.name, 1) == ""
+    assert read(run / "environment.json")["ranks"] == size
+    assert not (run / "run.lock").exists()
 
 
 def test_any_order_gives_the_same_structure(tmp_path: Path) -> None:
