@@ -4,13 +4,15 @@ The store that ranks meet in is this process's, as under torchrun it is the agen
 """
 
 import contextlib
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +42,7 @@ CANONICAL = (*SETTINGS, "train.canonical=true")
 class Fault:
     """What befalls one rank before it takes its `step`-th step."""
 
-    kind: Literal["kill", "hang", "perturb", "SIGTERM"]
+    kind: Literal["kill", "hang", "perturb", "nan", "SIGTERM"]
     rank: int
     step: int
 
@@ -61,6 +63,9 @@ class Fault:
             with torch.no_grad():
                 weight = trainer.model.classifier.out
                 weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+        elif self.kind == "nan":  # until the run goes back, and builds another step
+            forward = trainer.step.forward
+            trainer.step.forward = lambda *pair: math.nan * forward(*pair)  # type: ignore[method-assign]
         else:
             names = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
             os.kill(os.getpid(), names[self.kind])
@@ -158,11 +163,13 @@ class Crews:
         assert self.run(name, size, *options) == [0] * size, self.logs(name)
         return self.home / name
 
-    def torchrun(self, name: str, size: int, fault: Fault) -> subprocess.CompletedProcess[str]:
-        """The run as a shell would start it, allowed one restart."""
+    def torchrun(
+        self, name: str, size: int, faults: list[Fault]
+    ) -> subprocess.CompletedProcess[str]:
+        """The run as a shell would start it, with a fault each time that it is started."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={size}", "--max-restarts=1", "-m", "tests.ranks.dying"]
-        command += [fault.kind, str(fault.rank), str(fault.step)]
+        command += [f"--nproc-per-node={size}", f"--max-restarts={len(faults)}"]
+        command += ["-m", "tests.ranks.dying", json.dumps([astuple(fault) for fault in faults])]
         command += self.arguments(name, "--resume")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.run(

@@ -1,9 +1,10 @@
-"""What torchrun starts in the tests: the command line, on which something befalls one rank once.
+"""What torchrun starts in the tests: the command line, on which each time something befalls a rank.
 
-python -m tests.ranks.dying KIND RANK STEP train CONFIG ...
+python -m tests.ranks.dying '[["kill", 2, 17]]' train CONFIG ...
 """
 
 import contextlib
+import json
 import os
 import sys
 
@@ -11,9 +12,7 @@ from gaugelasso import cli
 from tests.ranks.crews import Fault
 
 if __name__ == "__main__":
-    kind, rank, step, *rest = sys.argv[1:]
-    sys.argv = ["gaugelasso", *rest]
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    fault = Fault(kind, int(rank), int(step))  # type: ignore[arg-type]
-    with fault.befalling(int(os.environ["RANK"])) if first else contextlib.nullcontext():
+    faults = [Fault(*fault) for fault in json.loads(sys.argv.pop(1))]
+    attempt, rank = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+    with faults[attempt].befalling(rank) if attempt < len(faults) else contextlib.nullcontext():
         cli.main()

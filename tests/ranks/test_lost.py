@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tests.ranks.crews import CANONICAL, Crews, Fault
-from tests.training import assert_same_run
+from tests.training import assert_same_run, outcome
 
 
 def assert_left(crews: Crews, name: str, fault: Fault, size: int, said: str) -> float:
@@ -49,8 +49,19 @@ def test_a_weight_that_differs_by_one_bit_stops_all_at_once(crews: Crews) -> Non
         assert "Traceback" not in crews.log("odd", rank)
 
 
+def test_all_skip_and_go_back_together(tmp_path: Path) -> None:
+    """One rank's losses are no numbers, and so the means of all are not."""
+    crews = Crews(tmp_path, (*CANONICAL, "train.skip_limit=3"))
+    for size in (1, 2):
+        fault = Fault("nan", size - 1, 17)
+        assert crews.run(str(size), size, fault=fault) == [0] * size, crews.logs(str(size))
+    assert outcome(tmp_path / "2")["returns"] == 1
+    assert outcome(tmp_path / "2")["skipped_steps"] == 3
+    assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
 def test_torchrun_goes_on_exactly(crews: Crews) -> None:
-    done = crews.torchrun("restarted", 2, Fault("kill", 1, 20))
+    done = crews.torchrun("restarted", 2, [Fault("kill", 1, 20)])
     assert done.returncode == 0, done.stderr
     assert "rank 1 is gone" in done.stderr
     # torch seeds its own generator anew in a process that was not forked.
