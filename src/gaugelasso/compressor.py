@@ -61,7 +61,7 @@ class Compressor:
 
     With a `team` every rank has a compressor of the same model, calls it as often, and has a
     `probe` that returns the same everywhere: gradients, losses and energies are averaged over
-    ranks, rank 0 decides. Micro-batches may be told one by one (means.StepMeans).
+    ranks, rank 0 decides. Micro-batches are told one by one (`note_`) if their number is given.
     """
 
     def __init__(

@@ -24,6 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from gaugelasso.errors import UserError
 
+# Processes do not start at the same moment: some read their libraries from slower disks.
+_ARRIVAL = datetime.timedelta(minutes=5)
 # While one rank works alone (saves, evaluates) the others wait this long: a rank that dies is
 # noticed at once, so this is for one that hangs.
 _PATIENCE = datetime.timedelta(hours=1)
@@ -105,13 +107,15 @@ class Ranks(Team):
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
         try:
-            store, _, _ = next(rendezvous("env://", timeout=timeout))
+            store, _, _ = next(rendezvous("env://", timeout=_ARRIVAL))
             # torchrun keeps its store when it starts the ranks again: old words are not for them.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             prefix = f"attempt-{attempt}"
             self._store = dist.PrefixStore(prefix, store)
             # A connection serves one question at a time, and this one is about to wait.
             beside = dist.PrefixStore(prefix, store.clone())
+            self._store.set(f"came/{self.rank}", "")
+            self._store.wait([f"came/{rank}" for rank in range(self.size)], _ARRIVAL)
             dist.init_process_group(
                 backend,
                 timeout=timeout,

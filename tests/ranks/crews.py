@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -71,12 +71,8 @@ class Fault:
             os.kill(os.getpid(), names[self.kind])
 
 
-def _rank(
-    rank: int, size: int, port: int, arguments: list[str], log: str, fault: Fault | None
-) -> None:
-    """In the child: what torchrun would run."""
-    from gaugelasso import cli
-
+def become(rank: int, size: int, port: int) -> None:
+    """What torchrun tells a process of itself."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -86,10 +82,19 @@ def _rank(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    torch.set_num_threads(1)
+
+
+def _rank(
+    rank: int, size: int, port: int, arguments: list[str], log: str, fault: Fault | None
+) -> None:
+    """In the child: what torchrun would run."""
+    from gaugelasso import cli
+
+    become(rank, size, port)
+    descriptor = os.open(f"{log}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    torch.set_num_threads(1)
     sys.argv = ["gaugelasso", *arguments]
     with fault.befalling(rank) if fault else contextlib.nullcontext():
         cli.main()
@@ -101,6 +106,16 @@ class Crew:
 
     processes: list[BaseProcess]
     store: TCPStore = field(repr=False)
+
+    @classmethod
+    def of(cls, size: int, work: Callable[..., None], *arguments: Any) -> "Crew":
+        """Start `work(rank, size, port, *arguments)` for every rank."""
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        every = ((rank, size, store.port, *arguments) for rank in range(size))
+        crew = cls([_CONTEXT.Process(target=work, args=each) for each in every], store)
+        for process in crew.processes:
+            process.start()
+        return crew
 
     def wait(self) -> list[int]:
         """The exit codes once all have left; a rank that hangs is ended when the others have."""
@@ -138,15 +153,7 @@ class Crews:
 
     def start(self, name: str, size: int, *options: str, fault: Fault | None = None) -> Crew:
         """Begin a run on so many ranks, or with --resume go on with one."""
-        arguments = self.arguments(name, *options)
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        crew = Crew([], store)
-        for rank in range(size):
-            log = str(self.home / f"{name}.{rank}.log")
-            job = (rank, size, store.port, arguments, log, fault)
-            crew.processes.append(_CONTEXT.Process(target=_rank, args=job))
-            crew.processes[-1].start()
-        return crew
+        return Crew.of(size, _rank, self.arguments(name, *options), str(self.home / name), fault)
 
     def run(self, name: str, size: int, *options: str, fault: Fault | None = None) -> list[int]:
         """Start, and wait for the end: the exit code of each rank."""

@@ -3,8 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from tests.ranks.crews import CANONICAL, SETTINGS, Crews, Fault
+from gaugelasso import Compressor, CompressorOptions, Transformer
+from gaugelasso.ranks import join
+from gaugelasso.tasks import Draw
+from tests.ranks.crews import CANONICAL, SETTINGS, Crew, Crews, Fault, become
+from tests.test_config import tiny
 from tests.training import assert_same_run, newest, outcome, read, rows
 
 # Rounding noise grows slowly here: a low rate, no Newton-Schulz, and trust that still drops.
@@ -51,6 +57,36 @@ def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
         assert read(newest(crews.home / "relay") / "state.json")["steps"] >= step + 1
     assert crews.run("relay", 4, "--resume") == [0] * 4, crews.logs("relay")
     assert_same_run(crews.home / "one", crews.home / "relay")
+
+
+def own_loop(rank: int, size: int, port: int, out: Path) -> None:
+    """The loop of docs/ranks.md: every rank has its share of 8 sequences a step."""
+    become(rank, size, port)
+    team, config = join(gpu=False, timeout_s=10), tiny(out / str(rank))
+    model = Transformer(config.model.spec(config.task), 3)
+    options = CompressorOptions(lr=0.01, trust=8, interval=5, optimizer="adam")
+    compressor = Compressor(model, 3.0, options, team=team)
+    for step in range(20):
+        inputs, targets = config.task.batch(8, Draw(0, step), "cpu")
+        mine = slice(rank * 8 // size, (rank + 1) * 8 // size)
+        loss = config.task.loss(model(inputs[mine]), targets[mine])
+        loss.backward()
+        compressor.step(loss)
+    team.close()
+    save_file(model.state_dict(), out / str(rank) / "model.safetensors")
+
+
+def test_your_own_loop(tmp_path: Path) -> None:
+    outs = []
+    for size in (1, 2):
+        for rank in range(size):
+            (tmp_path / str(size) / str(rank)).mkdir(parents=True)
+        assert Crew.of(size, own_loop, tmp_path / str(size)).wait() == [0] * size
+        outs += [load_file(path) for path in sorted((tmp_path / str(size)).glob("*/*.safe*"))]
+    one, first, second = outs
+    for name, tensor in one.items():
+        assert torch.equal(first[name], second[name])
+        assert torch.allclose(first[name], tensor, atol=1e-4), name
 
 
 def test_micro_batches_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
