@@ -280,7 +280,7 @@ class Trainer:
         steps = self.compressor.steps
         seed = self.step.draw(steps - 1).seed
         why = f"loss or gradient not a number at step {steps} (batch seed {seed})"
-        found = checkpoint.find(self.folder.checkpoints)
+        found = self._find()
         if found is None or self.state["in_vain"] >= TRIES:
             raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
         self.state["in_vain"] += 1
