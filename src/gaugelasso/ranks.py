@@ -80,15 +80,17 @@ ALONE = Team()
 
 def started_as() -> tuple[int, int]:
     """This process's rank and their number, by the variables that torchrun sets."""
-    names = ("RANK", "WORLD_SIZE")
-    texts = [os.environ.get(name, default) for name, default in zip(names, "01", strict=True)]
-    for name, text in zip(names, texts, strict=True):
-        if not text.isdecimal():
-            raise UserError(f"{name}={text!r} in the environment: must be a whole number")
-    rank, size = map(int, texts)
-    if rank >= max(size, 1):
+    rank, size = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
+    if rank >= size:
         raise UserError(f"RANK={rank} in the environment: must be below WORLD_SIZE={size}")
     return rank, size
+
+
+def _variable(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, str(otherwise))
+    if not text.isdecimal():
+        raise UserError(f"{name}={text!r} in the environment: must be a whole number")
+    return int(text)
 
 
 def join(gpu: bool, timeout_s: float) -> Team:
@@ -103,7 +105,7 @@ class Ranks(Team):
 
     def __init__(self, gpu: bool, timeout_s: float):
         self.rank, self.size = started_as()
-        self.local = int(os.environ.get("LOCAL_RANK", self.rank))
+        self.local = _variable("LOCAL_RANK", self.rank)
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
         try:
@@ -126,7 +128,7 @@ class Ranks(Team):
             self._patient = dist.new_group(timeout=_PATIENCE, backend="gloo")
         except (RuntimeError, ValueError) as error:
             raise RankLost(
-                f"rank {self.rank} of {self.size} found no way to the others ({_reason(error)})"
+                f"the other {self.size - 1} ranks cannot be reached ({_reason(error)})"
             ) from None
         threading.Thread(target=_answer, args=(beside, self.rank), daemon=True).start()
 
