@@ -9,9 +9,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
     **dict.fromkeys(["errors", "version", "axes", "storage", "groups", "events"], 0),
     **dict.fromkeys(["kernels", "durable", "tensors", "rng", "lock", "signals", "strict"], 0),
+    "ranks": 0,
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
-    "models": 1,
-    **dict.fromkeys(["drop", "options", "graph"], 2),
+    **dict.fromkeys(["models", "means"], 1),
+    **dict.fromkeys(["drop", "accord", "options", "graph"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
     **dict.fromkeys(["manifest", "resume", "watch"], 4),

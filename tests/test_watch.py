@@ -66,10 +66,11 @@ def test_a_step_without_a_loss_is_skipped_and_counted(
     trainer = start(tmp_path)
     update, weights = trainer.compressor.update_, []
 
-    def one(loss: Tensor) -> None:
+    def one(loss: Tensor) -> Tensor:
         weights.append(trainer.compressor.optimizer.store.weight.clone())
-        update(loss)
+        mean = update(loss)
         weights.append(trainer.compressor.optimizer.store.weight.clone())
+        return mean
 
     trainer.compressor.update_ = one  # type: ignore[method-assign]
     trainer.run()

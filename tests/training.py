@@ -80,8 +80,10 @@ def sign(path: Path) -> None:
         write_manifest(path, said["step"], digests)
 
 
-def final_tensors(folder: Path) -> dict[str, Tensor]:
-    parts = ("model", "optimizer", "random")
+PARTS = ("model", "optimizer", "random")
+
+
+def final_tensors(folder: Path, parts: tuple[str, ...] = PARTS) -> dict[str, Tensor]:
     held = (load_file(newest(folder) / f"{part}.safetensors") for part in parts)
     return {name: tensor for tensors in held for name, tensor in tensors.items()}
 
@@ -90,12 +92,12 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {k: v for k, v in read(folder / "summary.json").items() if k not in CLOCK}
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path, parts: tuple[str, ...] = PARTS) -> None:
     """Equal to the last bit, but for the clock."""
     assert rows(one, "metrics.jsonl") == rows(other, "metrics.jsonl")
     assert rows(one, "events.jsonl") == rows(other, "events.jsonl")
     assert outcome(one) == outcome(other)
-    tensors, others = final_tensors(one), final_tensors(other)
+    tensors, others = final_tensors(one, parts), final_tensors(other, parts)
     assert tensors.keys() == others.keys()
     assert all(torch.equal(tensors[name], others[name]) for name in tensors)
 

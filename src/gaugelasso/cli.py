@@ -1,5 +1,7 @@
 """The command line. Parses, calls, prints; errors that are the user's to mend exit with 2."""
 
+import contextlib
+import logging
 import os
 import shlex
 import sys
@@ -22,6 +24,7 @@ from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, final_figures
 from gaugelasso.models.decoding import sample
+from gaugelasso.ranks import join, started_as
 from gaugelasso.report import home, write_comparison, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.arms import arms_table
@@ -103,9 +106,16 @@ def train(
     settings = _load(config, set_, device)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.train.seed}"
     title = f"{settings.task_name}, seed {settings.train.seed}"
+    existing, where = _existing(resume, overwrite), choose_device(settings.train.device)
+    team = join(where.startswith("cuda"), settings.train.rank_timeout)
+    if team.rank:  # rank 0 speaks for all
+        logging.disable(logging.WARNING)
+        Trainer(settings, folder, existing, team=team).run()
+        team.close()
+        return
     with show_progress(console, title) as on_progress:
-        trainer = Trainer(settings, folder, _existing(resume, overwrite), on_progress)
-        trainer.run()
+        Trainer(settings, folder, existing, on_progress, team).run()
+    team.close()
     print_outcome(load_run(folder), console)
     say(f"run folder: {folder}")
 
@@ -466,6 +476,12 @@ def _existing(resume: bool, overwrite: bool) -> Existing:
     return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
+def _rank() -> int:
+    with contextlib.suppress(UserError):  # which may be what is to be said
+        return started_as()[0]
+    return 0
+
+
 def set_up_process() -> None:
     """What torch should know before its first call."""
     # Lets freed blocks of a GPU serve tensors of other shapes.
@@ -486,5 +502,7 @@ def main() -> None:
     except UserError as error:
         errors = Console(stderr=True)
         errors.print("[bold red]error:[/]", end=" ")
+        if rank := _rank():
+            errors.print(f"rank {rank}:", end=" ", highlight=False)
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(error.exit_code) from None

@@ -19,18 +19,21 @@ import torch
 from torch import Tensor
 
 from gaugelasso import gauge, pricing
+from gaugelasso.accord import fingerprint, shared_decision, shared_keeps
 from gaugelasso.axes import Compressible, named_tensors, on_host
 from gaugelasso.drop import Decision, channel_rms, ruling, settle, spare_missed, trust_drop
 from gaugelasso.errors import UserError
 from gaugelasso.events import Drop, DropHook, Event, allowed_indices
 from gaugelasso.graph import GraphedStep
+from gaugelasso.means import StepMeans
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.penalty import Penalty
+from gaugelasso.ranks import ALONE, Team
 from gaugelasso.solver import RhoSolver, smooth_
 from gaugelasso.split import find_splits, split_
 from gaugelasso.storage import FlatStore
-from gaugelasso.surgery import cut_, kept_elements
+from gaugelasso.surgery import cut, kept_elements, swap_
 
 
 @dataclass
@@ -38,6 +41,7 @@ class _Plan:
     """What is built anew whenever the structure changes."""
 
     store: FlatStore
+    means: StepMeans
     slow: gauge.SlowNorms
     penalty: Penalty
     balance: gauge.Balance
@@ -54,6 +58,10 @@ class Compressor:
     with the candidates silenced, so that nothing is cut that the batch misses by more
     than `drop_tolerance` times the target. `graph` lets a GPU repeat the balance as a CUDA
     graph.
+
+    With a `team` every rank has a compressor of the same model, calls it as often, and has a
+    `probe` that returns the same everywhere: gradients, losses and energies are averaged over
+    ranks, rank 0 decides. Micro-batches are told one by one (`note_`) if their number is given.
     """
 
     def __init__(
@@ -63,18 +71,24 @@ class Compressor:
         options: CompressorOptions | None = None,
         probe: Callable[[], float] | None = None,
         graph: bool = True,
+        team: Team = ALONE,
+        micros: int = 1,
+        canonical: bool = False,
     ):
         self.model = model
         self.options = options or CompressorOptions()
         self.accounting = pricing.ACCOUNTINGS[self.options.accounting]
         self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
-        self.probe = probe
+        self.probe, self.team = probe, team
+        self._micros, self._canonical = micros, canonical
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.steps = 0
         # How often the structure was taken up anew: captures of older ones are void.
         self.rebuilds = 0
         self._held: dict[str, float] = {}
+        # Above 0 once any rank has wished to stop, and a step has brought the others word of it.
+        self.wish = torch.zeros((), device=next(model.parameters()).device)
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
         self._plan = self._build()
@@ -115,13 +129,14 @@ class Compressor:
         return self.finish_step_()
 
     @torch.no_grad()
-    def update_(self, loss: Tensor) -> None:
+    def update_(self, loss: Tensor) -> Tensor:
         """The device's part of a step: momentum, penalty, rho, update. Reads nothing back.
 
         Where loss or gradient is not a number nothing moves: the step is counted as skipped.
+        Returns the loss, of all ranks.
         """
         store, optimizer = self._plan.store, self.optimizer
-        store.collect_grads_()
+        loss = self._plan.means.finish_(loss)
         # The square: a second moment must not overflow either.
         sound = loss.isfinite() & store.grad.dot(store.grad).isfinite()
         self.skipped.add_(~sound)
@@ -141,6 +156,12 @@ class Compressor:
         lr = self.lr * sound
         optimizer.step_(self.rho * gradient, lr, self._bounded_rate(norms, lr))
         self._plan.slow.follow_(self._norm_rate * self.begun * sound)
+        return loss
+
+    @torch.no_grad()
+    def note_(self, micro: int, loss: Tensor) -> None:
+        """One of several micro-batches has been through its backward pass."""
+        self._plan.means.note_(micro, loss)
 
     def _bounded_rate(self, norms: Tensor, lr: Tensor) -> Tensor | None:
         """The elementwise path's rates, less for groups they would change too much, if bounded."""
@@ -179,6 +200,7 @@ class Compressor:
     def event_(self) -> Event:
         """Split, balance, decide, cascade, cut."""
         began = time.perf_counter()
+        self.agree(f"before the event of step {self.steps}")
         fma_before, loss_before = self.fma, self._probe()
         splits = find_splits(self.table, self._readable(), self.options.split_share)
         if splits:
@@ -189,9 +211,11 @@ class Compressor:
         loss_balanced = self._probe()
         readable, prices = self._readable(), self._plan.prices
         rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
-        candidates = self._candidates(readable, prices, rms)
+        candidates = shared_keeps(self.team, lambda: self._candidates(readable, prices, rms))
         keeps = self._spare(candidates, loss_balanced)
-        decision = settle(self.table, readable, keeps, rms, self.options.multiple)
+        decision = shared_decision(
+            self.team, lambda: settle(self.table, readable, keeps, rms, self.options.multiple)
+        )
         dropped = decision.dropped() if decision else {}
         spent = (
             {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
@@ -283,7 +307,11 @@ class Compressor:
 
     def _cut_(self, decision: Decision) -> None:
         old, table = self._plan.store, self.table
-        cut_(self.model, table, decision.keeps, decision.removed)
+        staged = cut(named_tensors(self.model), table, decision.keeps)
+        if self.team.size > 1:
+            digest = fingerprint(staged, decision.removed)
+            self.team.agree(digest, f"after the cut of step {self.steps}")
+        swap_(self.model, staged, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(kept_elements(old, table, decision.keeps, alive))
         self._rebuild_()
@@ -297,7 +325,11 @@ class Compressor:
         self._balancing.reset(release=True)
 
     def _build(self) -> _Plan:
-        store = FlatStore(self.model, self.table)
+        buffers = dict(self.model.named_buffers())
+        energies = [buffers[norm.energy] for norm in self.table.norms]
+        room = StepMeans.room(energies, self.team, self._canonical)
+        store = FlatStore(self.model, self.table, room)
+        means = StepMeans(store, energies, self.team, self._micros, self._canonical, self.wish)
         # After the store has put views of itself in the parameters' place.
         tensors = named_tensors(self.model)
         links = on_host(tensors, self.table.links())
@@ -307,6 +339,7 @@ class Compressor:
         )
         return _Plan(
             store=store,
+            means=means,
             slow=gauge.SlowNorms(self.table.norms, tensors),
             penalty=penalty,
             balance=gauge.Balance(self.table, tensors, penalty.groups),
@@ -378,6 +411,12 @@ class Compressor:
         kept += [self.optimizer.momentum, self.optimizer.second]
         floating = [tensor.detach() for tensor in kept if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all())
+
+    def agree(self, when: str) -> None:
+        """RanksDiffer unless all ranks stand where rank 0 does; `when` says at what point."""
+        if self.team.size > 1:
+            tensors = {**named_tensors(self.model), **self.state_tensors()}
+            self.team.agree(fingerprint(tensors, self.steps, self.structure), when)
 
     # --- what users look at -----------------------------------------------------
 

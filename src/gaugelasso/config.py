@@ -104,6 +104,7 @@ class TrainConfig:
     lr_min: float = 1e-4
     batch: int = 32
     accumulate: int = 1
+    canonical: bool = False
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     graph: bool = True
@@ -118,6 +119,7 @@ class TrainConfig:
     skip_limit: int = 20
     checkpoint_keep: int = 2
     threads: int = 0  # 0: leave it to torch
+    rank_timeout: int = 20
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
@@ -126,6 +128,7 @@ class TrainConfig:
         # One alone could not be gone back from if it is damaged.
         _in_range("train.checkpoint_keep", self.checkpoint_keep, 2, 10**9)
         _in_range("train.threads", self.threads, 0, 1024)
+        _in_range("train.rank_timeout", self.rank_timeout, 1, 86_400)
         for key in ("seed", "warmup", "cooldown", "saturation", "patience"):
             _in_range(f"train.{key}", getattr(self, key), 0, 2**62)
         if not 0 <= self.lr_min < math.inf:

@@ -8,13 +8,19 @@ from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
+from gaugelasso.ranks import ALONE, Team
 from gaugelasso.tasks import EVALUATION, Draw, Illustrated, Predict, WithFigures
 
 
-def choose_device(name: str) -> str:
-    """'auto' or a torch device, checked; a numbered GPU becomes the current one."""
+def choose_device(name: str, local: int | None = None) -> str:
+    """'auto' or a torch device, checked; a numbered GPU becomes the current one.
+
+    Of several ranks on a machine, number `local` takes the GPU of that number.
+    """
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and local is not None:
+        name = f"cuda:{local}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -44,17 +50,23 @@ def autocast(config: Config, device: str) -> torch.autocast:
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, config: Config, batches: int, device: str) -> tuple[float, float]:
-    """Mean loss and metric over the first `batches` of the config's held-out stream."""
+def evaluate(
+    model: Transformer, config: Config, batches: int, device: str, team: Team = ALONE
+) -> tuple[float, float]:
+    """Mean loss and metric over the first `batches` of the config's held-out stream.
+
+    Ranks share them out; the result is the same for any number of ranks.
+    """
     predict = predictor(model, config, device)
-    totals = torch.zeros(2, device=device, dtype=torch.float64)
-    for draw in _held_out(config, batches):
+    rows = torch.zeros(batches, 2, device=device, dtype=torch.float64)
+    for draw in _held_out(config, batches)[team.rank :: team.size]:
         inputs, targets = config.task.batch(config.train.batch, draw, device)
         outputs = predict(inputs)
         with plainly(not config.train.fused):
             loss = config.task.loss(outputs, targets)
-        totals += torch.stack([loss, config.task.metric(outputs, targets)])
-    loss, metric = (totals / batches).tolist()
+        rows[draw.index] = torch.stack([loss, config.task.metric(outputs, targets)])
+    team.sum_(rows)  # to each row all ranks but one add zero
+    loss, metric = rows.mean(dim=0).tolist()
     return loss, metric
 
 

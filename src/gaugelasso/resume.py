@@ -10,7 +10,7 @@ from gaugelasso.runs import read_json
 
 # What changes no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
-_FREE |= {("task", "cache")}
+_FREE |= {("train", "rank_timeout"), ("task", "cache")}
 # A loss, a metric, a count of work: none is beyond a float.
 _LARGEST = 1e300
 

@@ -127,6 +127,31 @@ class RunFolder:
                 durable.remove(self.path / name)
 
 
+class Onlooker(RunFolder):
+    """The run folder as ranks but the first see it: where to read, while rank 0 writes."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def close(self) -> None:
+        pass
+
+    def write(self, name: str, data: Any) -> None:
+        pass
+
+    def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
+        pass
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def rewind(self, step: int, returns: int = 0) -> None:
+        pass
+
+
 _FILES = (
     "config.json",
     "environment.json",

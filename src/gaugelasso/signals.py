@@ -32,7 +32,8 @@ class StopWish:
 
     def stopped(self, rest: str) -> Stopped:
         """The error that says which signal it was, and `rest`."""
-        assert self._signal is not None
+        if self._signal is None:
+            return Stopped(f"stopped, as another rank was asked to, {rest}", 128 + signal.SIGTERM)
         name = _NAMES[signal.Signals(self._signal)]
         return Stopped(f"stopped by {name} {rest}", 128 + self._signal)
 

@@ -8,21 +8,38 @@ from torch import Tensor
 
 from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
+from gaugelasso.errors import UserError
 from gaugelasso.evaluation import autocast
 from gaugelasso.graph import GraphedStep
 from gaugelasso.kernels import plainly
+from gaugelasso.means import pairwise_sum
 from gaugelasso.models import Transformer
+from gaugelasso.ranks import ALONE, Team
 from gaugelasso.tasks import Draw
 
 
 class TrainingStep:
-    """Load a batch, then call it. `loss` is that of the last call, still on the device."""
+    """Load a batch, then call it. `loss` is that of the last call, still on the device.
 
-    def __init__(self, model: Transformer, config: Config, device: str):
+    A step has `train.accumulate` micro-batches, the same whatever the number of ranks, and
+    each rank of the team does a block of them.
+    """
+
+    def __init__(self, model: Transformer, config: Config, device: str, team: Team = ALONE):
         self.model, self.config, self.device = model.train(), config, device
+        self.team, self.micros = team, micros_of(config, team)
         graph = device.startswith("cuda") and config.train.graph
         probe = self.probe if config.train.probe else None
-        self.compressor = Compressor(model, config.target.loss, config.compress, probe, graph)
+        self.compressor = Compressor(
+            model,
+            config.target.loss,
+            config.compress,
+            probe,
+            graph,
+            team,
+            len(self.micros),
+            config.train.canonical,
+        )
         self.inputs, self.targets = self._batches(0)
         self.loss = torch.zeros((), device=device)
         self._probed = torch.zeros_like(self.loss)
@@ -37,11 +54,10 @@ class TrainingStep:
         return Draw(train.seed, step * train.accumulate + micro)
 
     def _batches(self, step: int) -> tuple[Tensor, Tensor]:
-        """The micro-batches of a step, stacked."""
+        """This rank's micro-batches of a step, stacked."""
         train, task = self.config.train, self.config.task
         pairs = [
-            task.batch(train.batch, self.draw(step, micro), self.device)
-            for micro in range(train.accumulate)
+            task.batch(train.batch, self.draw(step, micro), self.device) for micro in self.micros
         ]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 
@@ -96,18 +112,22 @@ class TrainingStep:
     def gradients(self) -> None:
         """Forward and backward over the micro-batches; reads nothing back."""
         self.loss.zero_()
-        for inputs, targets in zip(self.inputs, self.targets, strict=True):
-            loss = self.forward(inputs, targets) / self.config.train.accumulate
+        # Kept apart, micro-batches are divided by their number after they are summed.
+        share = 1 if self.config.train.canonical else len(self.micros)
+        pairs = zip(self.inputs, self.targets, strict=True)
+        for number, (inputs, targets) in enumerate(pairs):
+            loss = self.forward(inputs, targets) / share
             loss.backward()
+            self.compressor.note_(number, loss)
             self.loss.add_(loss.detach())
 
     def plain(self) -> None:
         """The whole step without a graph; reads nothing back."""
         self.gradients()
-        self.compressor.update_(self.loss)
+        self.loss.copy_(self.compressor.update_(self.loss))
 
     def probe(self) -> float:
-        """Loss of the loaded batch, as training sees it."""
+        """Loss of the loaded batch, of all ranks', as training sees it."""
         self._follow_structure()
         self._probe()
         return float(self._probed)
@@ -116,4 +136,16 @@ class TrainingStep:
     def _look(self) -> None:
         pairs = zip(self.inputs, self.targets, strict=True)
         losses = [self.forward(inputs, targets) for inputs, targets in pairs]
-        self._probed.copy_(torch.stack(losses).mean())
+        total = pairwise_sum(torch.stack(losses), self.team)
+        self._probed.copy_(total / self.config.train.accumulate)
+
+
+def micros_of(config: Config, team: Team) -> range:
+    """The numbers of the micro-batches that are this rank's."""
+    number, over = divmod(config.train.accumulate, team.size)
+    if over:
+        raise UserError(
+            f"train.accumulate = {config.train.accumulate} micro-batches cannot be shared out "
+            f"equally to {team.size} ranks; make it a multiple of {team.size}"
+        )
+    return range(team.rank * number, (team.rank + 1) * number)

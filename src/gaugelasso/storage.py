@@ -33,10 +33,11 @@ class FlatStore:
     """The parameters of a model, re-pointed at one weight vector and one gradient vector.
 
     The model's own parameters become views: an update of `weight` is an update of
-    the model. Gradients are autograd's until `collect_grads_` takes them in.
+    the model. Gradients are autograd's until `collect_grads_` takes them in. `message` is the
+    gradient with `room` more elements behind it, for what travels between ranks along with it.
     """
 
-    def __init__(self, model: nn.Module, table: AxisTable):
+    def __init__(self, model: nn.Module, table: AxisTable, room: int = 0):
         parameters = dict(model.named_parameters())
         _check_plain(model, parameters)
         order = [name for name in parameters if name in table.matrices]
@@ -52,7 +53,8 @@ class FlatStore:
         first = next(iter(parameters.values()))
         parts = [parameters[name].detach().reshape(-1) for name in order]
         self.weight = torch.cat(parts).to(first.device, first.dtype)
-        self.grad = torch.zeros_like(self.weight)
+        self.message = self.weight.new_zeros(offset + room)
+        self.grad = self.message[:offset]
         self._homes: list[tuple[nn.Parameter, Tensor]] = []
         grads = self.views(self.grad)
         for name, view in self.views(self.weight).items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Compressible, named_tensors, width
+from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
 from gaugelasso.storage import FlatStore, replace_tensor
 
 # Axis name -> bool per index, on the CPU. Axes not named are kept whole.
@@ -32,27 +32,34 @@ def kept_elements(store: FlatStore, table: AxisTable, keeps: Keeps, alive: set[s
     return torch.cat(parts)
 
 
+def cut(tensors: Tensors, table: AxisTable, keeps: Keeps) -> dict[str, Tensor]:
+    """Every parameter and buffer after the cut, as tensors of their own: nothing is touched."""
+    dims = _kept_dims(table, keeps, next(iter(tensors.values())).device)
+    result = _new_links(table, keeps, dims, tensors)
+    for name in tensors.keys() - result.keys():
+        old = tensors[name].detach()
+        new = _select(old, name, dims)
+        result[name] = old.clone() if new is old else new
+    return result
+
+
+def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) -> None:
+    """Take the removed operators out, and put these tensors in the place of the others.
+
+    Whoever keeps flat storage builds it anew afterwards.
+    """
+    for operator in removed:
+        model.remove_operator(operator)
+    for name, old in named_tensors(model).items():
+        new = tensors[name]
+        replace_tensor(model, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+
+
 def cut_(
     model: Compressible, table: AxisTable, keeps: Keeps, removed: tuple[str, ...] = ()
 ) -> None:
-    """Cut every parameter and buffer of the model and take the removed operators out.
-
-    Parameters become fresh, independent tensors; whoever keeps flat storage builds
-    it anew afterwards.
-    """
-    tensors = named_tensors(model)
-    dims = _kept_dims(table, keeps, next(iter(tensors.values())).device)
-    links = _new_links(table, keeps, dims, tensors)
-    for operator in removed:
-        model.remove_operator(operator)
-    for name, tensor in named_tensors(model).items():
-        if name in links:
-            replace_tensor(model, name, links[name])
-            continue
-        old = tensor.detach()
-        new = _select(old, name, dims)
-        new = old.clone() if new is old else new
-        replace_tensor(model, name, nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new)
+    """Cut every parameter and buffer of the model and take the removed operators out."""
+    swap_(model, cut(named_tensors(model), table, keeps), removed)
 
 
 def _kept_dims(

@@ -6,6 +6,7 @@ folder. Decides nothing about structure.
 
 import contextlib
 import gc
+import json
 import logging
 import math
 import time
@@ -23,11 +24,12 @@ from gaugelasso.errors import UserError, errors_of
 from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples
 from gaugelasso.events import Event
 from gaugelasso.models import Transformer
+from gaugelasso.ranks import ALONE, Team
 from gaugelasso.resume import check_same_config, check_state
-from gaugelasso.runs import Existing, RunFolder, environment
+from gaugelasso.runs import Existing, Onlooker, RunFolder, environment
 from gaugelasso.schedule import Schedule
 from gaugelasso.signals import StopWish, stop_wishes
-from gaugelasso.step import TrainingStep
+from gaugelasso.step import TrainingStep, micros_of
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
 from gaugelasso.watch import TRIES, off_target, pressure
 
@@ -47,20 +49,27 @@ class Trainer:
         out: Path,
         existing: Existing = "refuse",
         on_progress: Callable[[Progress], None] | None = None,
+        team: Team = ALONE,
     ):
-        self.config, self.train, self.task = config, config.train, config.task
-        self.device = choose_device(self.train.device)
+        self.config, self.train, self.task, self.team = config, config.train, config.task, team
+        micros_of(config, team)  # fails where they cannot be shared out
+        team.agree(json.dumps(config.to_dict()), "by its config")
+        self.device = choose_device(self.train.device, team.local)
         if self.train.threads:
             torch.set_num_threads(self.train.threads)
         self.on_progress = on_progress
-        # Data that cannot be read must not cost a run that is in the folder already.
-        for stream in (TRAINING, EVALUATION):
-            self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
-        self.folder = RunFolder.open(out, existing)
+        self.folder: RunFolder = Onlooker(out)
+        team.lead(lambda: self._open(existing))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
             self._set_up(existing == "resume")
             on_failure.pop_all()
+
+    def _open(self, existing: Existing) -> None:
+        # Data that cannot be read must not cost a run that is in the folder already.
+        for stream in (TRAINING, EVALUATION):
+            self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
+        self.folder = RunFolder.open(self.folder.path, existing)
 
     def _set_up(self, resume: bool) -> None:
         config = self.config
@@ -73,9 +82,8 @@ class Trainer:
             self.train.lr_min,
         )
         self.state: dict[str, Any] = dict(FRESH)
-        found = checkpoint.find(self.folder.checkpoints) if resume else None
+        found = self._find() if resume else None
         if found:
-            check_same_config(self.config, self.folder.path / "config.json")
             model = found.model(self.device)
         else:
             spec = config.model.spec(self.task)
@@ -87,10 +95,25 @@ class Trainer:
             self._begin()
         self._losses: list[Tensor] = []
         self._failing = self._streak = 0
+        self.compressor.agree("at the start")
+
+    def _find(self, step: int | None = None) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint, or that of a step, found by rank 0 for all."""
+
+        def look() -> tuple[str, int] | None:
+            folder = self.folder.checkpoints
+            found = checkpoint.find(folder) if step is None else checkpoint.at_step(folder, step)
+            if found is None:
+                return None
+            check_same_config(self.config, self.folder.path / "config.json")
+            return found.path.name, found.step
+
+        told = self.team.lead(look)
+        return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
 
     def _take_up(self, model: Transformer) -> None:
         self.model = model
-        self.step = TrainingStep(model, self.config, self.device)
+        self.step = TrainingStep(model, self.config, self.device, self.team)
         self.compressor = self.step.compressor
 
     @property
@@ -104,7 +127,7 @@ class Trainer:
         self.state["fma_initial"] = compressor.fma
         self.state["parameters_initial"] = compressor.parameters
         self.folder.write("config.json", self.config.to_dict())
-        self.folder.write("environment.json", environment(self.device))
+        self.folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
         self.folder.rewind(0)
         task = self.task
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
@@ -141,7 +164,7 @@ class Trainer:
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on the held-out stream."""
-        loss, metric = evaluate(self.model, self.config, batches, self.device)
+        loss, metric = evaluate(self.model, self.config, batches, self.device, self.team)
         self.model.train()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()  # what is left in use is what training needs
@@ -167,7 +190,7 @@ class Trainer:
         mark, marked_step = time.perf_counter(), self.compressor.steps
         while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
             self._step()
-            stopping = wish.asked
+            stopping = self._is_stopping(wish)
             due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
             if not stopping and not due:
                 continue
@@ -190,6 +213,19 @@ class Trainer:
             if stopping:
                 raise wish.stopped(self._said_resumable())
             mark, marked_step = time.perf_counter(), self.compressor.steps
+
+    def _is_stopping(self, wish: StopWish) -> bool:
+        """Whether to stop after this step: alike on all ranks, so each must have told the others.
+
+        A GPU is asked only when it is waited for anyway.
+        """
+        if self.team.size == 1:
+            return wish.asked
+        known = self.device == "cpu" or self._due("log")
+        stopping = known and bool(self.compressor.wish)
+        if wish.asked:
+            self.compressor.wish.fill_(1.0)  # goes out with the next step
+        return stopping
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
@@ -227,7 +263,8 @@ class Trainer:
         self.folder.sync()
         spare = [state[key] for key in ("hoped_at", "held_at", "held_before_at") if state[key]]
         keep = self.train.checkpoint_keep
-        checkpoint.save(self.folder.checkpoints, self.compressor, state, keep, spare)
+        folder = self.folder.checkpoints
+        self.team.lead(lambda: checkpoint.save(folder, self.compressor, state, keep, spare))
 
     def _compressing(self) -> bool:
         """Whether the last step was one of the compression phase."""
@@ -265,12 +302,12 @@ class Trainer:
             state["held_at"], state["held_before_at"] = state["held_before_at"], None
         while state["held_at"] is not None:
             try:
-                found = checkpoint.at_step(self.folder.checkpoints, state["held_at"])
+                found = self._find(state["held_at"])
             except UserError as error:
                 _logger.warning("warning: %s; it held the target, but is no more", error)
                 state["held_at"], state["held_before_at"] = state["held_before_at"], None
             else:
-                state["tried_at"] = found.step
+                state["tried_at"] = state["held_at"]
                 return found
         return None
 
@@ -278,7 +315,7 @@ class Trainer:
         steps = self.compressor.steps
         seed = self.step.draw(steps - 1).seed
         why = f"loss or gradient not a number at step {steps} (batch seed {seed})"
-        found = checkpoint.find(self.folder.checkpoints)
+        found = self._find()
         if found is None or self.state["in_vain"] >= TRIES:
             raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
         self.state["in_vain"] += 1
@@ -302,7 +339,8 @@ class Trainer:
             state["again_at"] = state["frozen_at"] = self.compressor.steps
             return True
         batches = self.train.final_batches
-        loss, _ = evaluate(held.model(self.device), self.config, batches, self.device)
+        model = held.model(self.device)
+        loss, _ = evaluate(model, self.config, batches, self.device, self.team)
         if not loss < summary["loss"]:
             return False
         self._go_back(held, why)
@@ -346,6 +384,7 @@ class Trainer:
         )
         history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
+        compressor.agree(f"back at the state of step {to.step}")
         _logger.warning("warning: %s; back to the state of step %d, pressure halved", why, to.step)
 
     def _said_missed(self, summary: dict[str, Any]) -> str:
@@ -420,6 +459,9 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         loss, metric = self.evaluate(self.train.final_batches)
-        figures = final_figures(self.model, self.config, self.train.final_batches, self.device)
+        batches = self.train.final_batches
+        figures = self.team.lead(
+            lambda: final_figures(self.model, self.config, batches, self.device)
+        )
         loss, metric = figures.pop("loss", loss), figures.pop(self.task.metric_name, metric)
         return summary(self.config, self.device, self.compressor, self.state, loss, metric, figures)
