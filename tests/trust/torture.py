@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.runs import environment, write_json
+from tests.ranks.torture import lost_ranks
 from tests.training import assert_same_run, newest, read
 from tests.trust.children import Runs, assert_intact, assert_resumes
 from tests.trust.memory import memory_over_events, peaks_of_a_run
@@ -236,6 +237,7 @@ def torture(home: Path) -> Figures:
     other_parts: dict[str, Callable[[], Figures]] = {
         "spoiled files": lambda: weigh_mutants(_folder(home / "mutants")),
         "memory": lambda: memory(_folder(home / "memory")),
+        "ranks lost": lambda: lost_ranks(_folder(home / "ranks"), random.Random(2027)),
     }
     # Two cores are enough for both.
     with ThreadPoolExecutor() as pool:
