@@ -139,8 +139,9 @@ class Compressor:
         loss = self._plan.means.finish_(loss)
         # The square: a second moment must not overflow either.
         sound = loss.isfinite() & store.grad.dot(store.grad).isfinite()
-        self.skipped.add_(~sound)
-        self.failing.add_(1).mul_(~sound)
+        unsound = ~sound
+        self.skipped.add_(unsound)
+        self.failing.add_(1).mul_(unsound)
         torch.maximum(self.streak, self.failing, out=self.streak)
         optimizer.observe_(sound)
         current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing, sound)

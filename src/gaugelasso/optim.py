@@ -153,6 +153,7 @@ class CoupledOptimizer:
         # beta**t of both averages, kept on the device so that a step reads no host value.
         self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
         self._rates = self.decay.new_tensor([beta, beta_second])
+        self._shares = 1 - self._rates
         self.momentum = torch.zeros_like(store.weight)
         self.attach(store, matrices)
         self.second = torch.zeros_like(store.weight[self.matrix_end :])
@@ -173,7 +174,7 @@ class CoupledOptimizer:
     def observe_(self, sound: Tensor) -> None:
         """Take the task gradient into momentum and second moment, unless it is not `sound`."""
         gradient = self.store.grad.masked_fill_(~sound, 0.0)
-        first, second = (1 - self._rates) * sound
+        first, second = self._shares * sound
         self.momentum.lerp_(gradient, first)
         tail = gradient[self.matrix_end :]
         self.second.lerp_(tail * tail, second)

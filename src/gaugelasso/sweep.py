@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
@@ -144,15 +144,14 @@ class _Child(subprocess.Popen[bytes]):
     """A run on this machine; its words go to a log."""
 
     def __init__(self, words: list[str], log: Path, environment: dict[str, str]):
-        self._log: IO[bytes] = log.open("wb")
-        super().__init__(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        self._log.close()
+        with log.open("wb") as file:
+            super().__init__(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
 
     def leave(self) -> None:
         self.terminate()

@@ -84,6 +84,8 @@ class Trainer:
         self.state: dict[str, Any] = dict(FRESH)
         found = self._find() if resume else None
         if found:
+            path = self.folder.path / "config.json"
+            self.team.lead(lambda: check_same_config(config, path))
             model = found.model(self.device)
         else:
             spec = config.model.spec(self.task)
@@ -103,10 +105,7 @@ class Trainer:
         def look() -> tuple[str, int] | None:
             folder = self.folder.checkpoints
             found = checkpoint.find(folder) if step is None else checkpoint.at_step(folder, step)
-            if found is None:
-                return None
-            check_same_config(self.config, self.folder.path / "config.json")
-            return found.path.name, found.step
+            return (found.path.name, found.step) if found else None
 
         told = self.team.lead(look)
         return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
