@@ -1,0 +1,409 @@
+"""Attention of narrow heads: scores, softmax and mixing in one pass, and their gradients.
+
+The time goes into exponentials and products of a score matrix that no width makes smaller, so
+tiles are as narrow as the heads. Everything lies token-major, [B, S, heads, wide]. Scores count
+in powers of two (`bits` = scale / ln 2), and of each query's softmax only the logarithm of
+its sum is kept. Gradients are never added up by atomics: two runs give the same bits.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gaugelasso.kernels.dispatch import ALIGN
+
+_SIZES = ["S", "heads", "groups", "eights_k", "eights_v"]
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, and how a program works on it."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int | None = None  # of a thread at most, so that more programs share a processor
+
+    def launch(self) -> dict[str, int | None]:
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+
+
+class Tiles(NamedTuple):
+    forward: Tile
+    d_queries: Tile
+    d_keys: Tile
+    jointly: Tile  # no fewer keys than queries
+
+
+# By the larger of the two widths, as a power of two.
+TILES = {
+    16: Tiles(
+        forward=Tile(64, 64, 4, 2),
+        d_queries=Tile(64, 64, 4, 2),
+        d_keys=Tile(64, 64, 4, 2),
+        jointly=Tile(64, 128, 8, 2, 128),
+    ),
+    32: Tiles(
+        forward=Tile(64, 64, 4, 2),
+        d_queries=Tile(64, 64, 4, 2),
+        d_keys=Tile(64, 64, 4, 2),
+        jointly=Tile(64, 128, 8, 2, 128),
+    ),
+    64: Tiles(
+        forward=Tile(64, 64, 4, 2),
+        d_queries=Tile(64, 64, 4, 2),
+        d_keys=Tile(64, 64, 4, 2),
+        jointly=Tile(64, 64, 4, 2),
+    ),
+}
+# Gradients in one pass, 5 products and one exponential a score, or in two, 7 and 2: a single
+# pass has to bring the gradient of queries to memory and back for every block of keys, and
+# gives each program a whole sequence.
+JOINTLY = False
+
+
+@triton.jit
+def _head(x, b, h, S, count, wide):
+    """Where head h of sequence b begins."""
+    return x + (b * S * count + h) * wide
+
+
+@triton.jit
+def _rows(x, row, column, S, count, wide):
+    """Rows of the head at x; zeros beyond the sequence and beyond the head's width."""
+    at = x + row[:, None] * (count * wide) + column[None, :]
+    return tl.load(at, mask=(row < S)[:, None] & (column < wide)[None, :], other=0.0)
+
+
+@triton.jit
+def _put(x, rows, row, column, S, count, wide):
+    at = x + row[:, None] * (count * wide) + column[None, :]
+    mask = (row < S)[:, None] & (column < wide)[None, :]
+    tl.store(at, rows.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _dot(a, b):
+    """A tensor core keeps 11 bits of a float32, so it takes high and low parts in turn."""
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def _seen(scores, query, key, S, CAUSAL: tl.constexpr):
+    """Scores at the edge: none of the future, or none beyond the sequence.
+
+    Query and key are laid out like the scores. The future of a query in the sequence holds
+    all that is beyond it.
+    """
+    return tl.where(key <= query if CAUSAL else key < S, scores, float("-inf"))
+
+
+@triton.jit
+def _key_range(start, S, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Where keys that a block of queries sees end, and where the first block at an edge begins."""
+    end = tl.minimum(start + BM, S) if CAUSAL else S
+    return (start if CAUSAL else S) // BN * BN, end
+
+
+@triton.jit
+def _gather(mixed, total, top, queries, query, k, v, start, end, S, groups, wide_k, wide_v, bits,
+            EDGE: tl.constexpr, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Values of the keys from start to end, added to what was mixed before."""
+    for first in range(start, end, BN):
+        key = first + tl.arange(0, BN)
+        keys = _rows(k, key, tl.arange(0, BK), S, groups, wide_k)
+        values = _rows(v, key, tl.arange(0, BV), S, groups, wide_v)
+        scores = _dot(queries, tl.trans(keys))
+        if EDGE:
+            scores = _seen(scores, query[:, None], key[None, :], S, CAUSAL)
+        # Never -inf: a first block holds the first key, which every query sees.
+        higher = tl.maximum(top, tl.max(scores, axis=1) * bits)
+        weights = tl.exp2(scores * bits - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weights, axis=1)
+        mixed = mixed * fade[:, None] + _dot(weights.to(values.dtype), values)
+        top = higher
+    return mixed, total, top
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _forward(q, k, v, out, lse, S, heads, groups, eights_k, eights_v, bits, CAUSAL: tl.constexpr,
+             BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """One block of queries of one head."""
+    blocks = tl.cdiv(S, BM)
+    lane = tl.program_id(0) // blocks
+    # Last blocks see most keys, and begin first.
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BM
+    b, h = lane // heads, lane % heads
+    g = h // (heads // groups)
+    wide_k, wide_v = eights_k * 8, eights_v * 8
+    k, v = _head(k, b, g, S, groups, wide_k), _head(v, b, g, S, groups, wide_v)
+    query = start + tl.arange(0, BM)
+    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
+    queries = _rows(_head(q, b, h, S, heads, wide_k), query, c_k, S, heads, wide_k)
+    mixed = tl.zeros((BM, BV), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    edge, end = _key_range(start, S, CAUSAL, BM, BN)
+    mixed, total, top = _gather(
+        mixed, total, top, queries, query, k, v, 0, edge, S, groups, wide_k, wide_v, bits,
+        False, CAUSAL, BK, BV, BN,
+    )  # fmt: skip
+    mixed, total, top = _gather(
+        mixed, total, top, queries, query, k, v, edge, end, S, groups, wide_k, wide_v, bits,
+        True, CAUSAL, BK, BV, BN,
+    )  # fmt: skip
+    mixed = mixed / total[:, None]
+    _put(_head(out, b, h, S, heads, wide_v), mixed, query, c_v, S, heads, wide_v)
+    tl.store(lse + lane * S + query, top + tl.log2(total), mask=query < S)
+
+
+@triton.jit
+def _add_to_queries(d_queries, queries, grads, whole, delta, query, k, v, start, end, S, groups,
+                    wide_k, wide_v, bits, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
+                    BK: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """What the keys from start to end add to the gradient of a block of queries."""
+    for first in range(start, end, BN):
+        key = first + tl.arange(0, BN)
+        keys = _rows(k, key, tl.arange(0, BK), S, groups, wide_k)
+        values = _rows(v, key, tl.arange(0, BV), S, groups, wide_v)
+        scores = _dot(queries, tl.trans(keys))
+        if EDGE:
+            scores = _seen(scores, query[:, None], key[None, :], S, CAUSAL)
+        weights = tl.exp2(scores * bits - whole[:, None])
+        d_scores = weights * (_dot(grads, tl.trans(values)) - delta[:, None])
+        d_queries += _dot(d_scores.to(keys.dtype), keys)
+    return d_queries
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eights_k, eights_v,
+                  bits, scale, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """d_q of one block of queries, and delta = sum_c out_c d_out_c, which keys will need."""
+    blocks = tl.cdiv(S, BM)
+    lane = tl.program_id(0) // blocks
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BM
+    b, h = lane // heads, lane % heads
+    g = h // (heads // groups)
+    wide_k, wide_v = eights_k * 8, eights_v * 8
+    k, v = _head(k, b, g, S, groups, wide_k), _head(v, b, g, S, groups, wide_v)
+    query = start + tl.arange(0, BM)
+    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
+    queries = _rows(_head(q, b, h, S, heads, wide_k), query, c_k, S, heads, wide_k)
+    grads = _rows(_head(d_out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
+    mixed = _rows(_head(out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
+    delta = tl.sum(mixed.to(tl.float32) * grads.to(tl.float32), axis=1)
+    tl.store(deltas + lane * S + query, delta, mask=query < S)
+    whole = tl.load(lse + lane * S + query, mask=query < S, other=float("inf"))
+    d_queries = tl.zeros((BM, BK), tl.float32)
+    edge, end = _key_range(start, S, CAUSAL, BM, BN)
+    d_queries = _add_to_queries(
+        d_queries, queries, grads, whole, delta, query, k, v, 0, edge, S, groups, wide_k, wide_v,
+        bits, False, CAUSAL, BK, BV, BN,
+    )  # fmt: skip
+    d_queries = _add_to_queries(
+        d_queries, queries, grads, whole, delta, query, k, v, edge, end, S, groups, wide_k, wide_v,
+        bits, True, CAUSAL, BK, BV, BN,
+    )  # fmt: skip
+    _put(_head(d_q, b, h, S, heads, wide_k), scale * d_queries, query, c_k, S, heads, wide_k)
+
+
+@triton.jit
+def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
+                 start, end, S, heads, groups, wide_k, wide_v, bits, scale, EDGE: tl.constexpr,
+                 CAUSAL: tl.constexpr, JOINTLY: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+                 BM: tl.constexpr):  # fmt: skip
+    """What the queries from start to end add to the gradients of a block of keys and values.
+
+    Jointly, also what these keys add to the queries' gradient: to `rest` in float32, of which
+    `known` rows hold something, or at the edge, where no more keys follow, finished to `d_q`.
+    """
+    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
+    share = heads // groups
+    blocks = tl.cdiv(tl.maximum(end - start, 0), BM)
+    # Blocks of all heads in one loop: what two nested ones keep at hand fills the registers.
+    for i in range(0, share * blocks):
+        h = g * share + i // blocks
+        query = start + i % blocks * BM + tl.arange(0, BM)
+        queries = _rows(_head(q, b, h, S, heads, wide_k), query, c_k, S, heads, wide_k)
+        grads = _rows(_head(d_out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
+        row = (b * heads + h) * S + query
+        # Beyond the sequence nothing has a weight.
+        top = tl.load(lse + row, mask=query < S, other=float("inf"))
+        delta = tl.load(deltas + row, mask=query < S, other=0.0)
+        # Keys by queries: the products below take these tiles as they lie in registers.
+        scores = _dot(keys, tl.trans(queries))
+        if EDGE:
+            scores = _seen(scores, query[None, :], key[:, None], S, CAUSAL)
+        weights = tl.exp2(scores * bits - top[None, :])
+        d_values += _dot(weights.to(grads.dtype), grads)
+        d_scores = weights * (_dot(values, tl.trans(grads)) - delta[None, :])
+        d_scores = d_scores.to(queries.dtype)
+        d_keys += _dot(d_scores, queries)
+        if JOINTLY:
+            unfinished = _head(rest, b, h, S, heads, wide_k)
+            d_queries = _dot(tl.trans(d_scores), keys)
+            d_queries += _rows(unfinished, query, c_k, known, heads, wide_k)
+            if EDGE:
+                finished = _head(d_q, b, h, S, heads, wide_k)
+                _put(finished, scale * d_queries, query, c_k, S, heads, wide_k)
+            else:
+                _put(unfinished, d_queries, query, c_k, S, heads, wide_k)
+    return d_keys, d_values
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _back_keys(q, k, v, d_out, lse, deltas, d_k, d_v, S, heads, groups, eights_k, eights_v, bits,
+               scale, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
+               BN: tl.constexpr):  # fmt: skip
+    """d_k and d_v of one block of keys of one group, over the queries of all its heads."""
+    blocks = tl.cdiv(S, BN)
+    lane = tl.program_id(0) // blocks
+    start = tl.program_id(0) % blocks * BN
+    b, g = lane // groups, lane % groups
+    wide_k, wide_v = eights_k * 8, eights_v * 8
+    key = start + tl.arange(0, BN)
+    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
+    keys = _rows(_head(k, b, g, S, groups, wide_k), key, c_k, S, groups, wide_k)
+    values = _rows(_head(v, b, g, S, groups, wide_v), key, c_v, S, groups, wide_v)
+    d_keys = tl.zeros((BN, BK), tl.float32)
+    d_values = tl.zeros((BN, BV), tl.float32)
+    # Keys beyond the sequence need no edge here: nobody reads what they gather.
+    edge = 0
+    if CAUSAL:
+        edge = tl.minimum(tl.cdiv(start + BN, BM) * BM, S)
+        d_keys, d_values = _add_to_keys(
+            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_k, d_k, 0, b, g,
+            start // BM * BM, edge, S, heads, groups, wide_k, wide_v, bits, scale,
+            True, CAUSAL, False, BK, BV, BM,
+        )  # fmt: skip
+    d_keys, d_values = _add_to_keys(
+        d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_k, d_k, 0, b, g,
+        edge, S, S, heads, groups, wide_k, wide_v, bits, scale,
+        False, CAUSAL, False, BK, BV, BM,
+    )  # fmt: skip
+    _put(_head(d_k, b, g, S, groups, wide_k), scale * d_keys, key, c_k, S, groups, wide_k)
+    _put(_head(d_v, b, g, S, groups, wide_v), d_values, key, c_v, S, groups, wide_v)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _back_jointly(q, k, v, out, d_out, lse, deltas, rest, d_q, d_k, d_v, S, heads, groups,
+                  eights_k, eights_v, bits, scale, CAUSAL: tl.constexpr, BK: tl.constexpr,
+                  BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """All gradients of one group and its heads, one block of keys after the other."""
+    lane = tl.program_id(0)
+    b, g = lane // groups, lane % groups
+    wide_k, wide_v = eights_k * 8, eights_v * 8
+    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
+    share = heads // groups
+    for h in range(g * share, (g + 1) * share):
+        for first in range(0, S, BM):
+            query = first + tl.arange(0, BM)
+            mixed = _rows(_head(out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
+            grads = _rows(_head(d_out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
+            delta = tl.sum(mixed.to(tl.float32) * grads.to(tl.float32), axis=1)
+            tl.store(deltas + (b * heads + h) * S + query, delta, mask=query < S)
+    for start in range(0, S, BN):
+        # What one thread wrote above or for the block before, another reads.
+        tl.debug_barrier()
+        key = start + tl.arange(0, BN)
+        keys = _rows(_head(k, b, g, S, groups, wide_k), key, c_k, S, groups, wide_k)
+        values = _rows(_head(v, b, g, S, groups, wide_v), key, c_v, S, groups, wide_v)
+        d_keys = tl.zeros((BN, BK), tl.float32)
+        d_values = tl.zeros((BN, BV), tl.float32)
+        known = tl.where(start > 0, S, 0)
+        end = tl.minimum(start + BN, S)
+        # First the queries that see no further keys.
+        begin = start if CAUSAL else 0
+        edge = end if CAUSAL else end // S * S
+        d_keys, d_values = _add_to_keys(
+            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
+            begin, edge, S, heads, groups, wide_k, wide_v, bits, scale,
+            True, CAUSAL, True, BK, BV, BM,
+        )  # fmt: skip
+        d_keys, d_values = _add_to_keys(
+            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
+            edge, S, S, heads, groups, wide_k, wide_v, bits, scale,
+            False, CAUSAL, True, BK, BV, BM,
+        )  # fmt: skip
+        _put(_head(d_k, b, g, S, groups, wide_k), scale * d_keys, key, c_k, S, groups, wide_k)
+        _put(_head(d_v, b, g, S, groups, wide_v), d_values, key, c_v, S, groups, wide_v)
+
+
+def _power(wide: int) -> int:
+    return max(16, triton.next_power_of_2(wide))  # tensor cores multiply at least 16
+
+
+class Attend(torch.autograd.Function):
+    """softmax(scale q k^T) v; q [B, heads, S, wide], k, v [B, groups, S, wide], scale > 0.
+
+    Widths are multiples of `ALIGN`. What comes token-major underneath is not copied, and the
+    result and all gradients are.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, scale, causal):
+        q, k, v = (heads.transpose(1, 2).contiguous() for heads in (q, k, v))
+        B, S, heads, wide_k = q.shape
+        _, _, groups, wide_v = v.shape
+        assert scale > 0
+        assert k.shape == (B, S, groups, wide_k)
+        assert wide_k % ALIGN == wide_v % ALIGN == heads % groups == 0
+        ctx.sizes = S, heads, groups, wide_k // ALIGN, wide_v // ALIGN
+        ctx.scales = scale / math.log(2), scale
+        ctx.blocks = causal, _power(wide_k), _power(wide_v)
+        out = v.new_empty(B, S, heads, wide_v)
+        lse = torch.empty(B, heads, S, device=q.device, dtype=torch.float32)
+        tile = TILES[max(ctx.blocks[1:])].forward
+        _forward[(triton.cdiv(S, tile.queries) * B * heads,)](
+            q, k, v, out, lse, *ctx.sizes, ctx.scales[0], *ctx.blocks, tile.queries, tile.keys,
+            **tile.launch(),
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        q, k, v, out, lse = ctx.saved_tensors
+        d_out = grad.transpose(1, 2).contiguous()
+        d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
+        grads = _jointly if JOINTLY else _apart
+        grads(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v)
+        return d_q.transpose(1, 2), d_k.transpose(1, 2), d_v.transpose(1, 2), None, None
+
+
+def _apart(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v) -> None:
+    B, S, heads, _ = q.shape
+    deltas = torch.empty_like(lse)
+    rest = *ctx.sizes, *ctx.scales, *ctx.blocks
+    tiles = TILES[max(ctx.blocks[1:])]
+    tile = tiles.d_queries
+    _back_queries[(triton.cdiv(S, tile.queries) * B * heads,)](
+        q, k, v, out, d_out, lse, deltas, d_q, *rest, tile.queries, tile.keys,
+        **tile.launch(),
+    )  # fmt: skip
+    tile = tiles.d_keys
+    _back_keys[(triton.cdiv(S, tile.keys) * B * k.shape[2],)](
+        q, k, v, d_out, lse, deltas, d_k, d_v, *rest, tile.queries, tile.keys,
+        **tile.launch(),
+    )  # fmt: skip
+
+
+def _jointly(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v) -> None:
+    B, S, _, _ = q.shape
+    tile = TILES[max(ctx.blocks[1:])].jointly
+    # One block of keys leaves nothing unfinished.
+    unfinished = torch.empty_like(q, dtype=torch.float32) if tile.keys < S else lse
+    _back_jointly[(B * k.shape[2],)](
+        q, k, v, out, d_out, lse, torch.empty_like(lse), unfinished, d_q, d_k, d_v, *ctx.sizes,
+        *ctx.scales, *ctx.blocks, tile.queries, tile.keys,
+        **tile.launch(),
+    )  # fmt: skip
