@@ -7,7 +7,6 @@ its sum is kept. Gradients are never added up by atomics: two runs give the same
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,52 +18,10 @@ from gaugelasso.kernels.dispatch import ALIGN
 
 _SIZES = ["S", "heads", "groups", "eights_k", "eights_v"]
 
-
-class Tile(NamedTuple):
-    """Queries and keys of a tile, and how a program works on it."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-    registers: int | None = None  # of a thread at most, so that more programs share a processor
-
-    def launch(self) -> dict[str, int | None]:
-        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
-
-
-class Tiles(NamedTuple):
-    forward: Tile
-    d_queries: Tile
-    d_keys: Tile
-    jointly: Tile  # no fewer keys than queries
-
-
-# By the larger of the two widths, as a power of two.
-TILES = {
-    16: Tiles(
-        forward=Tile(64, 64, 4, 2),
-        d_queries=Tile(64, 64, 4, 2),
-        d_keys=Tile(64, 64, 4, 2),
-        jointly=Tile(64, 128, 8, 2, 128),
-    ),
-    32: Tiles(
-        forward=Tile(64, 64, 4, 2),
-        d_queries=Tile(64, 64, 4, 2),
-        d_keys=Tile(64, 64, 4, 2),
-        jointly=Tile(64, 128, 8, 2, 128),
-    ),
-    64: Tiles(
-        forward=Tile(64, 64, 4, 2),
-        d_queries=Tile(64, 64, 4, 2),
-        d_keys=Tile(64, 64, 4, 2),
-        jointly=Tile(64, 64, 4, 2),
-    ),
-}
-# Gradients in one pass, 5 products and one exponential a score, or in two, 7 and 2: a single
-# pass has to bring the gradient of queries to memory and back for every block of keys, and
-# gives each program a whole sequence.
-JOINTLY = False
+# Queries and keys of a tile: the fastest of those tried, for heads of up to 32 channels.
+FORWARD = D_QUERIES = (64, 64)
+D_KEYS = (32, 64)
+LAUNCH = {"num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -216,15 +173,10 @@ def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eight
 
 
 @triton.jit
-def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
-                 start, end, S, heads, groups, wide_k, wide_v, bits, scale, EDGE: tl.constexpr,
-                 CAUSAL: tl.constexpr, JOINTLY: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-                 BM: tl.constexpr):  # fmt: skip
-    """What the queries from start to end add to the gradients of a block of keys and values.
-
-    Jointly, also what these keys add to the queries' gradient: to `rest` in float32, of which
-    `known` rows hold something, or at the edge, where no more keys follow, finished to `d_q`.
-    """
+def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g, start, end, S,
+                 heads, groups, wide_k, wide_v, bits, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
+                 BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """What the queries from start to end add to the gradients of a block of keys and values."""
     c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
     share = heads // groups
     blocks = tl.cdiv(tl.maximum(end - start, 0), BM)
@@ -245,17 +197,7 @@ def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q
         weights = tl.exp2(scores * bits - top[None, :])
         d_values += _dot(weights.to(grads.dtype), grads)
         d_scores = weights * (_dot(values, tl.trans(grads)) - delta[None, :])
-        d_scores = d_scores.to(queries.dtype)
-        d_keys += _dot(d_scores, queries)
-        if JOINTLY:
-            unfinished = _head(rest, b, h, S, heads, wide_k)
-            d_queries = _dot(tl.trans(d_scores), keys)
-            d_queries += _rows(unfinished, query, c_k, known, heads, wide_k)
-            if EDGE:
-                finished = _head(d_q, b, h, S, heads, wide_k)
-                _put(finished, scale * d_queries, query, c_k, S, heads, wide_k)
-            else:
-                _put(unfinished, d_queries, query, c_k, S, heads, wide_k)
+        d_keys += _dot(d_scores.to(queries.dtype), queries)
     return d_keys, d_values
 
 
@@ -280,61 +222,17 @@ def _back_keys(q, k, v, d_out, lse, deltas, d_k, d_v, S, heads, groups, eights_k
     if CAUSAL:
         edge = tl.minimum(tl.cdiv(start + BN, BM) * BM, S)
         d_keys, d_values = _add_to_keys(
-            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_k, d_k, 0, b, g,
-            start // BM * BM, edge, S, heads, groups, wide_k, wide_v, bits, scale,
-            True, CAUSAL, False, BK, BV, BM,
+            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g,
+            start // BM * BM, edge, S, heads, groups, wide_k, wide_v, bits,
+            True, CAUSAL, BK, BV, BM,
         )  # fmt: skip
     d_keys, d_values = _add_to_keys(
-        d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_k, d_k, 0, b, g,
-        edge, S, S, heads, groups, wide_k, wide_v, bits, scale,
-        False, CAUSAL, False, BK, BV, BM,
+        d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g,
+        edge, S, S, heads, groups, wide_k, wide_v, bits,
+        False, CAUSAL, BK, BV, BM,
     )  # fmt: skip
     _put(_head(d_k, b, g, S, groups, wide_k), scale * d_keys, key, c_k, S, groups, wide_k)
     _put(_head(d_v, b, g, S, groups, wide_v), d_values, key, c_v, S, groups, wide_v)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _back_jointly(q, k, v, out, d_out, lse, deltas, rest, d_q, d_k, d_v, S, heads, groups,
-                  eights_k, eights_v, bits, scale, CAUSAL: tl.constexpr, BK: tl.constexpr,
-                  BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """All gradients of one group and its heads, one block of keys after the other."""
-    lane = tl.program_id(0)
-    b, g = lane // groups, lane % groups
-    wide_k, wide_v = eights_k * 8, eights_v * 8
-    c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
-    share = heads // groups
-    for h in range(g * share, (g + 1) * share):
-        for first in range(0, S, BM):
-            query = first + tl.arange(0, BM)
-            mixed = _rows(_head(out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
-            grads = _rows(_head(d_out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
-            delta = tl.sum(mixed.to(tl.float32) * grads.to(tl.float32), axis=1)
-            tl.store(deltas + (b * heads + h) * S + query, delta, mask=query < S)
-    for start in range(0, S, BN):
-        # What one thread wrote above or for the block before, another reads.
-        tl.debug_barrier()
-        key = start + tl.arange(0, BN)
-        keys = _rows(_head(k, b, g, S, groups, wide_k), key, c_k, S, groups, wide_k)
-        values = _rows(_head(v, b, g, S, groups, wide_v), key, c_v, S, groups, wide_v)
-        d_keys = tl.zeros((BN, BK), tl.float32)
-        d_values = tl.zeros((BN, BV), tl.float32)
-        known = tl.where(start > 0, S, 0)
-        end = tl.minimum(start + BN, S)
-        # First the queries that see no further keys.
-        begin = start if CAUSAL else 0
-        edge = end if CAUSAL else end // S * S
-        d_keys, d_values = _add_to_keys(
-            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
-            begin, edge, S, heads, groups, wide_k, wide_v, bits, scale,
-            True, CAUSAL, True, BK, BV, BM,
-        )  # fmt: skip
-        d_keys, d_values = _add_to_keys(
-            d_keys, d_values, keys, values, key, q, d_out, lse, deltas, d_q, rest, known, b, g,
-            edge, S, S, heads, groups, wide_k, wide_v, bits, scale,
-            False, CAUSAL, True, BK, BV, BM,
-        )  # fmt: skip
-        _put(_head(d_k, b, g, S, groups, wide_k), scale * d_keys, key, c_k, S, groups, wide_k)
-        _put(_head(d_v, b, g, S, groups, wide_v), d_values, key, c_v, S, groups, wide_v)
 
 
 def _power(wide: int) -> int:
@@ -361,11 +259,9 @@ class Attend(torch.autograd.Function):
         ctx.blocks = causal, _power(wide_k), _power(wide_v)
         out = v.new_empty(B, S, heads, wide_v)
         lse = torch.empty(B, heads, S, device=q.device, dtype=torch.float32)
-        tile = TILES[max(ctx.blocks[1:])].forward
-        _forward[(triton.cdiv(S, tile.queries) * B * heads,)](
-            q, k, v, out, lse, *ctx.sizes, ctx.scales[0], *ctx.blocks, tile.queries, tile.keys,
-            **tile.launch(),
-        )  # fmt: skip
+        _forward[(triton.cdiv(S, FORWARD[0]) * B * heads,)](
+            q, k, v, out, lse, *ctx.sizes, ctx.scales[0], *ctx.blocks, *FORWARD, **LAUNCH
+        )
         ctx.save_for_backward(q, k, v, out, lse)
         return out.transpose(1, 2)
 
@@ -375,35 +271,13 @@ class Attend(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         d_out = grad.transpose(1, 2).contiguous()
         d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
-        grads = _jointly if JOINTLY else _apart
-        grads(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v)
+        B, S, heads, _ = q.shape
+        deltas = torch.empty_like(lse)
+        rest = *ctx.sizes, *ctx.scales, *ctx.blocks
+        _back_queries[(triton.cdiv(S, D_QUERIES[0]) * B * heads,)](
+            q, k, v, out, d_out, lse, deltas, d_q, *rest, *D_QUERIES, **LAUNCH
+        )
+        _back_keys[(triton.cdiv(S, D_KEYS[1]) * B * k.shape[2],)](
+            q, k, v, d_out, lse, deltas, d_k, d_v, *rest, *D_KEYS, **LAUNCH
+        )
         return d_q.transpose(1, 2), d_k.transpose(1, 2), d_v.transpose(1, 2), None, None
-
-
-def _apart(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v) -> None:
-    B, S, heads, _ = q.shape
-    deltas = torch.empty_like(lse)
-    rest = *ctx.sizes, *ctx.scales, *ctx.blocks
-    tiles = TILES[max(ctx.blocks[1:])]
-    tile = tiles.d_queries
-    _back_queries[(triton.cdiv(S, tile.queries) * B * heads,)](
-        q, k, v, out, d_out, lse, deltas, d_q, *rest, tile.queries, tile.keys,
-        **tile.launch(),
-    )  # fmt: skip
-    tile = tiles.d_keys
-    _back_keys[(triton.cdiv(S, tile.keys) * B * k.shape[2],)](
-        q, k, v, d_out, lse, deltas, d_k, d_v, *rest, tile.queries, tile.keys,
-        **tile.launch(),
-    )  # fmt: skip
-
-
-def _jointly(ctx, q, k, v, out, d_out, lse, d_q, d_k, d_v) -> None:
-    B, S, _, _ = q.shape
-    tile = TILES[max(ctx.blocks[1:])].jointly
-    # One block of keys leaves nothing unfinished.
-    unfinished = torch.empty_like(q, dtype=torch.float32) if tile.keys < S else lse
-    _back_jointly[(B * k.shape[2],)](
-        q, k, v, out, d_out, lse, torch.empty_like(lse), unfinished, d_q, d_k, d_v, *ctx.sizes,
-        *ctx.scales, *ctx.blocks, tile.queries, tile.keys,
-        **tile.launch(),
-    )  # fmt: skip
