@@ -68,6 +68,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype) -> 
         (1, 100, 1, 1, 32, 32, torch.float32),
         (1, 155, 1, 1, 8, 8, torch.float32),
         (1, 65, 1, 1, 40, 48, torch.float32),
+        (2, 100, 4, 2, 24, 16, torch.float32),
         (1, 100, 2, 1, 24, 16, HALF),
         (1, 129, 1, 1, 40, 48, HALF),
     ],
@@ -92,10 +93,11 @@ def test_tiles_of_other_shapes(queries: int, monkeypatch: pytest.MonkeyPatch) ->
         check(q, k, v, causal, torch.float32)
 
 
-# Such keys may overflow where nobody reads.
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nothing_leaks_from_beyond_the_sequence() -> None:
-    """Scores so low that a key of zeros, there only to fill a tile, would outweigh all others."""
+    """Scores so low that a key of zeros, there only to fill a tile, would outweigh all others.
+
+    Not lower still: sums of tensor cores do not tell them apart any more.
+    """
     q, k, v = (draw(1, 70, 8, seed=seed) for seed in range(3))
     q[..., 0], k[..., 0] = 10.0, -10.0
     for causal in (True, False):

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from gaugelasso.kernels.dispatch import aligned, check_offsets, fused
 
-# Widest heads (padded) of our own fused attention: beyond, PyTorch's is the faster one.
+# Widest heads (padded) of our own fused attention: beyond, long sequences are slower with it
+# than with PyTorch's.
 NARROW = 32
 
 
@@ -61,7 +62,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
 
     The result may be wider than v: zeros follow.
     """
-    if fused(q) and max(q.shape[-1], v.shape[-1]) <= NARROW:
+    if fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:
         from gaugelasso.kernels.gpu.attention import Attend
 
         batch, heads, length, _ = q.shape

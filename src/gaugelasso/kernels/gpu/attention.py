@@ -1,9 +1,9 @@
 """Attention of narrow heads: scores, softmax and mixing in one pass, and their gradients.
 
-The time goes into exponentials and products of a score matrix that no width makes smaller, so
-tiles are as narrow as the heads. Everything lies token-major, [B, S, heads, wide]. Scores count
-in powers of two (`bits` = scale / ln 2), and of each query's softmax only the logarithm of
-its sum is kept. Gradients are never added up by atomics: two runs give the same bits.
+Products are as narrow as the heads allow: widths go up to powers of two, from 16. Everything
+lies token-major, [B, S, heads, wide]. Scores count in powers of two (`bits` = scale / ln 2),
+and of each query's softmax only the logarithm of its sum is kept. Gradients are never added up
+by atomics: two runs give the same bits.
 """
 
 import math
@@ -18,7 +18,7 @@ from gaugelasso.kernels.dispatch import ALIGN
 
 _SIZES = ["S", "heads", "groups", "eights_k", "eights_v"]
 
-# Queries and keys of a tile: the fastest of those tried, for heads of up to 32 channels.
+# Queries and keys of a tile: the fastest of those tried for causal heads of up to 32 channels.
 FORWARD = D_QUERIES = (64, 64)
 D_KEYS = (32, 64)
 LAUNCH = {"num_warps": 4, "num_stages": 2}
@@ -46,8 +46,8 @@ def _put(x, rows, row, column, S, count, wide):
 
 @triton.jit
 def _dot(a, b):
-    """A tensor core keeps 11 bits of a float32, so it takes high and low parts in turn."""
-    return tl.dot(a, b, input_precision="tf32x3")
+    # A tensor core keeps 11 bits of a float32, so it takes high and low parts in turn.
+    return tl.dot(a, b, input_precision="tf32x3" if a.dtype == tl.float32 else None)
 
 
 @triton.jit
@@ -174,12 +174,12 @@ def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eight
 
 @triton.jit
 def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g, start, end, S,
-                 heads, groups, wide_k, wide_v, bits, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
-                 BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+                 heads, groups, wide_k, wide_v, bits, EDGE: tl.constexpr, BK: tl.constexpr,
+                 BV: tl.constexpr, BM: tl.constexpr):  # fmt: skip
     """What the queries from start to end add to the gradients of a block of keys and values."""
     c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
     share = heads // groups
-    blocks = tl.cdiv(tl.maximum(end - start, 0), BM)
+    blocks = tl.cdiv(end - start, BM)
     # Blocks of all heads in one loop: what two nested ones keep at hand fills the registers.
     for i in range(0, share * blocks):
         h = g * share + i // blocks
@@ -193,7 +193,7 @@ def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, 
         # Keys by queries: the products below take these tiles as they lie in registers.
         scores = _dot(keys, tl.trans(queries))
         if EDGE:
-            scores = _seen(scores, query[None, :], key[:, None], S, CAUSAL)
+            scores = _seen(scores, query[None, :], key[:, None], S, True)
         weights = tl.exp2(scores * bits - top[None, :])
         d_values += _dot(weights.to(grads.dtype), grads)
         d_scores = weights * (_dot(values, tl.trans(grads)) - delta[None, :])
@@ -224,12 +224,12 @@ def _back_keys(q, k, v, d_out, lse, deltas, d_k, d_v, S, heads, groups, eights_k
         d_keys, d_values = _add_to_keys(
             d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g,
             start // BM * BM, edge, S, heads, groups, wide_k, wide_v, bits,
-            True, CAUSAL, BK, BV, BM,
+            True, BK, BV, BM,
         )  # fmt: skip
     d_keys, d_values = _add_to_keys(
         d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g,
         edge, S, S, heads, groups, wide_k, wide_v, bits,
-        False, CAUSAL, BK, BV, BM,
+        False, BK, BV, BM,
     )  # fmt: skip
     _put(_head(d_k, b, g, S, groups, wide_k), scale * d_keys, key, c_k, S, groups, wide_k)
     _put(_head(d_v, b, g, S, groups, wide_v), d_values, key, c_v, S, groups, wide_v)
@@ -248,11 +248,12 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, scale, causal):
-        q, k, v = (heads.transpose(1, 2).contiguous() for heads in (q, k, v))
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         B, S, heads, wide_k = q.shape
-        _, _, groups, wide_v = v.shape
+        groups, wide_v = v.shape[2:]
         assert scale > 0
         assert k.shape == (B, S, groups, wide_k)
+        assert v.shape[:2] == (B, S)
         assert wide_k % ALIGN == wide_v % ALIGN == heads % groups == 0
         ctx.sizes = S, heads, groups, wide_k // ALIGN, wide_v // ALIGN
         ctx.scales = scale / math.log(2), scale
