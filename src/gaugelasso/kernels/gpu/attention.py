@@ -61,6 +61,17 @@ def _seen(scores, query, key, S, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def _query_block(S, heads, groups, BM: tl.constexpr):
+    """This program's block of queries: lane, first query, sequence, head and group."""
+    blocks = tl.cdiv(S, BM)
+    lane = tl.program_id(0) // blocks
+    # Last blocks see most keys, and begin first.
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BM
+    h = lane % heads
+    return lane, start, lane // heads, h, h // (heads // groups)
+
+
+@triton.jit
 def _key_range(start, S, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Where keys that a block of queries sees end, and where the first block at an edge begins."""
     end = tl.minimum(start + BM, S) if CAUSAL else S
@@ -93,12 +104,7 @@ def _gather(mixed, total, top, queries, query, k, v, start, end, S, groups, wide
 def _forward(q, k, v, out, lse, S, heads, groups, eights_k, eights_v, bits, CAUSAL: tl.constexpr,
              BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """One block of queries of one head."""
-    blocks = tl.cdiv(S, BM)
-    lane = tl.program_id(0) // blocks
-    # Last blocks see most keys, and begin first.
-    start = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = lane // heads, lane % heads
-    g = h // (heads // groups)
+    lane, start, b, h, g = _query_block(S, heads, groups, BM)
     wide_k, wide_v = eights_k * 8, eights_v * 8
     k, v = _head(k, b, g, S, groups, wide_k), _head(v, b, g, S, groups, wide_v)
     query = start + tl.arange(0, BM)
@@ -144,11 +150,7 @@ def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eight
                   bits, scale, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """d_q of one block of queries, and delta = sum_c out_c d_out_c, which keys will need."""
-    blocks = tl.cdiv(S, BM)
-    lane = tl.program_id(0) // blocks
-    start = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = lane // heads, lane % heads
-    g = h // (heads // groups)
+    lane, start, b, h, g = _query_block(S, heads, groups, BM)
     wide_k, wide_v = eights_k * 8, eights_v * 8
     k, v = _head(k, b, g, S, groups, wide_k), _head(v, b, g, S, groups, wide_v)
     query = start + tl.arange(0, BM)
