@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
 from gaugelasso.groups import Groups
+from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import pick
 
 CLIP = 8.0
@@ -215,6 +216,14 @@ class SlowNorms:
         starts = sizes.cumsum(0) - sizes
         self._index = torch.where(self._real, starts + columns, 0)
         self._place = self._real.flatten().nonzero().squeeze(1)
+        # A fused pass goes to the tensors where they lie; held here, they stay there.
+        rows = self._weights, self._gains, self._energies
+        self._fusible = all(
+            t.is_contiguous() and t.dtype is torch.float32 for row in rows for t in row
+        )
+        self._widths = sizes.flatten()
+        addresses = [[t.data_ptr() for t in row] for row in rows]
+        self._addresses = torch.tensor(addresses, dtype=torch.long, device=device)
 
     def follow_(self, rate: Tensor) -> None:
         """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
@@ -224,6 +233,11 @@ class SlowNorms:
         event, is a shock where one input rules the normaliser.
         """
         if not self._weights:
+            return
+        if self._fusible and fused_flat(rate):
+            from gaugelasso.kernels.gpu.gauge import follow_
+
+            follow_(self._addresses, self._widths, rate)
             return
         weight, gain, energy = self._rows()
         aim = gain.square()
