@@ -212,10 +212,13 @@ def test_a_met_work_target_freezes_and_anneals(tmp_path: Path) -> None:
 
 
 def test_a_met_work_target_waits_for_the_loss(tmp_path: Path) -> None:
-    """Work that is small enough from the start: what counts is the first loss that holds."""
+    """Work that is small enough from the start: nothing presses until a loss holds."""
     goal = {"target__fma": 1e6, "target__loss": 1.35, "train__saturation": 3}
-    run = finish(tmp_path, train__log_every=1, train__batch=16, **goal)
-    losses = {row["step"]: row["loss"] for row in rows(run, "metrics.jsonl")}
+    always = {"compress__solver": "fixed", "compress__rho": 1.0}
+    run = finish(tmp_path, train__log_every=1, train__batch=16, **goal, **always)
+    metrics = rows(run, "metrics.jsonl")
+    assert {row["rho"] for row in metrics} == {0.0}
+    losses = {row["step"]: row["loss"] for row in metrics}
     held = next(step for step, loss in losses.items() if step >= 4 and loss <= 1.35)
     assert held > 5
     assert read(run / "summary.json")["frozen_step"] == held

@@ -147,7 +147,7 @@ class Trainer:
 
     def _step(self) -> Event | None:
         step, frozen_at = self.compressor.steps, self.state["frozen_at"]
-        pressing = self.schedule.phase(step, frozen_at) == "compression"
+        pressing = self.schedule.phase(step, frozen_at) == "compression" and not self._spent()
         self.compressor.press_(pressing * pressure(self.state["returns"]))
         self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
         self.step.load_(step)
@@ -417,13 +417,18 @@ class Trainer:
         good = checkpoint.find(self.folder.checkpoints)
         return f"last good checkpoint: {str(good.path)!r}" if good else "no checkpoint yet"
 
+    def _spent(self) -> bool:
+        """Whether there is a work target, and it is met.
+
+        From then on nothing presses: pressure that comes with every lucky batch would keep the
+        mean loss above its target, and the anneal would never begin.
+        """
+        return 0 < self.compressor.fma <= self.config.target.fma
+
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""
-        target = self.config.target
-        compressing = self.schedule.phase(self.compressor.steps, self.state["frozen_at"])
-        if not target.fma or compressing != "compression":
-            return
-        if self.compressor.fma <= target.fma and loss <= target.loss:
+        phase = self.schedule.phase(self.compressor.steps, self.state["frozen_at"])
+        if phase == "compression" and self._spent() and loss <= self.config.target.loss:
             self.state["frozen_at"] = self.compressor.steps
 
     def _log(self, step_s: float) -> None:

@@ -1,0 +1,63 @@
+"""The command that times: a training step, or a compressed model when served."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaugelasso.bench import bench_run, bench_step, default_file, record
+from gaugelasso.checkpoint import load_spec
+from gaugelasso.cli.arguments import Changes, Device, load_settings
+from gaugelasso.cli.output import console, say
+from gaugelasso.config import run_config
+from gaugelasso.errors import UserError
+from gaugelasso.evaluation import choose_device
+from gaugelasso.report.timing import print_bench
+
+
+def bench(
+    what: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN", help="A TOML file, or a run for --inference.")
+    ],
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Serve a run's model, its ancestor, and a uniform.")
+    ] = False,
+    structure: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|JSON", help="Time this structure instead of the full one."),
+    ] = None,
+    multiple: Annotated[
+        int, typer.Option(min=1, help="Round every width up to a multiple of this.")
+    ] = 1,
+    work: Annotated[str | None, typer.Option(help="Name of the row; default from CONFIG.")] = None,
+    repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
+    set_: Changes = None,
+    device: Device = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Benchmark file; default benchmarks/HARDWARE_DATE.json.")
+    ] = None,
+) -> None:
+    """Time a training step part by part, or what a compressed model gains when served.
+
+    Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
+
+    Example: gaugelasso bench runs/demo --inference
+    """
+    if inference:
+        if structure or set_ or multiple > 1:
+            raise UserError("--inference takes structure and settings from RUN: leave out "
+                            "--structure, --multiple and --set")  # fmt: skip
+        settings = run_config(what)
+        where = choose_device(device or "auto")
+        rows = bench_run(what, work or what.name, settings, where, repeats)
+    else:
+        settings = load_settings(what, set_, device)
+        where = choose_device(settings.train.device)
+        spec = load_spec(structure) if structure else settings.model.spec(settings.task)
+        kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
+        rows = {work or what.stem + kind: bench_step(settings, spec, where, repeats, multiple)}
+    path = out or default_file(where)
+    for row_name, row in rows.items():
+        record(path, where, "inference" if inference else "rows", {"work": row_name, **row})
+    print_bench(rows, console)
+    say(f"benchmark file: {path}")

@@ -1,0 +1,153 @@
+"""The command that trains many models, and writes what came of them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gaugelasso.cli.arguments import (
+    Changes,
+    ConfigPath,
+    Device,
+    Out,
+    Overwrite,
+    Resume,
+    choose_existing,
+    load_settings,
+)
+from gaugelasso.cli.output import console, say
+from gaugelasso.cluster import Cluster, parse_settings
+from gaugelasso.errors import UserError
+from gaugelasso.evaluation import choose_device
+from gaugelasso.report import write_comparison, write_report
+from gaugelasso.report.arms import arms_table
+from gaugelasso.report.data import Condition, load_condition
+from gaugelasso.report.layout import render, to_markdown
+from gaugelasso.report.results import collect_arms, collect_results, results_table
+from gaugelasso.runs import RunFolder, make_folder, write_json
+from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
+
+
+def sweep(
+    config: ConfigPath,
+    seeds: Annotated[str, typer.Option(help="Seeds, as in 42-46 or 1,5,9.")] = "42-46",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'NAME: KEY=VALUE ...'",
+            help="A condition to compare: what it changes on top of --set, or nothing. Repeat "
+            "it for more; all seeds of all arms share --jobs.",
+        ),
+    ] = None,
+    set_: Changes = None,
+    out: Out = None,
+    device: Device = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Also write the results file (JSON) here.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hand the runs to a cluster through submitit: slurm, or local to try it. Jobs go "
+            "on when this command is broken off; once they have ended, give it again with "
+            "--resume to collect them.",
+        ),
+    ] = None,
+    cluster_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A setting of submitit: timeout_min=240, gpus_per_node=1, slurm_partition=gpu.",
+        ),
+    ] = None,
+) -> None:
+    """Train several seeds, processes side by side; one failure does not stop the rest.
+
+    Example: gaugelasso sweep configs/retrieval/main.toml --seeds 42-46 --jobs 5
+
+    Example: gaugelasso sweep demo.toml --arm "baseline:" --arm "wide trust: compress.trust=4"
+
+    Example: gaugelasso sweep demo.toml --jobs 20 --cluster slurm --cluster-set timeout_min=240
+    """
+    numbers = parse_seeds(seeds)
+    if cluster is None and cluster_set:
+        raise UserError(f"--cluster-set {cluster_set[0]}: for use with --cluster")
+    if cluster is not None and overwrite:
+        raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
+    here = cluster is None
+    settings = [load_settings(config, set_, device, here)]
+    folder = out or Path("runs") / config.stem
+    arms = parse_arms(arm or [], folder)
+    for each in arms:
+        try:
+            settings.append(load_settings(config, [*(set_ or []), *each.changes], device, here))
+        except UserError as error:
+            raise UserError(f"--arm {each.name!r}: {error}") from None
+    arguments = [part for change in set_ or [] for part in ("--set", change)]
+    arguments += ["--device", device] if device else []
+    arguments += ["--resume"] if resume or cluster else []
+    arguments += ["--overwrite"] if overwrite else []
+    if choose_existing(resume, overwrite) == "refuse":
+        # Before any run starts: a log of an earlier run must not be touched either.
+        for each in arms:
+            for seed in numbers:
+                RunFolder.check_free(each.run_folder(seed))
+    if results is not None:
+        make_folder(results.parent)
+    home = Cluster(cluster, parse_settings(cluster_set or []), folder) if cluster else None
+    on_gpu = not home and any(
+        choose_device(one.train.device).startswith("cuda") for one in settings
+    )
+    outcomes = run_sweep(config, numbers, arms, jobs, arguments, console, on_gpu, home)
+    ended = [outcome for outcome in outcomes if outcome.ended]
+    if arm and ended:
+        _write_arms(ended, len(numbers), folder, results)
+    elif ended:
+        collected = _write_results(ended[0])
+        if results is not None:
+            write_json(results, collected)
+        say(results_table(collected, config.stem))
+        say(f"report: {write_report(ended[0].folders, folder / 'report').page}")
+    if failures := said_failures(outcomes, len(numbers)):
+        raise UserError(failures)
+
+
+def _write_results(outcome: ArmOutcome) -> dict[str, Any]:
+    """The results file of one arm, in its folder."""
+    collected = collect_results(outcome.folders) | {"command": _command()}
+    write_json(outcome.arm.folder / "results.json", collected)
+    return collected
+
+
+def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path | None) -> None:
+    """Results first, of each arm and of all, then what is drawn of them."""
+    for outcome in ended:
+        _write_results(outcome)
+    conditions = [
+        Condition(one.arm.name, one.arm.changes, load_condition(one.folders), seeds)
+        for one in ended
+    ]
+    collected = collect_arms(conditions) | {"command": _command()}
+    for path in filter(None, (folder / "results.json", results)):
+        write_json(path, collected)
+    table = arms_table(conditions, collected)
+    write_comparison(conditions, table, folder)
+    for outcome in ended:
+        page = write_report(outcome.folders, outcome.arm.folder / "report").page
+        say(f"report of {outcome.arm.name}: {page}")
+    if console.is_terminal:
+        render(table, console)
+    else:  # a log has no width that a table could be fitted to
+        say(to_markdown(table))
+    say(f"comparison: {folder / 'arms.md'}, {folder / 'arms.png'}")
+
+
+def _command() -> str:
+    """The sweep's own command, where its runs know theirs alone."""
+    return shlex.join(["gaugelasso", *sys.argv[1:]])
