@@ -15,7 +15,7 @@ from torch import Tensor
 from gaugelasso import Compressor, gauge, kernels
 from gaugelasso.axes import AxisTable, Norm, named_tensors
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.optim import CoupledOptimizer
+from gaugelasso.optim import CoupledOptimizer, MatrixPlan
 from gaugelasso.options import CompressorOptions
 from gaugelasso.solver import Pace, RhoSolver
 from gaugelasso.storage import FlatStore
@@ -27,9 +27,13 @@ if not CUDA:
 triton = pytest.importorskip("triton")
 
 from gaugelasso.kernels import dispatch  # noqa: E402
+from gaugelasso.kernels.gpu import optim  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 NAN, INF = float("nan"), float("inf")
+# How near updates of matrices are, in terms of the largest: Newton-Schulz takes small differences
+# along, and on a GPU reckons in bfloat16.
+ORTHOGONAL = 5e-2 if CUDA else 1e-4
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
@@ -216,9 +220,8 @@ def test_optimizer(
         return [(store.weight - start) / lr, *gradients, *state]
 
     (plain, fused), *state = both(work)
-    # Newton-Schulz takes small differences along, and on a GPU reckons in bfloat16.
     end = store.matrix_end if kind == "muon" else 0
-    near(plain[:end], fused[:end], 5e-2 if CUDA else 1e-4)
+    near(plain[:end], fused[:end], ORTHOGONAL)
     near(plain[end:], fused[end:], 1e-4)
     for plain, fused in state:
         near(plain, fused)
@@ -266,10 +269,41 @@ def test_without_vectors_there_are_matrices_alone() -> None:
         store.grad.copy_(draw(24, seed=1))
         optimizer.observe_(torch.tensor(True, device=DEVICE))
         optimizer.step_(draw(24, seed=2), scalar(0.1), scalar(0.1))
-        return [store.weight]
+        return [(store.weight - start) / 0.1]
 
     for plain, fused in both(work):
-        near(plain, fused, 1e-2 if CUDA else 1e-4)
+        near(plain, fused, ORTHOGONAL)
+
+
+@pytest.mark.parametrize("parts", [2, 256])
+@pytest.mark.parametrize("rho", [0.0, 0.7])
+def test_matrices_come_and_go(rho: float, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded batches in and out, as they are, without what happens to them in between."""
+    monkeypatch.setattr(optim, "PARTS", parts)
+    store = matrices((31, 70), (20, 65), (130, 33), (3, 5), (1, 1))
+    plan = MatrixPlan(store, {name: 1 for name in store.segments if name != "vector"})
+    momentum, gradient = draw(len(store), seed=1), draw(len(store), seed=2)
+    aim = torch.cat([(momentum + rho * gradient)[: plan.size], momentum.new_zeros(1)])
+    expected, weight, lr = store.weight.clone(), store.weight.clone(), 0.3
+    assert any((bucket.index == plan.size).any() for bucket in plan.buckets)  # padding
+    for number, bucket in enumerate(plan.buckets):
+        place = bucket.index, plan.size
+        batch = aim[bucket.index]
+        norms = batch.norm(dim=(1, 2), keepdim=True)
+        near(batch / norms, optim.gather(momentum, gradient, scalar(rho), *place, torch.float32))
+        real = bucket.index < plan.size
+        update = draw(*bucket.index.shape, seed=number)  # padding of it goes nowhere
+        expected[bucket.index[real]] -= lr * (bucket.scale * update)[real]
+        optim.scatter_(weight, update, bucket.scale, scalar(lr), *place)
+    near(expected, weight)
+    assert torch.equal(weight[plan.size :], store.weight[plan.size :])
+    assert not torch.equal(weight, store.weight)
+
+
+def test_matrices_of_zeros_have_no_norm() -> None:
+    index = torch.arange(6, device=DEVICE).view(1, 2, 3)
+    zeros = torch.zeros(6, device=DEVICE)
+    assert not optim.gather(zeros, zeros, scalar(1.0), index, 6, torch.float32).any()
 
 
 # --- penalty and slow weights -----------------------------------------------------------
@@ -351,32 +385,40 @@ def state(compressor: Compressor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_whole_updates(name: str) -> None:
-    """Step by step from the same state, through steps that are not sound and through cuts."""
+    """Step by step from the same state and gradient, through unsound steps and through cuts."""
     options = CompressorOptions(lr=0.02, interval=3, trust=12.0, **OPTIONS[name])
     model = Transformer(SPEC, 1)
     model.to(DEVICE)
     plain, fused = (Compressor(copy.deepcopy(model), 2.8, options) for _ in range(2))
     spoiled = {2: "loss", 3: "gradient", 6: "gradient"}
     for step in range(9):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(11, (4, 7), generator=generator).to(DEVICE)
+        with kernels.plainly():  # but for the update itself
+            loss = kernels.cross_entropy(plain.model(tokens), tokens)
+            loss.backward()
+        if spoiled.get(step) == "gradient":
+            next(plain.model.parameters()).grad.view(-1)[3] = 1e30
+        loss = loss.detach() * (NAN if spoiled.get(step) == "loss" else 1)
         with torch.no_grad():
             for key, tensor in state(fused).items():
                 tensor.copy_(state(plain)[key])
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(11, (4, 7), generator=generator).to(DEVICE)
-        before = state(plain)["embedding.table"].detach().clone()
+            for mine, theirs in zip(
+                fused.model.parameters(), plain.model.parameters(), strict=True
+            ):
+                mine.grad = theirs.grad.clone()
+        before = {key: tensor.detach().clone() for key, tensor in state(plain).items()}
         for compressor in (plain, fused):
-            with kernels.plainly():  # but for the update itself
-                loss = kernels.cross_entropy(compressor.model(tokens), tokens)
-                loss.backward()
-            if spoiled.get(step) == "gradient":
-                next(compressor.model.parameters()).grad.view(-1)[3] = 1e30
-            loss = loss * (NAN if spoiled.get(step) == "loss" else 1)
             with kernels.plainly(compressor is plain):
-                compressor.update_(loss.detach())
+                compressor.update_(loss)
         here, there = state(plain), state(fused)
         for key, tensor in here.items():
-            near(tensor.detach(), there[key].detach(), 1e-2 if CUDA else 1e-4)
-        moved = not torch.equal(here["embedding.table"].detach(), before)
+            if key in plain.table.matrices:
+                ways = [(run[key].detach() - before[key]) / options.lr for run in (here, there)]
+                near(*ways, ORTHOGONAL if options.optimizer == "muon" else 1e-4)
+            else:
+                near(tensor.detach(), there[key].detach(), 1e-4)
+        moved = not torch.equal(here["embedding.table"].detach(), before["embedding.table"])
         assert moved == (step not in spoiled)
         events = [compressor.finish_step_() for compressor in (plain, fused)]
         assert len({event and tuple(event.widths.items()) for event in events}) == 1
