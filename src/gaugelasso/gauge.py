@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
 from gaugelasso.groups import Groups
@@ -238,6 +239,8 @@ class SlowNorms:
             from gaugelasso.kernels.gpu.gauge import follow_
 
             follow_(self._addresses, self._widths, rate)
+            for weight in self._weights:
+                increment_version(weight)  # autograd does not see a kernel write
             return
         weight, gain, energy = self._rows()
         aim = gain.square()

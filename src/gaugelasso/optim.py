@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import FlatStore, pick
@@ -225,6 +226,8 @@ class CoupledOptimizer:
 
             state = self.momentum, self.second
             optim.advance_(weight, *state, penalty, rho, self.decay, rates, self.weight_decay)
+            # A late backward pass through the weights as they were must be told that they changed.
+            increment_version(weight)
             return
         push = rho * penalty[end:]
         # Zero only until a first gradient has come: then there is nothing to divide.

@@ -306,6 +306,20 @@ def test_matrices_of_zeros_have_no_norm() -> None:
     assert not optim.gather(zeros, zeros, scalar(1.0), index, 6, torch.float32).any()
 
 
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("used", ["m0", "vector"])
+def test_a_late_backward_pass_is_refused(used: str, plain: bool) -> None:
+    """It would take the new weights for those that the loss was made with."""
+    store = matrices((3, 5))
+    optimizer = CoupledOptimizer(store, {"m0": 1})
+    weight = next(p for p, _ in store._homes if p.shape == store.segments[used].shape)
+    loss = weight.square().sum()
+    with torch.no_grad(), kernels.plainly(plain):
+        optimizer.step_(draw(len(store)), scalar(0.0), scalar(0.1))
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
 # --- penalty and slow weights -----------------------------------------------------------
 
 MODELS = {
@@ -365,6 +379,18 @@ def test_slow_weights(rate: float) -> None:
         near(plain, fused)
         if rate == 0 or name in ("weight3", "weight4", "weight5"):
             assert torch.equal(fused.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_autograd_knows_that_slow_weights_moved(plain: bool) -> None:
+    tensors = {name: draw(4, seed=k).abs() for k, name in enumerate(("gain", "slow", "energy"))}
+    norms = gauge.SlowNorms([Norm("gain", "slow", "energy")], tensors)
+    leaf = draw(4).requires_grad_()
+    loss = (leaf * tensors["slow"]).sum()
+    with torch.no_grad(), kernels.plainly(plain):
+        norms.follow_(scalar(0.1))
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
 
 
 # --- all of them together ---------------------------------------------------------------
