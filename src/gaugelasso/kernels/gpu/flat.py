@@ -1,7 +1,10 @@
 """What kernels over flat storage share.
 
 The storage's length changes with every cut and says nothing about the next one: no kernel
-specialises on it.
+specialises on it. So no kernel knows that a mask is the same for neighbours, and each thread takes
+its elements one by one. Neighbours must then go to neighbouring threads, which Triton sees to only
+as long as it does not know that the vectors begin at a multiple of several elements: no kernel
+specialises on that either.
 """
 
 import triton

@@ -7,11 +7,14 @@ from torch import Tensor
 
 from gaugelasso.kernels.gpu.flat import BLOCK, blocks, lerp
 
-# Parts of a matrix's square that are added at a time.
-PARTS = 128
+# Programs that gather one matrix at most: each of those that divide it adds what they leave.
+PARTS = 256
 
 
-@triton.jit(do_not_specialize=["N", "end"])
+@triton.jit(
+    do_not_specialize=["N", "end"],
+    do_not_specialize_on_alignment=["gradient", "momentum", "second"],
+)
 def _observe(gradient, momentum, second, decay, sound, N, end, beta, beta_second,
              BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
@@ -31,7 +34,10 @@ def _observe(gradient, momentum, second, decay, sound, N, end, beta, beta_second
         tl.store(gradient + i, tl.zeros((BLOCK,), tl.float32), mask=live)
 
 
-@triton.jit(do_not_specialize=["N", "end"])
+@triton.jit(
+    do_not_specialize=["N", "end"],
+    do_not_specialize_on_alignment=["weight", "momentum", "second", "gradient", "rates"],
+)
 def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weight_decay,
              EACH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -51,25 +57,27 @@ def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weig
 @triton.jit(do_not_specialize=["size", "numel"])
 def _gather(momentum, gradient, rho, index, batch, parts, size, numel, BLOCK: tl.constexpr):
     """m + rho r of padded matrices, and parts of each one's square."""
-    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at = tl.program_id(1).to(tl.int64) * numel + k
-    i = tl.load(index + at, mask=k < numel, other=size)
-    real = i < size
-    m = tl.load(momentum + i, mask=real, other=0.0)
-    v = m + tl.load(rho) * tl.load(gradient + i, mask=real, other=0.0)
-    tl.store(batch + at, v, mask=k < numel)
-    tl.store(parts + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(v * v))
+    program, count = tl.program_id(0), tl.num_programs(0)
+    first = tl.program_id(1).to(tl.int64) * numel
+    strength = tl.load(rho)
+    square = tl.zeros((BLOCK,), tl.float32)
+    for start in range(program * BLOCK, numel, count * BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        i = tl.load(index + first + k, mask=k < numel, other=size)
+        real = i < size
+        m = tl.load(momentum + i, mask=real, other=0.0)
+        v = m + strength * tl.load(gradient + i, mask=real, other=0.0)
+        tl.store(batch + first + k, v, mask=k < numel)
+        square += v * v
+    tl.store(parts + tl.program_id(1) * count + program, tl.sum(square))
 
 
-@triton.jit(do_not_specialize=["numel"])
-def _normalise(batch, parts, out, numel, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["numel", "count"])
+def _normalise(batch, parts, out, numel, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * numel + k
-    count = tl.num_programs(0)
-    square = tl.zeros((PARTS,), tl.float32)
-    for start in range(0, count, PARTS):
-        part = start + tl.arange(0, PARTS)
-        square += tl.load(parts + tl.program_id(1) * count + part, mask=part < count, other=0.0)
+    part = tl.arange(0, PARTS)
+    square = tl.load(parts + tl.program_id(1) * count + part, mask=part < count, other=0.0)
     v = tl.load(batch + at, mask=k < numel, other=0.0) / (tl.sqrt(tl.sum(square)) + 1e-20)
     tl.store(out + at, v.to(out.dtype.element_ty), mask=k < numel)
 
@@ -122,11 +130,12 @@ def gather(
     """m + rho r at `index` [matrices, rows, cols], each matrix divided by its norm."""
     numel = index[0].numel()
     grid = (*blocks(numel), len(index))
+    count = min(PARTS, grid[0])
     batch = torch.empty(index.shape, device=index.device, dtype=momentum.dtype)
-    parts = momentum.new_empty(grid)
-    _gather[grid](momentum, gradient, rho, index, batch, parts, size, numel, BLOCK)
+    parts = momentum.new_empty(count * len(index))
+    _gather[(count, len(index))](momentum, gradient, rho, index, batch, parts, size, numel, BLOCK)
     out = torch.empty_like(batch, dtype=dtype)
-    _normalise[grid](batch, parts, out, numel, PARTS, BLOCK)
+    _normalise[grid](batch, parts, out, numel, count, PARTS, BLOCK)
     return out
 
 

@@ -34,7 +34,9 @@ def _pull(strength, norms, ids, i, live, tiny):
     return tl.where(norm > tiny, pull / tl.maximum(norm, tiny), 0.0)
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(
+    do_not_specialize=["N"], do_not_specialize_on_alignment=["weight", "ids0", "ids1", "out"]
+)
 def _gradient(weight, strength, norms, ids0, ids1, out, N, tiny,
               COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -54,7 +56,10 @@ def _rate(norms, roots, ids, i, live, lr, none, bound, least):
     return tl.where(group == none, lr, rate)
 
 
-@triton.jit(do_not_specialize=["N", "start", "none"])
+@triton.jit(
+    do_not_specialize=["N", "start", "none"],
+    do_not_specialize_on_alignment=["ids0", "ids1", "out"],
+)
 def _rates(norms, roots, ids0, ids1, lr, out, N, start, none, bound, least,
            COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

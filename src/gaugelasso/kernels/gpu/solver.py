@@ -18,7 +18,7 @@ from gaugelasso.kernels.gpu.flat import lerp
 PARTS, BLOCK, WARPS = 512, 2048, 8
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=["x"])
 def _squares(x, parts, N, BLOCK: tl.constexpr):
     """Parts of sum(x^2)."""
     program = tl.program_id(0)
@@ -30,7 +30,7 @@ def _squares(x, parts, N, BLOCK: tl.constexpr):
     tl.store(parts + program, tl.sum(total))
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=["momentum", "gradient"])
 def _opposed(momentum, gradient, parts, N, BLOCK: tl.constexpr):
     """Parts of <sign m, r>, of ||r||_1 and of ||m||_1."""
     program, count = tl.program_id(0), tl.num_programs(0)
@@ -56,7 +56,7 @@ def _total(parts, count, PARTS: tl.constexpr):
 
 
 # A loss may lie behind the gradients that ranks exchange, wherever those end.
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["loss"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["loss", "parts"])
 def _judge(loss, parts, count, skipped, failing, streak, smoothed, seen, sound, beta,
            SMOOTH: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     value = tl.load(loss).to(tl.float32)
@@ -76,7 +76,7 @@ def _judge(loss, parts, count, skipped, failing, streak, smoothed, seen, sound, 
     tl.store(sound, good)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["parts"])
 def _press(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
            loss_target, fixed, opposition, tiny, norm_rate,
            METHOD: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
