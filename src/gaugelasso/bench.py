@@ -90,7 +90,7 @@ def bench_step(
         optimizer.store.collect_grads_()
         with plainly(not config.train.fused):
             optimizer.observe_(step.loss.isfinite())
-            optimizer.step_(no_penalty, compressor.rho, compressor.pace.lr)
+            optimizer.step_(no_penalty, compressor.pace.rho, compressor.pace.lr)
 
     def gradients() -> None:
         for parameter in step.model.parameters():

@@ -28,9 +28,10 @@ from gaugelasso.graph import GraphedStep
 from gaugelasso.means import StepMeans
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
+from gaugelasso.pace import Pace
 from gaugelasso.penalty import Penalty
 from gaugelasso.ranks import ALONE, Team
-from gaugelasso.solver import Pace, RhoSolver
+from gaugelasso.solver import RhoSolver
 from gaugelasso.split import find_splits, split_
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut, kept_elements, swap_
@@ -105,8 +106,6 @@ class Compressor:
         norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
         self.pace = Pace(weight, self.solver, self.options.loss_smoothing, norm_rate)
         self.set_lr_(self.options.lr)
-        # What loops of one's own look at.
-        self.rho, self.skipped, self.failing = self.pace.rho, self.pace.skipped, self.pace.failing
         # Most events change no structure: their thousand launches become one.
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
         self._balancing = GraphedStep(self._balance_, on=graph and here)
@@ -133,7 +132,7 @@ class Compressor:
         norms = self._plan.penalty.norms(store.weight)
         gradient = self._plan.penalty.gradient(store.weight, norms)
         lr, norm_rate = self.pace.press_(optimizer.momentum, gradient, sound)
-        optimizer.step_(gradient, self.rho, lr, self._bounded_rate(norms, lr))
+        optimizer.step_(gradient, self.pace.rho, lr, self._bounded_rate(norms, lr))
         self._plan.slow.follow_(norm_rate)
         return loss
 
@@ -405,6 +404,21 @@ class Compressor:
     @property
     def parameters(self) -> int:
         return len(self._plan.store)
+
+    @property
+    def rho(self) -> Tensor:
+        """The last penalty strength."""
+        return self.pace.rho
+
+    @property
+    def skipped(self) -> Tensor:
+        """Steps that were not taken because loss or gradient was not a number."""
+        return self.pace.skipped
+
+    @property
+    def failing(self) -> Tensor:
+        """Those of them in a row up to now."""
+        return self.pace.failing
 
     def utility(self) -> dict[str, Tensor]:
         """Corrected utility of every index per unit of rho."""

@@ -17,7 +17,8 @@ from gaugelasso.axes import AxisTable, Norm, named_tensors
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.optim import CoupledOptimizer, MatrixPlan
 from gaugelasso.options import CompressorOptions
-from gaugelasso.solver import Pace, RhoSolver
+from gaugelasso.pace import Pace
+from gaugelasso.solver import RhoSolver
 from gaugelasso.storage import FlatStore
 from tests.toys import Toy, chain, pairs, penalise
 
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
-    for name in () if CUDA else ("gauge", "optim", "penalty", "solver"):
+    for name in () if CUDA else ("gauge", "optim", "pace", "penalty"):
         module = importlib.import_module(f"gaugelasso.{name}")
         monkeypatch.setattr(module, "fused_flat", lambda _: not dispatch._plain)
 
@@ -163,7 +164,7 @@ def test_pressed(method: str, kind: str, sound: bool) -> None:
 @pytest.mark.parametrize("programs", [4, 512])
 def test_sums(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more elements than all programs take at once; the same every time."""
-    monkeypatch.setattr("gaugelasso.kernels.gpu.solver.PARTS", programs)
+    monkeypatch.setattr("gaugelasso.kernels.gpu.pace.PARTS", programs)
     momentum, gradient = draw(30_001, seed=1), draw(30_001, seed=2)
 
     def work() -> list[Tensor]:

@@ -4,8 +4,6 @@ The sums are the same to the last bit every time, and so on every rank: each pro
 part in a place of its own, and the next kernel adds the parts in their order.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -106,15 +104,28 @@ def _programs(size: int) -> int:
     return min(PARTS, triton.cdiv(size, BLOCK))
 
 
-def judge_(loss: Tensor, gradient: Tensor, state: Sequence[Tensor], smoothing: float) -> Tensor:
-    """`state` is skipped, failing, streak, smoothed, seen; returns whether all is sound."""
+def judge_(
+    loss: Tensor,
+    gradient: Tensor,
+    smoothing: float,
+    *,
+    smoothed: Tensor,
+    seen: Tensor,
+    skipped: Tensor,
+    failing: Tensor,
+    streak: Tensor,
+) -> Tensor:
+    """Whether all is sound."""
     size = gradient.numel()
     count = _programs(size)
     parts = gradient.new_empty(count)
     sound = torch.empty((), dtype=torch.bool, device=gradient.device)
     _squares[(count,)](gradient, parts, size, BLOCK, num_warps=WARPS)
     loss = loss.to(gradient.device)  # a loop of one's own may sum its losses on the host
-    _judge[(1,)](loss, parts, count, *state, sound, smoothing, smoothing > 0, PARTS, num_warps=1)
+    _judge[(1,)](
+        loss, parts, count, skipped, failing, streak, smoothed, seen, sound, smoothing,
+        smoothing > 0, PARTS, num_warps=1,
+    )  # fmt: skip
     return sound
 
 
@@ -122,21 +133,30 @@ def press_(
     momentum: Tensor,
     gradient: Tensor,
     sound: Tensor,
-    state: Sequence[Tensor],
+    *,
+    smoothed: Tensor,
+    lr: Tensor,
+    pressure: Tensor,
+    rho: Tensor,
+    pressed: Tensor,
+    begun: Tensor,
     method: str,
-    numbers: Sequence[float],
+    loss_target: float,
+    fixed: float,
+    opposition: float,
+    tiny: float,
+    norm_rate: float,
 ) -> tuple[Tensor, Tensor]:
-    """`state` is smoothed, lr, pressure, rho, pressed, begun; returns the step's two rates.
-
-    `numbers` are the loss target, the rho of the method `fixed`, the least share of opposition,
-    the least denominator, and the slow weights' rate.
-    """
+    """The step's two rates; `fixed` is the rho of the method of that name."""
     size = momentum.numel()
     count = _programs(size)
     parts, rates = momentum.new_empty(3 * count), momentum.new_empty(2)
     if method != "fixed":
         _opposed[(count,)](momentum, gradient, parts, size, BLOCK, num_warps=WARPS)
     # A target of 1 is no other kernel than one of 1.0.
-    numbers = [float(number) for number in numbers]
-    _press[(1,)](parts, count, sound, *state, rates, *numbers, method, PARTS, num_warps=1)
+    _press[(1,)](
+        parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
+        float(loss_target), float(fixed), opposition, tiny, float(norm_rate),
+        method, PARTS, num_warps=1,
+    )  # fmt: skip
     return rates[0], rates[1]
