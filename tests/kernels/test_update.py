@@ -74,6 +74,13 @@ def near(plain: Tensor, fused: Tensor, share: float = 1e-5) -> None:
     assert torch.allclose(fused, plain, rtol=share, atol=share * float(size), equal_nan=True)
 
 
+def test_flat_storage_is_fused_in_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels take every pointer for one of float32."""
+    monkeypatch.setattr(dispatch, "fused", lambda _: True)
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    assert [dispatch.fused_flat(draw(1).to(kind)) for kind in kinds] == [True, False, False, False]
+
+
 # --- scalars ----------------------------------------------------------------------------
 
 
@@ -291,7 +298,8 @@ def test_matrices_come_and_go(rho: float, parts: int, monkeypatch: pytest.Monkey
         place = bucket.index, plan.size
         batch = aim[bucket.index]
         norms = batch.norm(dim=(1, 2), keepdim=True)
-        near(batch / norms, optim.gather(momentum, gradient, scalar(rho), *place, torch.float32))
+        got = optim.gather(momentum, gradient, scalar(rho), *place, torch.float32, 1e-20)
+        near(batch / norms, got)
         real = bucket.index < plan.size
         update = draw(*bucket.index.shape, seed=number)  # padding of it goes nowhere
         expected[bucket.index[real]] -= lr * (bucket.scale * update)[real]
@@ -304,7 +312,7 @@ def test_matrices_come_and_go(rho: float, parts: int, monkeypatch: pytest.Monkey
 def test_matrices_of_zeros_have_no_norm() -> None:
     index = torch.arange(6, device=DEVICE).view(1, 2, 3)
     zeros = torch.zeros(6, device=DEVICE)
-    assert not optim.gather(zeros, zeros, scalar(1.0), index, 6, torch.float32).any()
+    assert not optim.gather(zeros, zeros, scalar(1.0), index, 6, torch.float32, 1e-20).any()
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -351,6 +359,25 @@ def test_penalty(name: str, calibration: str, form: str) -> None:
     for plain, fused in both(work):
         near(plain, fused)
         assert fused.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_weight_that_is_no_number_spoils_its_groups(name: str) -> None:
+    """Rates of theirs, too: the step that follows must not look like any other."""
+    model = MODELS[name]().float().to(DEVICE)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = NAN
+    store, penalty = penalise(model, "symmetric", "efficiency")
+
+    def work() -> list[Tensor]:
+        norms = penalty.norms(store.weight)
+        rates = penalty.bounded_rate(norms, scalar(0.01), 0.05, 0)
+        return [norms, penalty.gradient(store.weight, norms), rates]
+
+    for plain, fused in both(work):
+        near(plain, fused)
+        assert fused.isnan().any()
+        assert not fused.isnan().all()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.7, 1.0])

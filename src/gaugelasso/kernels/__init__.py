@@ -2,8 +2,8 @@
 
 A function here says what is computed, in plain PyTorch; on a GPU with Triton the same
 is done by a kernel of the same name in `gpu/`. There also are the fused forms of what
-follows the backward pass, which is said plainly in `solver`, `optim`, `penalty` and `gauge`.
-Knows nothing of axes or training.
+follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` and `gauge`: they
+get tensors and numbers, and know of axes, targets or phases nothing.
 """
 
 from gaugelasso.kernels.dispatch import available, plainly

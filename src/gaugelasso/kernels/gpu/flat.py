@@ -10,7 +10,7 @@ specialises on that either.
 import triton
 import triton.language as tl
 
-# Elements of one program.
+# Elements that a program takes at a time; sums over many have numbers of their own.
 BLOCK = 1024
 
 

@@ -38,18 +38,18 @@ def _observe(gradient, momentum, second, decay, sound, N, end, beta, beta_second
     do_not_specialize=["N", "end"],
     do_not_specialize_on_alignment=["weight", "momentum", "second", "gradient", "rates"],
 )
-def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weight_decay,
+def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weight_decay, tiny,
              EACH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i = end + k
     live = i < N
     rate = tl.load(rates + k, mask=live, other=0.0) if EACH else tl.load(rates)
     push = tl.load(rho) * tl.load(gradient + i, mask=live, other=0.0)
-    first = tl.maximum(1 - tl.load(decay), 1e-12)
-    last = tl.maximum(1 - tl.load(decay + 1), 1e-12)
+    first = tl.maximum(1 - tl.load(decay), tiny)
+    last = tl.maximum(1 - tl.load(decay + 1), tiny)
     aim = tl.load(momentum + i, mask=live, other=0.0) / first + push
-    spread = tl.sqrt(tl.load(second + k, mask=live, other=0.0) / last + push * push)
-    update = tl.clamp(aim / (spread + 1e-12), -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    spread = tl.sqrt_rn(tl.load(second + k, mask=live, other=0.0) / last + push * push)
+    update = tl.clamp(aim / (spread + tiny), -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
     w = tl.load(weight + i, mask=live, other=0.0) * (1 - rate * weight_decay)
     tl.store(weight + i, w - rate * update, mask=live)
 
@@ -73,12 +73,12 @@ def _gather(momentum, gradient, rho, index, batch, parts, size, numel, BLOCK: tl
 
 
 @triton.jit(do_not_specialize=["numel", "count"])
-def _normalise(batch, parts, out, numel, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _normalise(batch, parts, out, numel, count, tiny, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * numel + k
     part = tl.arange(0, PARTS)
     square = tl.load(parts + tl.program_id(1) * count + part, mask=part < count, other=0.0)
-    v = tl.load(batch + at, mask=k < numel, other=0.0) / (tl.sqrt(tl.sum(square)) + 1e-20)
+    v = tl.load(batch + at, mask=k < numel, other=0.0) / (tl.sqrt_rn(tl.sum(square)) + tiny)
     tl.store(out + at, v.to(out.dtype.element_ty), mask=k < numel)
 
 
@@ -91,7 +91,7 @@ def _scatter(weight, update, scale, lr, index, size, numel, BLOCK: tl.constexpr)
     real = i < size
     step = tl.load(scale + tl.program_id(1)) * tl.load(update + at, mask=real, other=0.0)
     w = tl.load(weight + i, mask=real, other=0.0)
-    tl.store(weight + i, w - tl.load(lr) * step.to(tl.float32), mask=real)
+    tl.store(weight + i, w - tl.load(lr) * step, mask=real)
 
 
 def observe_(
@@ -116,16 +116,23 @@ def advance_(
     decay: Tensor,
     rates: Tensor,
     weight_decay: float,
+    tiny: float,
 ) -> None:
     size, tail = weight.numel(), second.numel()
     _advance[blocks(tail)](
         weight, momentum, second, gradient, rho, decay, rates, size, size - tail, weight_decay,
-        rates.dim() > 0, BLOCK,
+        tiny, rates.dim() > 0, BLOCK,
     )  # fmt: skip
 
 
 def gather(
-    momentum: Tensor, gradient: Tensor, rho: Tensor, index: Tensor, size: int, dtype: torch.dtype
+    momentum: Tensor,
+    gradient: Tensor,
+    rho: Tensor,
+    index: Tensor,
+    size: int,
+    dtype: torch.dtype,
+    tiny: float,
 ) -> Tensor:
     """m + rho r at `index` [matrices, rows, cols], each matrix divided by its norm."""
     numel = index[0].numel()
@@ -135,7 +142,7 @@ def gather(
     parts = momentum.new_empty(count * len(index))
     _gather[(count, len(index))](momentum, gradient, rho, index, batch, parts, size, numel, BLOCK)
     out = torch.empty_like(batch, dtype=dtype)
-    _normalise[grid](batch, parts, out, numel, count, PARTS, BLOCK)
+    _normalise[grid](batch, parts, out, numel, count, tiny, PARTS, BLOCK)
     return out
 
 

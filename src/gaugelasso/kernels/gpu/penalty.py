@@ -23,7 +23,8 @@ def _norms(weight, members, ends, norms, MEMBERS: tl.constexpr):
         i = tl.load(members + k, mask=k < end, other=0)
         v = tl.load(weight + i, mask=k < end, other=0.0)
         total += v * v
-    tl.store(norms + group, tl.sqrt(tl.sum(total)))
+    # Exactly rounded: the other root takes what is next to no weight for none.
+    tl.store(norms + group, tl.sqrt_rn(tl.sum(total)))
 
 
 @triton.jit
@@ -48,11 +49,18 @@ def _gradient(weight, strength, norms, ids0, ids1, out, N, tiny,
 
 
 @triton.jit
+def _lesser(a, b):
+    """No number if one is none: a group without a norm must not go on at full speed."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _rate(norms, roots, ids, i, live, lr, none, bound, least):
     group = tl.load(ids + i, mask=live, other=0)
     norm = tl.load(norms + group, mask=live, other=0.0)
     root = tl.load(roots + group, mask=live, other=1.0)
-    rate = tl.maximum(tl.minimum(lr, bound * norm / root), least * lr)
+    rate = _lesser(lr, bound * norm / root)
+    rate = tl.maximum(rate, least * lr, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(group == none, lr, rate)
 
 
@@ -68,8 +76,14 @@ def _rates(norms, roots, ids0, ids1, lr, out, N, start, none, bound, least,
     speed = tl.load(lr)
     rate = _rate(norms, roots, ids0, i, live, speed, none, bound, least)
     if COUNT > 1:
-        rate = tl.minimum(rate, _rate(norms, roots, ids1, i, live, speed, none, bound, least))
+        rate = _lesser(rate, _rate(norms, roots, ids1, i, live, speed, none, bound, least))
     tl.store(out + k, rate, mask=live)
+
+
+def _two(ids: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The first and the second group of every element; where no element has two, anything."""
+    assert 1 <= len(ids) <= 2
+    return ids[0], ids[-1]
 
 
 def norms(weight: Tensor, members: Tensor, ends: Tensor) -> Tensor:
@@ -85,7 +99,7 @@ def gradient(
     """sum over an element's groups of strength / norm, times the element."""
     result, size = torch.empty_like(weight), weight.numel()
     _gradient[blocks(size)](
-        weight, strength, norms, ids[0], ids[-1], result, size, tiny, len(ids), BLOCK
+        weight, strength, norms, *_two(ids), result, size, tiny, len(ids), BLOCK
     )
     return result
 
@@ -103,6 +117,6 @@ def bounded_rate(
     size, none = len(ids[0]), len(norms) - 1
     result = norms.new_empty(size - start)
     _rates[blocks(len(result))](
-        norms, roots, ids[0], ids[-1], lr, result, size, start, none, bound, least, len(ids), BLOCK
+        norms, roots, *_two(ids), lr, result, size, start, none, bound, least, len(ids), BLOCK
     )
     return result
