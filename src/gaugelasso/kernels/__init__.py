@@ -2,8 +2,8 @@
 
 A function here says what is computed, in plain PyTorch; on a GPU with Triton the same
 is done by a kernel of the same name in `gpu/`. There also are the fused forms of what
-follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` and `gauge`: they
-get tensors and numbers, and know of axes, targets or phases nothing.
+follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` and `gauge`.
+They get tensors and numbers; from which axes, tasks or phases these come they are not told.
 """
 
 from gaugelasso.kernels.dispatch import available, plainly
