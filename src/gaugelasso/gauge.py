@@ -22,7 +22,7 @@ from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import pick
 
 CLIP = 8.0
-# The least denominator: below it there is no energy to speak of.
+# The least denominator.
 _TINY = 1e-38
 
 
