@@ -159,7 +159,7 @@ def test_what_is_not_finite_is_never_written(
         "weight": compressor.optimizer.store.weight,
         "momentum": compressor.optimizer.momentum,
         "second": compressor.optimizer.second,
-        "smoothed": compressor.smoothed.view(1),
+        "smoothed": compressor.pace.smoothed.view(1),
         "buffer": named_tensors(trainer.model)["classifier.read.weight"],
         "state": torch.zeros(1),
     }[part]

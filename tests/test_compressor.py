@@ -239,7 +239,7 @@ def test_no_event_without_pressure() -> None:
 def test_pressure_counts_until_the_next_event() -> None:
     compressor = start(interval=2, solver="fixed", rho=1e-6)
     train(compressor, 1)
-    compressor.pressure.fill_(0)
+    compressor.pace.pressure.fill_(0)
     assert train(compressor, 1) != [None]
     assert train(compressor, 2) == [None, None]
 

@@ -101,7 +101,7 @@ def test_coupled_adam_by_hand() -> None:
     for t, (gradient, pressure) in enumerate(steps, start=1):
         store.grad.copy_(torch.tensor(gradient))
         optimizer.observe_(torch.tensor(True))
-        optimizer.step_(exact(pressure), exact(lr))
+        optimizer.step_(exact(pressure), exact(1.0), exact(lr))
         for i, (g, p) in enumerate(zip(gradient, pressure, strict=True)):
             m[i] = 0.9 * m[i] + 0.1 * g
             v[i] = 0.8 * v[i] + 0.2 * g * g
@@ -119,7 +119,7 @@ def test_weight_decay_spares_the_matrices() -> None:
     optimizer = CoupledOptimizer(store, rows_of(store), weight_decay=0.5)
     before = store.weight.clone()
     optimizer.observe_(torch.tensor(True))
-    optimizer.step_(torch.zeros_like(before), exact(0.1))
+    optimizer.step_(torch.zeros_like(before), exact(1.0), exact(0.1))
     end = store.matrix_end
     assert torch.equal(store.weight[:end], before[:end])
     assert torch.allclose(store.weight[end:], before[end:] * 0.95)
@@ -135,7 +135,7 @@ def test_muon_by_hand() -> None:
         before = store.weight.clone()
         store.grad.copy_(gradient)
         optimizer.observe_(torch.tensor(True))
-        optimizer.step_(pressure, exact(0.1))
+        optimizer.step_(pressure / 3, exact(3.0), exact(0.1))
         m = 0.9 * m + 0.1 * gradient
         for name in rows_of(store):
             view = store.segments[name].view
@@ -152,7 +152,7 @@ def test_momentum_follows_the_task_gradient_alone(kind: str) -> None:
         for step in range(3):
             store.grad.copy_(gaussian(len(store), seed=step))
             optimizer.observe_(torch.tensor(True))
-            optimizer.step_(pressure * store.weight, exact(0.1))
+            optimizer.step_(store.weight.clone(), exact(pressure), exact(0.1))
         states.append((optimizer.momentum, optimizer.second, store.weight))
     (momentum, second, weight), (pressed_momentum, pressed_second, pressed_weight) = states
     assert torch.equal(momentum, pressed_momentum)

@@ -79,7 +79,7 @@ def bench_step(
     step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
     compressor, optimizer = step.compressor, step.compressor.optimizer
     compressor.set_lr_(1e-6)  # hundreds of repetitions should leave the weights where they are
-    no_pressure = torch.zeros_like(optimizer.momentum)
+    no_penalty = torch.zeros_like(optimizer.momentum)
 
     def forward() -> None:
         for inputs, targets in zip(step.inputs, step.targets, strict=True):
@@ -88,8 +88,9 @@ def bench_step(
     @torch.no_grad()
     def optimize() -> None:
         optimizer.store.collect_grads_()
-        optimizer.observe_(step.loss.isfinite())
-        optimizer.step_(no_pressure, compressor.lr)
+        with plainly(not config.train.fused):
+            optimizer.observe_(step.loss.isfinite())
+            optimizer.step_(no_penalty, compressor.pace.rho, compressor.pace.lr)
 
     def gradients() -> None:
         for parameter in step.model.parameters():

@@ -28,9 +28,10 @@ from gaugelasso.graph import GraphedStep
 from gaugelasso.means import StepMeans
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
+from gaugelasso.pace import Pace
 from gaugelasso.penalty import Penalty
 from gaugelasso.ranks import ALONE, Team
-from gaugelasso.solver import RhoSolver, smooth_
+from gaugelasso.solver import RhoSolver
 from gaugelasso.split import find_splits, split_
 from gaugelasso.storage import FlatStore
 from gaugelasso.surgery import cut, kept_elements, swap_
@@ -101,21 +102,10 @@ class Compressor:
             self.options.beta_second,
             self.options.weight_decay,
         )
-        # Device scalars: the step reads and writes them without asking the host.
-        self.lr = weight.new_tensor(self.options.lr)
-        self.pressure = weight.new_ones(())
-        self.rho = weight.new_zeros(())
-        self.pressed = weight.new_zeros(())
-        self.begun = weight.new_zeros(())
-        self.smoothed = weight.new_zeros(())
-        self.seen = weight.new_zeros(())
-        # Steps that were not taken because loss or gradient was not a number: all, those in a
-        # row up to now, and the most in a row since somebody looked.
-        self.skipped = weight.new_zeros(())
-        self.failing = weight.new_zeros(())
-        self.streak = weight.new_zeros(())
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
-        self._norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
+        norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
+        self.pace = Pace(weight, self.solver, self.options.loss_smoothing, norm_rate)
+        self.set_lr_(self.options.lr)
         # Most events change no structure: their thousand launches become one.
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
         self._balancing = GraphedStep(self._balance_, on=graph and here)
@@ -137,26 +127,13 @@ class Compressor:
         """
         store, optimizer = self._plan.store, self.optimizer
         loss = self._plan.means.finish_(loss)
-        # The square: a second moment must not overflow either.
-        sound = loss.isfinite() & store.grad.dot(store.grad).isfinite()
-        unsound = ~sound
-        self.skipped.add_(unsound)
-        self.failing.add_(1).mul_(unsound)
-        torch.maximum(self.streak, self.failing, out=self.streak)
+        sound = self.pace.judge_(loss, store.grad)
         optimizer.observe_(sound)
-        current = smooth_(self.smoothed, self.seen, loss, self.options.loss_smoothing, sound)
         norms = self._plan.penalty.norms(store.weight)
         gradient = self._plan.penalty.gradient(store.weight, norms)
-        rho = self.solver.solve(current, self.lr, optimizer.momentum, gradient)
-        self.rho.copy_(rho * self.pressure * sound)
-        pressing = (self.rho > 0).to(self.rho)
-        for flag in (self.pressed, self.begun):
-            torch.maximum(flag, pressing, out=flag)
-        # No event after a skipped step: energies of its inputs are not to be trusted.
-        self.pressed.mul_(sound)
-        lr = self.lr * sound
-        optimizer.step_(self.rho * gradient, lr, self._bounded_rate(norms, lr))
-        self._plan.slow.follow_(self._norm_rate * self.begun * sound)
+        lr, norm_rate = self.pace.press_(optimizer.momentum, gradient, sound)
+        optimizer.step_(gradient, self.pace.rho, lr, self._bounded_rate(norms, lr))
+        self._plan.slow.follow_(norm_rate)
         return loss
 
     @torch.no_grad()
@@ -174,21 +151,21 @@ class Compressor:
     def finish_step_(self) -> Event | None:
         """The host's part of a step: count, and hold an event when one is due."""
         self.steps += 1
-        if self.steps % self.options.interval or not bool(self.pressed):
+        if self.steps % self.options.interval or not bool(self.pace.pressed):
             return None
-        self.pressed.zero_()
+        self.pace.pressed.zero_()
         return self.event_()
 
     def press_(self, share: float) -> None:
         """Press with a share of the strength that the margin allows; 0: plain training."""
         if self._changes("pressure", float(share)):
-            self.pressure.fill_(float(share))
+            self.pace.pressure.fill_(float(share))
             if not share:
-                self.pressed.zero_()
+                self.pace.pressed.zero_()
 
     def set_lr_(self, lr: float) -> None:
         if self._changes("lr", lr):
-            self.lr.fill_(lr)
+            self.pace.lr.fill_(lr)
 
     def _changes(self, name: str, value: float) -> bool:
         """Whether a device scalar was not set to this value last: if not, a launch is saved."""
@@ -277,7 +254,7 @@ class Compressor:
     ) -> dict[str, Tensor]:
         """Keep-sets by trust-drop, in multiples, after the hooks have had their say."""
         held = ruling(self.table, readable)
-        keeps = trust_drop(self.table, rms, self.options.trust * float(self.lr), held)
+        keeps = trust_drop(self.table, rms, self.options.trust * float(self.pace.lr), held)
         multiple = self.options.multiple
         if multiple > 1 and (likely := settle(self.table, readable, keeps, rms, multiple)):
             # Hooks and guard should not be asked about what would stay anyway.
@@ -365,19 +342,7 @@ class Compressor:
     # --- state, for checkpoints ---------------------------------------------------
 
     def _scalars(self) -> dict[str, Tensor]:
-        names = [
-            "lr",
-            "pressure",
-            "begun",
-            "rho",
-            "pressed",
-            "smoothed",
-            "seen",
-            "skipped",
-            "failing",
-            "streak",
-        ]
-        return {**{name: getattr(self, name) for name in names}, "decay": self.optimizer.decay}
+        return {**self.pace.state(), "decay": self.optimizer.decay}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything beside the model that the next step depends on."""
@@ -439,6 +404,21 @@ class Compressor:
     @property
     def parameters(self) -> int:
         return len(self._plan.store)
+
+    @property
+    def rho(self) -> Tensor:
+        """The last penalty strength."""
+        return self.pace.rho
+
+    @property
+    def skipped(self) -> Tensor:
+        """Steps that were not taken because loss or gradient was not a number."""
+        return self.pace.skipped
+
+    @property
+    def failing(self) -> Tensor:
+        """Those of them in a row up to now."""
+        return self.pace.failing
 
     def utility(self) -> dict[str, Tensor]:
         """Corrected utility of every index per unit of rho."""

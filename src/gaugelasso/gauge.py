@@ -9,16 +9,21 @@ whole table in a few passes, which is what a run uses; tests hold them to the fu
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from gaugelasso.axes import Axis, AxisTable, Norm, Slot, Tensors, side_rms, spread
 from gaugelasso.groups import Groups
+from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import pick
 
 CLIP = 8.0
+# The least denominator.
+_TINY = 1e-38
 
 
 def power_of_two(x: Tensor) -> Tensor:
@@ -79,7 +84,7 @@ def balance_(
             heavy_a = side_rms(axis, axis.side_a, tensors)
             heavy_b = side_rms(axis, axis.side_b, tensors)
             alive = (heavy_a > 0) & (heavy_b > 0)
-            ratio = torch.where(alive, heavy_b / heavy_a.clamp(min=1e-38), 1.0)
+            ratio = torch.where(alive, heavy_b / heavy_a.clamp(min=_TINY), 1.0)
             factor = ratio.sqrt().clamp(1 / clip, clip)
             factor = power_of_two(factor) if rounded else factor
             rescale_(axis, factor, tensors)
@@ -91,8 +96,8 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     """|log(eps_A / eps_B)| per index: 0 at gauge balance."""
     result = {}
     for axis in table.axes:
-        heavy_a = side_rms(axis, axis.side_a, tensors).clamp(min=1e-38)
-        heavy_b = side_rms(axis, axis.side_b, tensors).clamp(min=1e-38)
+        heavy_a = side_rms(axis, axis.side_a, tensors).clamp(min=_TINY)
+        heavy_b = side_rms(axis, axis.side_b, tensors).clamp(min=_TINY)
         result[axis.name] = (heavy_a / heavy_b).log().abs()
     return result
 
@@ -107,10 +112,10 @@ def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, sh
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
     part = gain.detach().square() * energy
-    part = part / part.sum().clamp(min=1e-38)
-    typical = (part * energy.clamp(min=1e-38).log()).sum().exp()
+    part = part / part.sum().clamp(min=_TINY)
+    typical = (part * energy.clamp(min=_TINY).log()).sum().exp()
     level = (weight * energy).sum()
-    lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=1e-38), 1.0)
+    lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=_TINY), 1.0)
     root = power_of_two(lift.sqrt())
     weight.mul_(root.square())
     gain.detach().mul_(root)
@@ -215,6 +220,19 @@ class SlowNorms:
         starts = sizes.cumsum(0) - sizes
         self._index = torch.where(self._real, starts + columns, 0)
         self._place = self._real.flatten().nonzero().squeeze(1)
+        # A fused pass goes to the tensors where they lie; held here, they stay there.
+        rows = self._weights, self._gains, self._energies
+        self._fusible = all(
+            t.is_contiguous() and t.dtype is torch.float32 for row in rows for t in row
+        )
+        self._widths = sizes.flatten()
+
+    @cached_property
+    def _addresses(self) -> Tensor:
+        """[3, normalisers]: where slow weights, gains and energies lie."""
+        rows = self._weights, self._gains, self._energies
+        addresses = [[t.data_ptr() for t in row] for row in rows]
+        return torch.tensor(addresses, dtype=torch.long, device=self._weights[0].device)
 
     def follow_(self, rate: Tensor) -> None:
         """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
@@ -225,10 +243,17 @@ class SlowNorms:
         """
         if not self._weights:
             return
+        if self._fusible and fused_flat(rate):
+            from gaugelasso.kernels.gpu.gauge import follow_
+
+            follow_(self._addresses, self._widths, rate, _TINY)
+            for weight in self._weights:
+                increment_version(weight)  # autograd does not see a kernel write
+            return
         weight, gain, energy = self._rows()
         aim = gain.square()
         there = (aim * energy).sum(1, keepdim=True)
-        scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=1e-38)
+        scale = (weight * energy).sum(1, keepdim=True) / there.clamp(min=_TINY)
         # Without energy or gain there is nothing to follow, nor where energy is no number.
         new = torch.where((rate > 0) & (there > 0), weight.lerp(scale * aim, rate), weight)
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
@@ -239,10 +264,10 @@ class SlowNorms:
             return
         weight, gain, energy = self._rows()
         part = gain.square() * energy
-        part = part / part.sum(1, keepdim=True).clamp(min=1e-38)
-        typical = (part * energy.clamp(min=1e-38).log()).sum(1, keepdim=True).exp()
+        part = part / part.sum(1, keepdim=True).clamp(min=_TINY)
+        typical = (part * energy.clamp(min=_TINY).log()).sum(1, keepdim=True).exp()
         level = (weight * energy).sum(1, keepdim=True)
-        aim = share * typical / level.clamp(min=1e-38)
+        aim = share * typical / level.clamp(min=_TINY)
         lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
         root = power_of_two(lift.sqrt()).expand(weight.shape)
         roots = root.flatten()[self._place].split(self._sizes)

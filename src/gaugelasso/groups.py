@@ -54,7 +54,8 @@ class Groups:
     """The groups of one structure, numbered wave by wave.
 
     `ids` holds, for every element, the groups it is in: `ids[0]`, `ids[1]`, `none` where
-    it is in fewer. `none` is one more group without elements.
+    it is in fewer. `none` is one more group without elements. The other way round, the elements
+    of group g are `members[ends[g] : ends[g + 1]]`.
     """
 
     def __init__(self, table: AxisTable, tensors: Tensors, store: FlatStore):
@@ -78,7 +79,7 @@ class Groups:
             a, b = span.side("a"), span.side("b")
             partner[a], partner[b] = partner[b].copy(), partner[a].copy()
         device = store.weight.device
-        self.partner, self._ends, self.counts = (
+        self.partner, self.ends, self.counts = (
             torch.from_numpy(array).to(device) for array in (partner, ends, counts)
         )
         index = torch.arange(self.none, device=device)
@@ -90,7 +91,7 @@ class Groups:
             for slot in side_slots
         ]
         self.ids = self.per_element(slots, tensors)
-        self._members = self._gather_members(table, tensors, spans)
+        self.members = self._gather_members(table, tensors, spans)
 
     def _counts(
         self, table: AxisTable, spans: Mapping[str, GroupRange], links: Tensors
@@ -141,7 +142,7 @@ class Groups:
 
     def sums(self, values: Tensor, wave: int | None = None) -> Tensor:
         """Sum per-element values over each group (of one wave); 0 for `none`."""
-        members, ends = self._members, self._ends
+        members, ends = self.members, self.ends
         if wave is not None:
             span, cut = self.waves[wave], self._cuts[wave]
             members, ends = members[cut], ends[span.start : span.stop + 1] - cut.start

@@ -12,31 +12,42 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
+from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import FlatStore, pick
 
-# Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in five steps.
+# Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in so many rounds.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-# What one more batch costs on a GPU, in multiply-adds that could be done meanwhile: a few
-# dozen launches of a microsecond or two.
+_ROUNDS = 5
+# What is added to denominators: to a matrix's norm, and to an element's spread.
+_TINY_NORM, _TINY = 1e-20, 1e-12
+# What one more batch costs on a GPU, in multiply-adds that could be done meanwhile: its launches.
 _BUCKET_COST = 5e9
 
 
-def newton_schulz(batch: Tensor, steps: int = 5) -> Tensor:
+def newton_schulz(batch: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrices, approximately; batch [..., rows <= cols].
 
     Zero rows and columns stay zero, so padding changes nothing.
     """
+    x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + _TINY_NORM)
+    shape, x = x.shape, x.to(_precision(x)).reshape(-1, *x.shape[-2:])
+    return _orthogonal(x).view(shape).to(batch.dtype)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.bfloat16 if tensor.is_cuda else tensor.dtype
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """The iteration itself, on matrices [count, rows, cols] that are divided by their norms."""
     a, b, c = _QUINTIC
-    x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-20)
-    if x.is_cuda:
-        x = x.bfloat16()
-    shape, x = x.shape, x.reshape(-1, *x.shape[-2:])
-    for _ in range(steps):
+    for _ in range(_ROUNDS):
         # x <- a x + (b G + c G G) x with G = x x', each product with its sum.
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.view(shape).to(batch.dtype)
+    return x
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,21 @@ class MatrixPlan:
         ]
         return torch.cat(results)[self.place]
 
+    def advance_(
+        self, weight: Tensor, momentum: Tensor, gradient: Tensor, rho: Tensor, lr: Tensor
+    ) -> None:
+        """weight -= lr times the update of momentum + rho gradient; all flat."""
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import optim
+
+            for bucket in self.buckets:
+                place = bucket.index, self.size
+                x = optim.gather(momentum, gradient, rho, *place, _precision(weight), _TINY_NORM)
+                optim.scatter_(weight, _orthogonal(x), bucket.scale, lr, *place)
+            return
+        aim = momentum[: self.size] + rho * gradient[: self.size]
+        weight[: self.size].sub_(lr * self.orthogonalise(aim))
+
 
 def _frame(group: list[_Grid]) -> tuple[int, int]:
     return max(len(grid) for grid, _ in group), max(grid.shape[1] for grid, _ in group)
@@ -104,8 +130,8 @@ def _merged(groups: list[list[_Grid]], bucket_cost: float) -> list[list[_Grid]]:
     """Join groups of matrices into one padded batch where that is cheaper than two batches."""
 
     def cost(rows: int, cols: int, number: int) -> float:
-        # Five rounds of three products, and a few passes over memory.
-        each = 10 * rows**2 * (2 * cols + rows) + 1500 * rows * cols
+        # Three products a round, and a few passes over memory.
+        each = 2 * _ROUNDS * rows**2 * (2 * cols + rows) + 1500 * rows * cols
         return bucket_cost + number * each
 
     frames = [(*_frame(group), len(group)) for group in groups]
@@ -173,6 +199,12 @@ class CoupledOptimizer:
 
     def observe_(self, sound: Tensor) -> None:
         """Take the task gradient into momentum and second moment, unless it is not `sound`."""
+        if fused_flat(self.momentum):
+            from gaugelasso.kernels.gpu import optim
+
+            betas = self.beta, self.beta_second
+            optim.observe_(self.store.grad, self.momentum, self.second, self.decay, sound, betas)
+            return
         gradient = self.store.grad.masked_fill_(~sound, 0.0)
         first, second = self._shares * sound
         self.momentum.lerp_(gradient, first)
@@ -180,22 +212,33 @@ class CoupledOptimizer:
         self.second.lerp_(tail * tail, second)
         self.decay.mul_(torch.where(sound, self._rates, 1.0))
 
-    def step_(self, pressure: Tensor, lr: Tensor, elementwise: Tensor | None = None) -> None:
-        """One step along m + pressure, where pressure is rho r.
+    def step_(
+        self, penalty: Tensor, rho: Tensor, lr: Tensor, elementwise: Tensor | None = None
+    ) -> None:
+        """One step along m + rho r, where r is the penalty's gradient.
 
         `elementwise` holds the rates of the elements that are not in matrices, if not lr.
         """
         rates = lr if elementwise is None else elementwise
         weight, end = self.store.weight, self.matrix_end
         if self.plan is not None:
-            update = self.plan.orthogonalise(self.momentum[:end] + pressure[:end])
-            weight[:end].sub_(lr * update)
-        push = pressure[end:]
+            self.plan.advance_(weight, self.momentum, penalty, rho, lr)
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import optim
+
+            optim.advance_(
+                weight, self.momentum, self.second, penalty, rho, self.decay, rates,
+                self.weight_decay, _TINY,
+            )  # fmt: skip
+            # A late backward pass through the weights as they were must be told that they changed.
+            increment_version(weight)
+            return
+        push = rho * penalty[end:]
         # Zero only until a first gradient has come: then there is nothing to divide.
-        first, second = (1 - self.decay).clamp(min=1e-12)
+        first, second = (1 - self.decay).clamp(min=_TINY)
         aim = self.momentum[end:] / first + push
         spread = (self.second / second + push * push).sqrt()
-        update = (aim / (spread + 1e-12)).clamp(-1, 1)
+        update = (aim / (spread + _TINY)).clamp(-1, 1)
         if self.weight_decay:
             weight[end:].mul_(1 - rates * self.weight_decay)
         weight[end:].sub_(rates * update)

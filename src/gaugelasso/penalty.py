@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Tensors
 from gaugelasso.groups import Groups
+from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import FlatStore, pick
 
 Form = Literal["symmetric", "one_sided", "product_norm"]
@@ -71,23 +72,31 @@ class Penalty:
 
     def norms(self, weight: Tensor) -> Tensor:
         """Frobenius norm of every group."""
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import penalty
+
+            return penalty.norms(weight, self.groups.members, self.groups.ends)
         return self.group_sums(weight * weight).sqrt()
 
-    def _pull(self, norms: Tensor) -> Tensor:
-        """Per group: the gradient's length divided by the group's norm."""
-        if self.form == "product_norm":
-            other = (self.strength * norms)[self.partner]
-            pull = self.strength * other * self.inverse_price
-        else:
-            pull = self.strength
-        return torch.where(norms > _TINY, pull / norms.clamp(min=_TINY), 0.0)
+    def _length(self, norms: Tensor) -> Tensor:
+        """Per group: the gradient's length."""
+        if self.form != "product_norm":
+            return self.strength
+        other = (self.strength * norms)[self.partner]
+        return self.strength * other * self.inverse_price
 
     def gradient(self, weight: Tensor, norms: Tensor | None = None) -> Tensor:
         """r: for every group lambda T/||T||, summed over the groups of each element.
 
         `norms`, if at hand, are the weight's own.
         """
-        pull = self._pull(self.norms(weight) if norms is None else norms)
+        norms = self.norms(weight) if norms is None else norms
+        length = self._length(norms)
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import penalty
+
+            return penalty.gradient(weight, length, norms, self.ids, _TINY)
+        pull = torch.where(norms > _TINY, length / norms.clamp(min=_TINY), 0.0)
         factor = pick(pull, self.ids[0])
         for ids in self.ids[1:]:
             factor = factor + pick(pull, ids)
@@ -97,6 +106,10 @@ class Penalty:
         """Per element from `start` on: lr, or less where it would move a group by more than
         `bound` of its RMS; never less than a small share of lr, so that a group can come back.
         """
+        if fused_flat(norms):
+            from gaugelasso.kernels.gpu import penalty
+
+            return penalty.bounded_rate(norms, self.root_count, self.ids, lr, bound, _LEAST, start)
         rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
         rate = torch.where(self._nobody, lr, rate)
         least = pick(rate, self.ids[0][start:])

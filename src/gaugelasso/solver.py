@@ -1,4 +1,4 @@
-"""Penalty strength from a loss target: scalars in, one scalar out, no host reads.
+"""Penalty strength from a loss target: scalars only, and no host reads.
 
 rho spends the margin to the target on the penalty that the step would otherwise add; it
 is zero unless there is margin and a penalty to spend it on.
@@ -16,8 +16,9 @@ Method = Literal["conservative", "sign_step", "fixed"]
 # Half of that norm lies on a few dozen gains and scales, whose momenta have noisy signs:
 # where the loss is nearly flat the sum can stay at or below zero for good, and with it
 # rho, although there is margin to spend.
-_OPPOSITION = 0.02
-_TINY = 1e-30
+OPPOSITION = 0.02
+# The least denominator.
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class RhoSolver:
         margin = self.loss_target - loss
         if self.method == "sign_step":
             margin = margin + lr * momentum.abs().sum()
-        opposition = torch.maximum(opposition, _OPPOSITION * gradient.abs().sum())
+        opposition = torch.maximum(opposition, OPPOSITION * gradient.abs().sum())
         pressing = (margin > 0) & (opposition > 0)
-        return torch.where(pressing, margin / (lr * opposition).clamp(min=_TINY), 0.0)
+        return torch.where(pressing, margin / (lr * opposition).clamp(min=TINY), 0.0)
 
 
-def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float, sound: Tensor) -> Tensor:
+def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float, sound: Tensor) -> None:
     """Exponential average of the loss that starts at its first value; both states in place.
 
     A loss that is not `sound` leaves both as they are.
@@ -55,4 +56,3 @@ def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float, sound: Ten
         loss = torch.where(seen > 0, torch.lerp(loss, average, beta), loss)
     average.copy_(torch.where(sound, loss, average))
     seen.add_(sound)
-    return average

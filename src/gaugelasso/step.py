@@ -116,7 +116,9 @@ class TrainingStep:
         share = 1 if self.config.train.canonical else len(self.micros)
         pairs = zip(self.inputs, self.targets, strict=True)
         for number, (inputs, targets) in enumerate(pairs):
-            loss = self.forward(inputs, targets) / share
+            loss = self.forward(inputs, targets)
+            if share > 1:
+                loss = loss / share
             loss.backward()
             self.compressor.note_(number, loss)
             self.loss.add_(loss.detach())
@@ -124,7 +126,8 @@ class TrainingStep:
     def plain(self) -> None:
         """The whole step without a graph; reads nothing back."""
         self.gradients()
-        self.loss.copy_(self.compressor.update_(self.loss))
+        with plainly(not self.config.train.fused):
+            self.loss.copy_(self.compressor.update_(self.loss))
 
     def probe(self) -> float:
         """Loss of the loaded batch, of all ranks', as training sees it."""

@@ -195,7 +195,7 @@ class Trainer:
                 continue
             self._read_losses()
             if due:
-                self.compressor.streak.copy_(self.compressor.failing)  # looked at
+                self.compressor.pace.looked_()
                 if self._streak >= self.train.skip_limit:
                     self._return_from_failure()
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
@@ -362,9 +362,7 @@ class Trainer:
         compressor = self.compressor
         compressor.load_state_tensors_(tensors, steps)
         compressor.hooks, compressor.history = hooks, history
-        compressor.skipped.fill_(state["skipped"])
-        for scalar in (compressor.failing, compressor.streak):
-            scalar.zero_()
+        compressor.pace.recount_(state["skipped"])
         self._failing = self._streak = 0
         state["returns"] += 1
         state["cut_at"] = past["cut_at"]
@@ -401,9 +399,7 @@ class Trainer:
         compressor, state = self.compressor, self.state
         losses = torch.stack(self._losses).tolist()
         self._losses.clear()
-        counts = [compressor.skipped, compressor.failing, compressor.streak]
-        counted = map(int, torch.stack(counts).tolist())
-        state["skipped"], self._failing, self._streak = counted
+        state["skipped"], self._failing, self._streak = compressor.pace.counts()
         if not self._failing:
             state["in_vain"] = 0
         first = compressor.steps - len(losses)

@@ -180,7 +180,7 @@ def trained(case: Case, kind: str = "adam") -> tuple[Compressible, CoupledOptimi
 def advance(optimizer: CoupledOptimizer, gradient: torch.Tensor, pressure: torch.Tensor) -> None:
     optimizer.store.grad.copy_(gradient)
     optimizer.observe_(torch.tensor(True))
-    optimizer.step_(pressure, exact(1e-2))
+    optimizer.step_(pressure, exact(1.0), exact(1e-2))
 
 
 def operate(model: Compressible, optimizer: CoupledOptimizer, decision: Decision) -> torch.Tensor:

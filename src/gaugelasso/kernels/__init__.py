@@ -1,7 +1,9 @@
 """The few operations a step is made of: each a plain reference, and a fused form for GPUs.
 
 A function here says what is computed, in plain PyTorch; on a GPU with Triton the same
-is done by a kernel of the same name in `gpu/`. Knows nothing of axes or training.
+is done by a kernel of the same name in `gpu/`. There also are the fused forms of what
+follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` and `gauge`.
+They get tensors and numbers; from which axes, tasks or phases these come they are not told.
 """
 
 from gaugelasso.kernels.dispatch import available, plainly

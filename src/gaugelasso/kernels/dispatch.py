@@ -36,6 +36,11 @@ def fused(tensor: Tensor) -> bool:
     )
 
 
+def fused_flat(tensor: Tensor) -> bool:
+    """The same of an operation on flat storage, whose fused forms know float32 alone."""
+    return tensor.dtype is torch.float32 and fused(tensor)
+
+
 def check_offsets(rows: int, tokens: int) -> None:
     """Offsets within activations are 32-bit numbers in the fused forms."""
     if rows * tokens >= 2**31:
