@@ -10,7 +10,7 @@ import torch
 from benchmarks.paper_structure import LAYERS, structure
 from rich.console import Console
 
-from gaugelasso import pricing
+from gaugelasso import bench, pricing
 from gaugelasso.axes import named_tensors
 from gaugelasso.bench import bench_run, bench_step, median_ms, record, uniform_like, work_per_token
 from gaugelasso.checkpoint import load_spec
@@ -28,6 +28,13 @@ def test_the_median_leaves_out_the_warm_calls() -> None:
     calls = []
     assert median_ms(lambda: calls.append(1), "cpu", repeats=4, warm=3) >= 0
     assert len(calls) == 7
+
+
+def test_slow_work_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "PATIENCE", 0.0)
+    calls = []
+    median_ms(lambda: calls.append(1), "cpu", repeats=30)
+    assert len(calls) == 1 + bench.FEWEST
 
 
 def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
@@ -86,7 +93,7 @@ def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path)
     run = tmp_path / "run"
     config = tiny(tmp_path, target__loss=10.0)
     summary = Trainer(config, run).run()
-    rows = bench_run(run, "run", config, "cpu", repeats=3)
+    rows = dict(bench_run(run, "run", config, "cpu", repeats=3))
     assert list(rows) == ["run-ancestor-cpu", "run-uniform-cpu", "run-compressed-cpu"]
     ways = pricing.ACCOUNTINGS["fma"]
     model = Transformer(load_spec(run))

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
+from gaugelasso.kernels import plainly
 from gaugelasso.models import SpecError, Transformer, TransformerSpec
 from gaugelasso.models.decoding import Decoder, sample
 from tests.contract.models import ROWS, Case, Row, difference, make, transformer
@@ -32,6 +34,42 @@ def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype, within
         pieces = [decoder.feed(tokens[:, :known])]
         pieces += [decoder.feed(tokens[:, t : t + 1]) for t in range(known, tokens.shape[1])]
         assert difference(torch.cat(pieces, dim=1), whole) < within
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("width", [8, 11, 40])
+def test_a_gpu_decodes_one_sequence_at_any_width(width: int) -> None:
+    """One position of one sequence has odd strides at even widths, and attention looks at them."""
+    spec = TransformerSpec.uniform(
+        width=16, layers=2, heads=2, d_k=width, d_v=width, d_f=8, length=6, inputs=9, outputs=9,
+        positions=True,
+    )  # fmt: skip
+    model = Transformer(spec, seed=3).cuda().eval()
+    tokens = torch.arange(6, device="cuda")[None]
+    with torch.no_grad(), plainly():
+        whole = model(tokens)
+    decoder = Decoder(model)
+    pieces = [decoder.feed(tokens[:, t : t + 1]) for t in range(6)]
+    assert difference(torch.cat(pieces, dim=1), whole) < 1e-4
+
+
+def test_attention_gets_the_strides_of_its_shapes(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def look(*heads: Tensor, **rest: object) -> Tensor:
+        seen.extend(heads)
+        return attention(*heads, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", look)
+    decoder = Decoder(model)
+    for token in range(3):
+        decoder.feed(torch.tensor([[token]]))
+    assert [t.stride() for t in seen] == [torch.empty(t.shape).stride() for t in seen]
+    assert len(seen) == 9
 
 
 def test_layers_differ_where_the_test_says_so() -> None:

@@ -10,7 +10,7 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,35 @@ from gaugelasso.tasks import Draw
 Row = dict[str, Any]
 
 
+# Seconds after which slow work is repeated no more than it must be.
+PATIENCE = 10.0
+FEWEST = 3
+
+
 def median_ms(action: Callable[[], Any], device: str, repeats: int, warm: int = 5) -> float:
-    """Median time of one call, after `warm` calls that do not count."""
+    """Median time of one call, after `warm` calls that do not count.
+
+    Work that takes seconds is warm after one call and repeated `FEWEST` times.
+    """
     cuda = device.startswith("cuda")
-    times = []
-    for number in range(warm + repeats):
+
+    def timed() -> float:
         if cuda:
             torch.cuda.synchronize()
         began = time.perf_counter()
         action()
         if cuda:
             torch.cuda.synchronize()
-        if number >= warm:
-            times.append(1000 * (time.perf_counter() - began))
-    return statistics.median(times)
+        return 1000 * (time.perf_counter() - began)
+
+    def series(most: int, fewest: int) -> list[float]:
+        times: list[float] = []
+        while len(times) < most and (len(times) < fewest or sum(times) < 1000 * PATIENCE):
+            times.append(timed())
+        return times
+
+    series(warm, 1)
+    return statistics.median(series(repeats, FEWEST))
 
 
 def matrix_rate(device: str, repeats: int = 10) -> float:
@@ -181,7 +196,9 @@ def bench_inference(model: Transformer, config: Config, device: str, repeats: in
     return row
 
 
-def bench_run(run: Path, work: str, config: Config, device: str, repeats: int) -> dict[str, Row]:
+def bench_run(
+    run: Path, work: str, config: Config, device: str, repeats: int
+) -> Iterator[tuple[str, Row]]:
     """A run's model against its ancestor and a uniform one of equal work, on every device."""
     compressed = checkpoint.load_model(run)
     models = {
@@ -189,12 +206,10 @@ def bench_run(run: Path, work: str, config: Config, device: str, repeats: int) -
         "uniform": Transformer(uniform_like(config, work_per_token(compressed))),
         "compressed": compressed,
     }
-    rows = {}
     for kind in dict.fromkeys(["cpu", device]):
         for name, model in models.items():
             row = bench_inference(model, config, kind, repeats)
-            rows[f"{work}-{name}-{kind}"] = {"model": name, "device": kind, **row}
-    return rows
+            yield f"{work}-{name}-{kind}", {"model": name, "device": kind, **row}
 
 
 def default_file(device: str) -> Path:

@@ -49,15 +49,20 @@ def bench(
                             "--structure, --multiple and --set")  # fmt: skip
         settings = run_config(what)
         where = choose_device(device or "auto")
-        rows = bench_run(what, work or what.name, settings, where, repeats)
+        timings = bench_run(what, work or what.name, settings, where, repeats)
     else:
         settings = load_settings(what, set_, device)
         where = choose_device(settings.train.device)
         spec = load_spec(structure) if structure else settings.model.spec(settings.task)
         kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
-        rows = {work or what.stem + kind: bench_step(settings, spec, where, repeats, multiple)}
+        row = bench_step(settings, spec, where, repeats, multiple)
+        timings = iter([(work or what.stem + kind, row)])
     path = out or default_file(where)
-    for row_name, row in rows.items():
-        record(path, where, "inference" if inference else "rows", {"work": row_name, **row})
+    rows = {}
+    for name, row in timings:
+        # One by one: what is measured stays where a slower one is broken off.
+        record(path, where, "inference" if inference else "rows", {"work": name, **row})
+        rows[name] = row
+        say(f"timed {name}")
     print_bench(rows, console)
     say(f"benchmark file: {path}")

@@ -78,8 +78,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
         wide = max(q.shape[-1], v.shape[-1])
         if q.is_cuda:
             wide = -(-wide // 8) * 8
-        q, k, v = (F.pad(t, (0, wide - t.shape[-1])).contiguous() for t in (q, k, v))
+        q, k, v = (_packed(F.pad(t, (0, wide - t.shape[-1]))) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """Contiguous, and with the strides of its shape.
+
+    `contiguous` leaves the stride of a dim of size 1 as it is, and PyTorch's attention on a GPU
+    refuses an odd one.
+    """
+    return x.contiguous().view(-1).view(x.shape)
 
 
 def merge_heads(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
