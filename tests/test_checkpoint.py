@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_the_model_reloads_to_the_same_outputs(trainer: Trainer, folder: Path) -
 def test_the_state_is_all_that_training_goes_on_from(trainer: Trainer, folder: Path) -> None:
     state, tensors = checkpoint.load_state(folder)
     assert state["steps"] == 40
-    assert state["training_fma"] == trainer.state["training_fma"]
+    assert state["training_fma"] == trainer.memory.training_fma
     live = trainer.compressor.state_tensors()
     assert tensors.keys() == live.keys()
     assert all(torch.equal(tensors[name], live[name]) for name in live)
@@ -104,11 +105,11 @@ def test_a_crash_while_writing_leaves_the_previous_one(
 
     monkeypatch.setattr(checkpoint, "write_new", full_disk)
     with pytest.raises(UserError, match="cannot be written: no space"):
-        checkpoint.save(home, trainer.compressor, trainer.state)
+        checkpoint.save(home, trainer.compressor, asdict(trainer.memory))
     assert contents(folder) == before
     monkeypatch.undo()
     (home / "step-00000030.tmp").mkdir()  # what a crash left does not mind
-    checkpoint.save(home, trainer.compressor, trainer.state)
+    checkpoint.save(home, trainer.compressor, asdict(trainer.memory))
     assert [path.name for path in home.iterdir()] == ["step-00000040"]
 
 
@@ -154,7 +155,7 @@ def test_what_is_not_finite_is_never_written(
     trainer: Trainer, folder: Path, part: str, value: float
 ) -> None:
     """And so never pushes out the last good one."""
-    compressor, state = trainer.compressor, dict(trainer.state)
+    compressor, state = trainer.compressor, asdict(trainer.memory)
     broken = {
         "weight": compressor.optimizer.store.weight,
         "momentum": compressor.optimizer.momentum,

@@ -275,7 +275,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
         losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
     trainer._step()
     trainer._read_losses()
-    assert trainer.state["unlogged"] == [pytest.approx(float(sum(losses)) / 3)]
+    assert trainer.memory.unlogged == [pytest.approx(float(sum(losses)) / 3)]
 
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:

@@ -28,10 +28,18 @@ SEED = 3  # of the tiny run
 
 
 def test_off_target_is_half_as_much_again() -> None:
-    assert not off_target(0.075, 0.05)
-    assert off_target(0.076, 0.05)
-    assert off_target(float("nan"), 0.05)
-    assert not off_target(-1.0, -1.0)
+    assert not off_target(0.075, 0.05, first=8.3)
+    assert off_target(0.076, 0.05, first=8.3)
+    assert off_target(float("nan"), 0.05, first=8.3)
+    assert not off_target(-1.0, -1.0, first=1.0)
+
+
+def test_a_target_far_from_zero_is_lost_sooner() -> None:
+    """2% of the way from where training began: half of a language model's loss is a ruin."""
+    assert not off_target(1.19, 1.1, first=5.6)
+    assert off_target(1.20, 1.1, first=5.6)
+    assert not off_target(9.0, 10.0, first=5.6)
+    assert not off_target(14.0, 10.0, first=5.6)
 
 
 def test_every_return_halves_the_pressure() -> None:
@@ -185,7 +193,7 @@ def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path
     event = next(e for e in rows(run, "events.jsonl") if e["returned_to"] == 20)
     there = next(e for e in rows(plain, "events.jsonl") if e["step"] == 20)
     assert event["widths"] == there["widths"]
-    assert trainer.state["returns"] == 1
+    assert trainer.memory.returns == 1
 
 
 def test_a_cut_that_costs_the_target_is_not_gone_back_to(tmp_path: Path) -> None:
@@ -206,7 +214,7 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
 
     def one() -> Any:
         if trainer.compressor.steps == 23:
-            path = trainer.folder.checkpoints / f"step-{trainer.state['held_at']:08d}"
+            path = trainer.folder.checkpoints / f"step-{trainer.memory.held_at:08d}"
             (path / "model.safetensors").write_bytes(b"")
         return take()
 
@@ -222,7 +230,7 @@ def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) ->
 
     def one() -> Any:
         event = take()
-        if trainer.state["frozen_at"] or trainer.compressor.steps > 35:
+        if trainer.memory.frozen_at or trainer.compressor.steps > 35:
             trainer.compressor.optimizer.store.weight.mul_(3)
         return event
 

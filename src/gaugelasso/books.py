@@ -1,6 +1,5 @@
-"""A run's books: what it remembers, what it logs, and what it says of itself at the end."""
+"""A run's books: what it logs, and what it says of itself at the end."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
 from gaugelasso.drop import next_to_go
 from gaugelasso.evaluation import in_bfloat16
+from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
 
 
@@ -25,36 +25,10 @@ class Progress:
     seconds_left: float
 
 
-# What a run remembers beside tensors, as it begins.
-FRESH: dict[str, Any] = {
-    "frozen_at": None,
-    "reached_at": None,
-    "best_loss": math.inf,
-    "loss": None,  # mean of the last row
-    "metric": None,
-    "unlogged": (),
-    "training_fma": 0.0,
-    "wall_s": 0.0,
-    "fma_initial": None,
-    "parameters_initial": None,
-    "cut_at": 0,  # when the structure became what it is
-    "hoped_at": None,  # a checkpoint that held the target: the steps after it will tell
-    "held_at": None,  # the last one that did hold it
-    "held_before_at": None,  # and the one before that
-    "tried_at": None,  # of these, the one that was last gone back to
-    "ended_at": None,  # when the run took up a held state as its last
-    "again_at": None,  # when a second anneal began
-    "off_for": 0,  # steps since the loss left its target
-    "returns": 0,
-    "in_vain": 0,  # of these, since a step was last taken
-    "skipped": 0,
-}
-
-
 def metrics_row(
     compressor: Compressor,
     model: Transformer,
-    state: dict[str, Any],
+    memory: Memory,
     metric_name: str,
     phase: str,
     lr: float,
@@ -64,8 +38,8 @@ def metrics_row(
     row = {
         "step": compressor.steps,
         "phase": phase,
-        "loss": state["loss"],
-        metric_name: state["metric"],
+        "loss": memory.loss,
+        metric_name: memory.metric,
         "fma": compressor.fma,
         "parameters": compressor.parameters,
         "sites": len(model.sites),
@@ -73,8 +47,8 @@ def metrics_row(
         "rho": float(compressor.rho),
         "lr": lr,
         "step_ms": 1000 * step_s,
-        "wall_s": state["wall_s"],
-        "skipped": state["skipped"],
+        "wall_s": memory.wall_s,
+        "skipped": memory.skipped,
     }
     if compressor.rho.is_cuda:
         row["memory_mib"] = torch.cuda.memory_reserved() / 2**20
@@ -85,7 +59,7 @@ def summary(
     config: Config,
     device: str,
     compressor: Compressor,
-    state: dict[str, Any],
+    memory: Memory,
     loss: float,
     metric: float,
     figures: dict[str, float],
@@ -101,24 +75,24 @@ def summary(
         "seed": config.train.seed,
         "steps": compressor.steps,
         "accounting": config.compress.accounting,
-        "fma_initial": state["fma_initial"],
+        "fma_initial": memory.fma_initial,
         "fma_final": compressor.fma,
-        "compression": state["fma_initial"] / compressor.fma,
+        "compression": memory.fma_initial / compressor.fma,
         "loss_target": target,
         "loss": loss,
         "held": loss <= target,
         "metric": {"name": config.task.metric_name, "value": metric},
         "figures": figures,
-        "target_reached_step": state["reached_at"],
-        "frozen_step": state["frozen_at"],
-        "structure_step": state["cut_at"],
-        "held_step": state["held_at"],
-        "returns": state["returns"],
-        "skipped_steps": state["skipped"],
-        "training_fma": state["training_fma"],
-        "parameters_initial": state["parameters_initial"],
+        "target_reached_step": memory.reached_at,
+        "frozen_step": memory.frozen_at,
+        "structure_step": memory.cut_at,
+        "held_step": memory.held_at,
+        "returns": memory.returns,
+        "skipped_steps": memory.skipped,
+        "training_fma": memory.training_fma,
+        "parameters_initial": memory.parameters_initial,
         "parameters_final": compressor.parameters,
-        "wall_s": state["wall_s"],
+        "wall_s": memory.wall_s,
         "device": device,
         "precision": "bfloat16" if in_bfloat16(config, device) else "float32",
         "widths": compressor.widths,

@@ -43,7 +43,7 @@ def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, 
 
 def _fits(value: Any, fresh: Any) -> bool:
     """Lists stay lists of numbers, numbers numbers; what was not known yet may still be so."""
-    if isinstance(fresh, tuple):
+    if isinstance(fresh, list):
         return isinstance(value, list) and all(_fits(each, 0.0) for each in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value is None and fresh is None

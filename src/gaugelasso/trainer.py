@@ -5,6 +5,7 @@ folder. Decides nothing about structure.
 """
 
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugelasso import checkpoint
-from gaugelasso.books import FRESH, Progress, metrics_row, summary
+from gaugelasso import checkpoint, watch
+from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples
 from gaugelasso.events import Event
+from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
 from gaugelasso.ranks import ALONE, Team
 from gaugelasso.resume import check_same_config, check_state
@@ -31,7 +33,6 @@ from gaugelasso.schedule import Schedule
 from gaugelasso.signals import StopWish, stop_wishes
 from gaugelasso.step import TrainingStep, micros_of
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
-from gaugelasso.watch import TRIES, off_target, pressure
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Trainer:
             config.compress.lr,
             self.train.lr_min,
         )
-        self.state: dict[str, Any] = dict(FRESH)
+        self.memory = Memory()
         found = self._find() if resume else None
         if found:
             path = self.folder.path / "config.json"
@@ -117,14 +118,14 @@ class Trainer:
 
     @property
     def schedule(self) -> Schedule:
-        return self._schedule if self.state["again_at"] is None else self._schedule.again()
+        return self._schedule if self.memory.again_at is None else self._schedule.again()
 
     def _begin(self) -> None:
         # Nothing here draws from torch's own generators, but a task of somebody's might.
         torch.manual_seed(self.train.seed)
         compressor = self.compressor
-        self.state["fma_initial"] = compressor.fma
-        self.state["parameters_initial"] = compressor.parameters
+        self.memory.fma_initial = compressor.fma
+        self.memory.parameters_initial = compressor.parameters
         self.folder.write("config.json", self.config.to_dict())
         self.folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
         self.folder.rewind(0)
@@ -136,29 +137,29 @@ class Trainer:
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state()
         steps = state.pop("steps")
-        check_state(state, FRESH, steps, found.path / "state.json")
-        self.state = state
+        check_state(state, dataclasses.asdict(Memory()), steps, found.path / "state.json")
+        self.memory = Memory(**state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
-        self.folder.rewind(steps, state["returns"])
+        self.folder.rewind(steps, self.memory.returns)
         found.restore_random_()
 
     # --- one step -----------------------------------------------------------------
 
     def _step(self) -> Event | None:
-        step, frozen_at = self.compressor.steps, self.state["frozen_at"]
+        step, frozen_at = self.compressor.steps, self.memory.frozen_at
         pressing = self.schedule.phase(step, frozen_at) == "compression" and not self._spent()
-        self.compressor.press_(pressing * pressure(self.state["returns"]))
+        self.compressor.press_(pressing * watch.pressure(self.memory.returns))
         self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
         self.step.load_(step)
         self.step()
         self._losses.append(self.step.loss.clone())
-        self.state["training_fma"] += self.compressor.fma
+        self.memory.training_fma += self.compressor.fma
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
             if event.dropped:
-                self.state["cut_at"] = self.compressor.steps
+                self.memory.cut_at = self.compressor.steps
         return event
 
     def evaluate(self, batches: int) -> tuple[float, float]:
@@ -185,9 +186,9 @@ class Trainer:
                         return self._finish(summary)
 
     def _train(self, wish: StopWish) -> None:
-        began = time.perf_counter() - self.state["wall_s"]
+        began = time.perf_counter() - self.memory.wall_s
         mark, marked_step = time.perf_counter(), self.compressor.steps
-        while self.compressor.steps < self.schedule.end(self.state["frozen_at"]):
+        while self.compressor.steps < self.schedule.end(self.memory.frozen_at):
             self._step()
             stopping = self._is_stopping(wish)
             due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
@@ -201,8 +202,8 @@ class Trainer:
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
-                self.state["metric"] = metric if math.isfinite(metric) else None
-            self.state["wall_s"] = time.perf_counter() - began
+                self.memory.metric = metric if math.isfinite(metric) else None
+            self.memory.wall_s = time.perf_counter() - began
             if self._due("log"):
                 self._log(step_s)
                 self._watch()
@@ -230,7 +231,7 @@ class Trainer:
         if shown := samples(self.model, self.config, self.device):
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
-        if self.state["reached_at"] is None:
+        if self.memory.reached_at is None:
             raise TargetMissed(self._said_missed(summary))
         return summary
 
@@ -242,72 +243,52 @@ class Trainer:
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
-        step, frozen_at = self.compressor.steps, self.state["frozen_at"]
+        step, frozen_at = self.compressor.steps, self.memory.frozen_at
         last = step == self.schedule.end(frozen_at)
         # A second anneal may have to start where the first one did.
         freezing = what == "checkpoint" and step == frozen_at
         return last or freezing or step % getattr(self.train, f"{what}_every") == 0
 
     def _save(self) -> None:
-        state, steps = self.state, self.compressor.steps
+        memory, steps = self.memory, self.compressor.steps
         due = self._due("checkpoint")
         if self._failing:
-            if due and steps < self.schedule.end(state["frozen_at"]):
+            if due and steps < self.schedule.end(memory.frozen_at):
                 return  # until a step succeeds; the one before stays
             self.compressor.forget_energies_()
         if not self.compressor.finite():
             raise UserError(f"a weight is not a number after step {steps}; {self._last_good()}")
-        if due and self._holds() and self._compressing():
-            state["hoped_at"] = steps
+        if due and memory.holds(self.config.target.loss) and self._compressing():
+            memory.hoped_at = steps
         self.folder.sync()
-        spare = [state[key] for key in ("hoped_at", "held_at", "held_before_at") if state[key]]
+        spare = [at for at in (memory.hoped_at, memory.held_at, memory.held_before_at) if at]
         keep = self.train.checkpoint_keep
-        folder = self.folder.checkpoints
+        folder, state = self.folder.checkpoints, dataclasses.asdict(memory)
         self.team.lead(lambda: checkpoint.save(folder, self.compressor, state, keep, spare))
 
     def _compressing(self) -> bool:
         """Whether the last step was one of the compression phase."""
         last = self.compressor.steps - 1
-        return self.schedule.phase(last, self.state["frozen_at"]) == "compression"
-
-    def _holds(self) -> bool:
-        """Whether the last row's loss is within its target."""
-        loss = self.state["loss"]
-        return loss is not None and loss <= self.config.target.loss
+        return self.schedule.phase(last, self.memory.frozen_at) == "compression"
 
     # --- going back ---------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Note which checkpoint held; off target for too long, go back to it."""
-        state, target = self.state, self.config.target.loss
-        if state["loss"] is None:
-            return
-        off = off_target(state["loss"], target)
-        # A checkpoint lies behind its step's event: whether that cost the target, only the
-        # steps after it can tell.
-        if state["hoped_at"] not in (None, self.compressor.steps) and (off or self._holds()):
-            if not off:
-                state["held_before_at"], state["held_at"] = state["held_at"], state["hoped_at"]
-            state["hoped_at"] = None
-        off = off and self._compressing() and state["reached_at"] is not None
-        state["off_for"] = state["off_for"] + self.train.log_every if off else 0
-        if 0 < self.train.patience <= state["off_for"] and (held := self._held()):
-            self._go_back(held, f"loss off its target for {state['off_for']} steps")
+        """Off target for too long, go back to a state that held it."""
+        memory, every = self.memory, self.train.log_every
+        pressed = self._compressing()
+        watch.note_(memory, self.compressor.steps, self.config.target.loss, pressed, every)
+        if 0 < self.train.patience <= memory.off_for and (held := self._held()):
+            self._go_back(held, f"loss off its target for {memory.off_for} steps")
 
     def _held(self) -> checkpoint.Checkpoint | None:
-        """The last state that held the target; the one before where that one was tried in vain."""
-        state = self.state
-        if state["tried_at"] == state["held_at"] and state["held_before_at"] is not None:
-            state["held_at"], state["held_before_at"] = state["held_before_at"], None
-        while state["held_at"] is not None:
+        """The state to go back to, of those that held the target."""
+        while (step := watch.choose_(self.memory)) is not None:
             try:
-                found = self._find(state["held_at"])
+                return self._find(step)
             except UserError as error:
                 _logger.warning("warning: %s; it held the target, but is no more", error)
-                state["held_at"], state["held_before_at"] = state["held_before_at"], None
-            else:
-                state["tried_at"] = state["held_at"]
-                return found
+                watch.forget_(self.memory)
         return None
 
     def _return_from_failure(self) -> None:
@@ -315,9 +296,9 @@ class Trainer:
         seed = self.step.draw(steps - 1).seed
         why = f"loss or gradient not a number at step {steps} (batch seed {seed})"
         found = self._find()
-        if found is None or self.state["in_vain"] >= TRIES:
+        if found is None or self.memory.in_vain >= watch.TRIES:
             raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
-        self.state["in_vain"] += 1
+        self.memory.in_vain += 1
         self._go_back(found, why)
 
     def _goes_on(self, summary: dict[str, Any]) -> bool:
@@ -326,16 +307,16 @@ class Trainer:
         It is done once more from where the target was held. If that is no better, the run ends on
         the state that held it, as it was.
         """
-        state, target = self.state, self.config.target.loss
-        if summary["loss"] <= target or self._holds() or state["ended_at"] is not None:
+        memory, target = self.memory, self.config.target.loss
+        if summary["loss"] <= target or memory.holds(target) or memory.ended_at is not None:
             return False
         held = self._held()
         if held is None:
             return False
         why = f"held-out loss {summary['loss']:.4g} after the anneal"
-        if state["again_at"] is None:
+        if memory.again_at is None:
             self._go_back(held, why)
-            state["again_at"] = state["frozen_at"] = self.compressor.steps
+            memory.again_at = memory.frozen_at = self.compressor.steps
             return True
         batches = self.train.final_batches
         model = held.model(self.device)
@@ -343,13 +324,13 @@ class Trainer:
         if not loss < summary["loss"]:
             return False
         self._go_back(held, why)
-        state["ended_at"] = self.compressor.steps
+        memory.ended_at = self.compressor.steps
         self._save()
         return True
 
     def _go_back(self, to: checkpoint.Checkpoint, why: str) -> None:
         """Take up an earlier state and go on from it, at the step that training has come to."""
-        began, state, steps = time.perf_counter(), self.state, self.compressor.steps
+        began, memory, steps = time.perf_counter(), self.memory, self.compressor.steps
         hooks, history = self.compressor.hooks, self.compressor.history
         fma = self.compressor.fma
         past, tensors = to.state()
@@ -362,12 +343,12 @@ class Trainer:
         compressor = self.compressor
         compressor.load_state_tensors_(tensors, steps)
         compressor.hooks, compressor.history = hooks, history
-        compressor.pace.recount_(state["skipped"])
+        compressor.pace.recount_(memory.skipped)
         self._failing = self._streak = 0
-        state["returns"] += 1
-        state["cut_at"] = past["cut_at"]
+        memory.returns += 1
+        memory.cut_at = past["cut_at"]
         # What was known is of a state that is no more.
-        state |= {"off_for": 0, "hoped_at": None, "loss": None, "unlogged": []}
+        memory.off_for, memory.hoped_at, memory.loss, memory.unlogged = 0, None, None, []
         event = Event(
             step=steps,
             fma_before=fma,
@@ -390,24 +371,18 @@ class Trainer:
         return (
             f"target.loss = {self.config.target.loss} was never reached in "
             f"{summary['steps']} steps "
-            f"(best training loss {self.state['best_loss']:.4g}): {kept} is in "
+            f"(best training loss {self.memory.best_loss:.4g}): {kept} is in "
             f"{str(self.folder.checkpoints)!r}. Raise target.loss or train.steps"
         )
 
     def _read_losses(self) -> None:
         """Take in the losses since the last look, and how many steps were skipped."""
-        compressor, state = self.compressor, self.state
-        losses = torch.stack(self._losses).tolist()
+        compressor, memory = self.compressor, self.memory
+        memory.hear_(torch.stack(self._losses).tolist(), compressor.steps, self.config.target.loss)
         self._losses.clear()
-        state["skipped"], self._failing, self._streak = compressor.pace.counts()
+        memory.skipped, self._failing, self._streak = compressor.pace.counts()
         if not self._failing:
-            state["in_vain"] = 0
-        first = compressor.steps - len(losses)
-        for step, loss in enumerate(losses, first + 1):
-            state["best_loss"] = min(state["best_loss"], loss)  # nan is never less
-            if state["reached_at"] is None and loss <= self.config.target.loss:
-                state["reached_at"] = step
-        state["unlogged"] = [*state["unlogged"], *filter(math.isfinite, losses)]
+            memory.in_vain = 0
 
     def _last_good(self) -> str:
         good = checkpoint.find(self.folder.checkpoints)
@@ -423,26 +398,24 @@ class Trainer:
 
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""
-        phase = self.schedule.phase(self.compressor.steps, self.state["frozen_at"])
+        phase = self.schedule.phase(self.compressor.steps, self.memory.frozen_at)
         if phase == "compression" and self._spent() and loss <= self.config.target.loss:
-            self.state["frozen_at"] = self.compressor.steps
+            self.memory.frozen_at = self.compressor.steps
 
     def _log(self, step_s: float) -> None:
         step = self.compressor.steps
-        losses, self.state["unlogged"] = self.state["unlogged"], []
-        if losses:
-            self.state["loss"] = sum(losses) / len(losses)
-        loss = self.state["loss"]
+        self.memory.close_row_()
+        loss = self.memory.loss
         if loss is None:
             if self._failing:
                 self._return_from_failure()
             return
         self._maybe_freeze(loss)
-        frozen_at = self.state["frozen_at"]
+        frozen_at = self.memory.frozen_at
         phase = self.schedule.phase(step - 1, frozen_at)
         lr = self.schedule.rate(step - 1, frozen_at)
         name = self.task.metric_name
-        row = metrics_row(self.compressor, self.model, self.state, name, phase, lr, step_s)
+        row = metrics_row(self.compressor, self.model, self.memory, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
             end = self.schedule.end(frozen_at)
@@ -451,7 +424,7 @@ class Trainer:
                     row,
                     end,
                     self.config.target.loss,
-                    self.state["fma_initial"],
+                    self.memory.fma_initial,
                     self.task.metric_name,
                     (end - step) * step_s,
                 )
@@ -464,4 +437,6 @@ class Trainer:
             lambda: final_figures(self.model, self.config, batches, self.device)
         )
         loss, metric = figures.pop("loss", loss), figures.pop(self.task.metric_name, metric)
-        return summary(self.config, self.device, self.compressor, self.state, loss, metric, figures)
+        return summary(
+            self.config, self.device, self.compressor, self.memory, loss, metric, figures
+        )

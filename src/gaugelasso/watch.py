@@ -2,19 +2,59 @@
 
 Under pressure the loss swings around its target, and most excursions end by themselves. The
 default of `train.patience` is longer than any that did under the conservative solver, in 40
-runs of retrieval and two of ff31 at the paper's size (docs/log.md). Scalars only.
+runs of retrieval and two of ff31 at the paper's size (docs/log.md). Numbers only: the trainer
+has the states.
 """
 
-# A mean loss above this multiple of the target is an excursion.
-SLACK = 1.5
+from gaugelasso.memory import Memory
+
+# A mean loss is off its target when it is above it by more than this share of it, or by more
+# than this share of the way down to it: a loss that no model brings near zero is lost long
+# before it is half as high again.
+SLACK = 0.5
+WAY = 0.02
 # How many times in a row a run goes back because of losses that are not numbers.
 TRIES = 3
 
 
-def off_target(loss: float, target: float) -> bool:
-    return not loss <= target + (SLACK - 1) * abs(target)
+def off_target(loss: float, target: float, first: float) -> bool:
+    """Whether a loss that was `first` at the start has left its target."""
+    slack = SLACK * abs(target)
+    if first > target:
+        slack = min(slack, WAY * (first - target))
+    return not loss <= target + slack
 
 
 def pressure(returns: int) -> float:
     """The share of pressure left after so many returns: what was too much is not tried again."""
     return 0.5**returns
+
+
+def note_(memory: Memory, steps: int, target: float, pressed: bool, count: int) -> None:
+    """After a row of `count` steps: which checkpoint held, and for how long none would.
+
+    A checkpoint lies behind its step's event: whether that cost the target, only the steps
+    after it can tell.
+    """
+    if memory.loss is None or memory.first_loss is None:
+        return
+    off = off_target(memory.loss, target, memory.first_loss)
+    if memory.hoped_at not in (None, steps) and (off or memory.holds(target)):
+        if not off:
+            memory.held_before_at, memory.held_at = memory.held_at, memory.hoped_at
+        memory.hoped_at = None
+    off = off and pressed and memory.reached_at is not None
+    memory.off_for = memory.off_for + count if off else 0
+
+
+def choose_(memory: Memory) -> int | None:
+    """The checkpoint to go back to: the last that held; the one before, where that was in vain."""
+    if memory.tried_at == memory.held_at and memory.held_before_at is not None:
+        forget_(memory)
+    memory.tried_at = memory.held_at
+    return memory.held_at
+
+
+def forget_(memory: Memory) -> None:
+    """The last checkpoint that held is of no use any more: the one before takes its place."""
+    memory.held_at, memory.held_before_at = memory.held_before_at, None
