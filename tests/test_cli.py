@@ -402,6 +402,7 @@ def test_a_plain_line_says_it_all() -> None:
         "FMA 5,000 (4.00x)  sites 12  operators 3  4.2 ms/step (from 9.5)  left 1:15"
     )
     assert "accuracy -  " in plain_line(progress(accuracy=None), 9.5)
+    assert "(from 9.5)  1,234 MiB  left" in plain_line(progress(memory_mib=1234.0), 9.5)
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,18 @@ def apart(plain: Trainer, other: Trainer, before: dict[str, Tensor]) -> dict[str
     return found
 
 
+def drops(run: Trainer) -> list[tuple[str, tuple[int, ...]]]:
+    """Which indices of which axes are to go, as it comes to know them."""
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    run.compressor.on_drop(lambda drop: seen.append((drop.axis, drop.indices)))
+    return seen
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> None:
     """Step by step from the same state: sums on a GPU are not repeatable to the last bit."""
     plain, other = trainer(tmp_path, "plain", **PLAIN), trainer(tmp_path, "other", **FORMS[form])
+    gone = [drops(run) for run in (plain, other)]
     for _ in range(60):
         before = {name: tensor.detach().clone() for name, tensor in state(plain).items()}
         with torch.no_grad():
@@ -83,7 +91,50 @@ def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> Non
             for kind, distance in apart(plain, other, before).items():
                 assert distance <= ALLOWED.get(kind, 1e-3), (kind, distance)
         assert (first and first.widths) == (second and second.widths)
+        assert gone[0] == gone[1]
+    assert gone[0]
     assert plain.compressor.fma < plain.compressor.fma_initial
+
+
+def test_batches_made_ahead_are_those_of_their_steps(tmp_path: Path) -> None:
+    step = trainer(tmp_path, "run").step
+    for number in (0, 1, 2, 5, 6, 3):
+        step.load_(number)
+        inputs, targets = step._batches(number)
+        assert torch.equal(step.inputs, inputs)
+        assert torch.equal(step.targets, targets)
+
+
+def test_memory_falls_with_the_structure() -> None:
+    """Three quarters of all filters and values die, go, and leave nothing behind."""
+    config = load_config(CONFIG)
+    model = Transformer(config.model.spec(config.task), config.train.seed).to("cuda")
+    step = TrainingStep(model, config, "cuda")
+    first, parameters = held(step), step.compressor.parameters
+    kill_inner_(step)
+    step.compressor.event_()
+    assert step.compressor.parameters < 0.8 * parameters  # else memory is kept for reuse
+    second = held(step)
+    assert second[0] < first[0]
+    assert second[1] < first[1]
+
+
+def held(step: TrainingStep) -> tuple[int, int]:
+    """Bytes in use and bytes reserved between two steps."""
+    for number in range(4):
+        step.load_(number)
+        step()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+@torch.no_grad()
+def kill_inner_(step: TrainingStep) -> None:
+    tensors = named_tensors(step.model)
+    for axis in step.compressor.table.axes:
+        for slot in axis.side_a + axis.side_b if axis.kind in ("d_v", "d_f") else ():
+            dead = tensors[slot.tensor]
+            dead.narrow(slot.dim, 0, 3 * dead.shape[slot.dim] // 4).zero_()
 
 
 def test_bfloat16_curve_is_that_of_the_plain_path() -> None:

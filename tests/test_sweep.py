@@ -358,3 +358,26 @@ def test_an_older_summary_is_not_this_sweeps_unless_written_again(
 
     monkeypatch.setattr(sweep.time, "sleep", write_again)
     assert outcome().folders == [folder]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_gpu_is_shared_where_it_can_be(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA MPS comes up for a sweep and goes with it; one that was there before stays."""
+    said = tmp_path / "said"
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(
+        f'#!/bin/sh\n[ -n "$1" ] && echo $1 >> {said} && exit {0 if starts else 1}\ncat >> {said}\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with sweep._shared_gpu():
+        assert said.read_text() == "-d\n"
+    assert said.read_text() == ("-d\nquit\n" if starts else "-d\n")
+
+
+def test_without_mps_a_sweep_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with sweep._shared_gpu():
+        pass

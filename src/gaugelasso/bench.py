@@ -30,7 +30,7 @@ from gaugelasso.tasks import Draw
 Row = dict[str, Any]
 
 
-# Seconds after which slow work is repeated no more than it must be.
+# Seconds of repetitions, and the fewest whatever they take.
 PATIENCE = 10.0
 FEWEST = 3
 
@@ -38,7 +38,7 @@ FEWEST = 3
 def median_ms(action: Callable[[], Any], device: str, repeats: int, warm: int = 5) -> float:
     """Median time of one call, after `warm` calls that do not count.
 
-    Work that takes seconds is warm after one call and repeated `FEWEST` times.
+    Either ends when `PATIENCE` seconds are spent, but not before one call and `FEWEST`.
     """
     cuda = device.startswith("cuda")
 
@@ -121,7 +121,10 @@ def bench_step(
         return median_ms(GraphedStep(action, graph), device, repeats)
 
     whole = timed(step.plain)
+    peak = _peak_gib(device)
+    step.model.eval()  # records no energies, which slow norms and events alone need
     ahead, there, baseline = timed(forward), timed(gradients), timed(unpressed)
+    step.model.train()
     times = {
         "forward_ms": ahead,
         "backward_ms": there - ahead,
@@ -143,7 +146,7 @@ def bench_step(
         "tokens_per_s": 1000 * tokens / whole,
         "tflops": flops / (whole * 1e9),
         "matrix_tflops": matrix_rate(device),
-        "peak_gib": _peak_gib(device),
+        "peak_gib": peak,
         "multiple": multiple,
         "fma": work_per_token(step.model),
         "fma_exact": exact,
@@ -222,9 +225,13 @@ def default_file(device: str) -> Path:
 def record(path: Path, device: str, kind: str, row: Row) -> None:
     """Put a row into a benchmark file, in place of an older one of the same work."""
     kept = read_json(path) if path.exists() else {}
-    around = environment(device)
     rows = [old for old in kept.get(kind, []) if old["work"] != row["work"]]
-    facts = {key: around[key] for key in ("commit", "hardware", "date")}
-    versions = {key: around[key] for key in ("gaugelasso", "torch", "python")}
+    new = {**row, "at": _circumstances(row.get("device", device))}
     make_folder(path.parent)
-    write_json(path, {**kept, **facts, "versions": versions, kind: [*rows, {**row, "at": facts}]})
+    write_json(path, {**kept, **_circumstances(device), kind: [*rows, new]})
+
+
+def _circumstances(device: str) -> Row:
+    around = environment(device)
+    versions = {key: around[key] for key in ("gaugelasso", "torch", "python")}
+    return {key: around[key] for key in ("commit", "hardware", "date")} | {"versions": versions}

@@ -52,13 +52,14 @@ def plain_line(progress: Progress, first_ms: float) -> str:
     row = progress.row
     metric = row[progress.metric_name]
     shown = "-" if metric is None else f"{metric:.4f}"
+    memory = f"{row['memory_mib']:,.0f} MiB  " if "memory_mib" in row else ""
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
         f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
         f"{progress.metric_name} {shown}  "
         f"FMA {row['fma']:,.0f} ({progress.fma_initial / row['fma']:.2f}x)  "
         f"sites {row['sites']}  operators {row['operators']}  "
-        f"{row['step_ms']:.1f} ms/step (from {first_ms:.1f})  "
+        f"{row['step_ms']:.1f} ms/step (from {first_ms:.1f})  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
 

@@ -1,6 +1,6 @@
 """Device work as a CUDA graph: thousands of launches become one.
 
-Captured anew when the tensors change; the first calls run plainly, so that libraries set
+Captured anew when the tensors change; the first call runs plainly, so that libraries set
 themselves up outside the capture.
 """
 
@@ -22,8 +22,8 @@ class GraphedStep:
     With `on` false it always runs plainly.
     """
 
-    def __init__(self, step: Callable[[], None], on: bool = True, warmup: int = 1):
-        self._step, self._on, self._warmup = step, on, warmup
+    def __init__(self, step: Callable[[], None], on: bool = True):
+        self._step, self._on = step, on
         self._graph: torch.cuda.CUDAGraph | None = None
         self.reset()
 
@@ -32,7 +32,7 @@ class GraphedStep:
 
         Its memory serves the next one, or with `release` goes back to the allocator.
         """
-        self._valid, self._left = False, self._warmup
+        self._valid = self._warm = False
         if release:
             self._graph = None
 
@@ -40,8 +40,8 @@ class GraphedStep:
         if not self._on:
             self._step()
             return
-        if not self._valid and self._left > 0:
-            self._left -= 1
+        if not self._warm:
+            self._warm = True
             # On the stream that captures: what autograd allocates stays valid there.
             stream = _stream()
             stream.wait_stream(torch.cuda.current_stream())

@@ -58,10 +58,6 @@ class _Bucket:
     scale: Tensor  # [count, 1, 1]
 
 
-# A matrix's positions in the flat vector, and its part of the way back.
-_Grid = tuple[Tensor, Tensor]
-
-
 class MatrixPlan:
     """Muon over every matrix of a store: few batched products, whatever the shapes."""
 
@@ -69,42 +65,34 @@ class MatrixPlan:
         self.size = store.matrix_end
         device = store.weight.device
         flat = torch.arange(self.size, device=device)
-        # Where each flat element is found in the concatenated results.
-        self.place = torch.empty_like(flat)
-        # A matrix's positions, and its part of `place`, lying flat rather than tall.
-        grids: dict[tuple[int, int], list[_Grid]] = {}
+        # Positions of the elements of each matrix, lying flat rather than tall.
+        grids: dict[tuple[int, int], list[Tensor]] = {}
         for name, rows in rows_of.items():
-            segment = store.segments[name]
-            grid, place = (segment.view(t).flatten(rows).flatten(0, -2) for t in (flat, self.place))
+            grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
             if grid.shape[0] > grid.shape[1]:
-                grid, place = grid.T, place.T
+                grid = grid.T
             size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
-            grids.setdefault(size, []).append((grid, place))
+            grids.setdefault(size, []).append(grid)
         cuda = store.weight.is_cuda
         self.buckets = []
-        offset = 0
         for group in _merged(list(grids.values()), _BUCKET_COST if cuda else 0.0):
             # Tensor cores want multiples of 16; zero rows and columns change nothing.
             step = 16 if cuda else 1
             tall, wide = (-(-size // step) * step for size in _frame(group))
             index = torch.full((len(group), tall, wide), self.size, device=device)
-            positions = torch.arange(offset, offset + index.numel(), device=device)
-            positions = positions.view(index.shape)
-            for k, (grid, place) in enumerate(group):
+            for k, grid in enumerate(group):
                 index[k, : grid.shape[0], : grid.shape[1]] = grid
-                place.copy_(positions[k, : grid.shape[0], : grid.shape[1]])
-            offset += index.numel()
-            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid, _ in group])
+            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
             self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""
         padded = torch.cat([flat, flat.new_zeros(1)])
-        results = [
-            (newton_schulz(padded[bucket.index]) * bucket.scale).reshape(-1)
-            for bucket in self.buckets
-        ]
-        return torch.cat(results)[self.place]
+        results = torch.empty_like(padded)
+        for bucket in self.buckets:
+            result = newton_schulz(padded[bucket.index]) * bucket.scale
+            results.scatter_(0, bucket.index.view(-1), result.view(-1))
+        return results[:-1]
 
     def advance_(
         self, weight: Tensor, momentum: Tensor, gradient: Tensor, rho: Tensor, lr: Tensor
@@ -122,11 +110,11 @@ class MatrixPlan:
         weight[: self.size].sub_(lr * self.orthogonalise(aim))
 
 
-def _frame(group: list[_Grid]) -> tuple[int, int]:
-    return max(len(grid) for grid, _ in group), max(grid.shape[1] for grid, _ in group)
+def _frame(group: list[Tensor]) -> tuple[int, int]:
+    return max(len(grid) for grid in group), max(grid.shape[1] for grid in group)
 
 
-def _merged(groups: list[list[_Grid]], bucket_cost: float) -> list[list[_Grid]]:
+def _merged(groups: list[list[Tensor]], bucket_cost: float) -> list[list[Tensor]]:
     """Join groups of matrices into one padded batch where that is cheaper than two batches."""
 
     def cost(rows: int, cols: int, number: int) -> float:

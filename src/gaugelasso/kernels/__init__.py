@@ -6,7 +6,7 @@ follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` a
 They get tensors and numbers; from which axes, tasks or phases these come they are not told.
 """
 
-from gaugelasso.kernels.dispatch import available, plainly
+from gaugelasso.kernels.dispatch import plainly
 from gaugelasso.kernels.entropy import cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
 from gaugelasso.kernels.maps import deliver, project
@@ -15,7 +15,6 @@ from gaugelasso.kernels.swiglu import swiglu
 
 __all__ = [
     "attend",
-    "available",
     "cross_entropy",
     "deliver",
     "embed",

@@ -77,7 +77,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
         # zero channels change nothing.
         wide = max(q.shape[-1], v.shape[-1])
         if q.is_cuda:
-            wide = -(-wide // 8) * 8
+            wide = aligned(wide)
         q, k, v = (_packed(F.pad(t, (0, wide - t.shape[-1]))) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
