@@ -1,12 +1,13 @@
 # make demo: compress a small transformer on this machine and show what happened.
 # make test: lint, format, types and tests. Both set up everything they need.
+# make kernels: the GPU's kernels in Triton's interpreter, which it installs (260 MB).
 # make torture: kills, failing disks and spoiled files by the hundred, into results/.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test torture lint format clean wheel
+.PHONY: demo test kernels torture lint format clean wheel
 
 demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
@@ -14,6 +15,10 @@ demo: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+kernels: $(READY)
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 
 torture: $(READY)
 	$(BIN)/python -m tests.trust.torture --out results/reliability.json

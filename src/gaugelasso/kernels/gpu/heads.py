@@ -74,7 +74,7 @@ def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eig
 
 
 @triton.jit(do_not_specialize=_WIDTHS + _STRIDES)
-def _join(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
+def _split_back(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v,
           eights_k, eights_v, start_k, start_v, qb, qh, qs, kb, kh, ks, vb, vh, vs,
           TURN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):  # fmt: skip
     n = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -179,7 +179,7 @@ class SplitHeads(torch.autograd.Function):
                 d_rows[end : aligned(end)].zero_()
         turn = table is not None
         strides = [step // ALIGN for part in parts for step in part.stride()[:3]]
-        _join[_grid(N, heads)](
+        _split_back[_grid(N, heads)](
             *parts, d_rows, *(table if turn else (d_rows, d_rows)), N, S, heads, groups, d_k, d_v,
             aligned(d_k) // ALIGN, aligned(d_v) // ALIGN, *starts, *strides, turn,
             *_blocks(d_k, d_v, turn), BT,

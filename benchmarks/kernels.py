@@ -1,0 +1,150 @@
+"""Where a step's time goes by kind of kernel, and the floor that arithmetic and memory set.
+
+python benchmarks/kernels.py configs/bench/charlm-12l.toml
+python benchmarks/kernels.py configs/bench/charlm-12l.toml --structure runs/mine
+
+Floors need no GPU. They are those of the work, not of our kernels: products at the rate of a large
+one or at the memory's, whichever takes longer; attention at the first rate, at the widths that its
+kernels calculate; the rest as bytes that must move. Launches and what follows the backward pass
+have no floor here.
+"""
+
+import argparse
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gaugelasso.bench import matrix_rate
+from gaugelasso.checkpoint import load_spec
+from gaugelasso.config import Config, load_config
+from gaugelasso.graph import GraphedStep
+from gaugelasso.kernels.dispatch import aligned
+from gaugelasso.kernels.heads import NARROW
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.spec import AttentionSpec
+from gaugelasso.step import TrainingStep
+
+# A large product and the memory of an H200.
+FLOPS, BYTES = 750e12, 4.8e12
+REPEATS = 5
+# Files in kernels/gpu, as the tables call them.
+OURS = {
+    "attention": "attention",
+    "heads": "heads",
+    "pointwise": "SwiGLU",
+    "stream": "stream",
+    "entropy": "entropy",
+    "maps": "maps",
+}
+# Parts of the names of libraries' kernels; attention first, since it has products in it.
+THEIRS = {
+    "attention": ("fmha", "flash", "sdpa", "attention"),
+    "products": ("gemm", "nvjet", "cutlass", "xmma"),
+}
+
+
+def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
+    """Seconds of forward and backward over a batch, by kind."""
+    tokens, length = batch * spec.length, spec.length
+    products, found = [(len(spec.classify), spec.outputs)], Counter()
+
+    def moved(kind: str, channels: int) -> None:
+        found[kind] += 2 * channels * tokens / BYTES  # bfloat16
+
+    for op in spec.operators:
+        # Read: in, out; back: gradient and values in, the stream's gradient in and out.
+        # Write: in, the stream in and out; back: in, out.
+        moved("stream", 6 * len(op.reads) + 5 * len(op.writes))
+        if isinstance(op, AttentionSpec):
+            keys = aligned(op.keys if op.frequencies is None else 2 * op.keys)
+            values = aligned(op.values)
+            wide = (op.heads + op.kv_heads) * keys + op.kv_heads * values
+            moved("heads", 4 * wide)
+            products += [(len(op.reads), wide), (op.heads * values, len(op.writes))]
+            keys, values = calculated(keys, values)
+            pairs = batch * op.heads * length**2 / (2 if spec.causal else 1)
+            # Scores and mixture; back: scores again, and a product for each gradient.
+            found["attention"] += 2 * pairs * (4 * keys + 3 * values) / FLOPS
+        else:
+            moved("SwiGLU", 8 * op.filters)
+            products += [(len(op.reads), 2 * op.filters), (op.filters, len(op.writes))]
+    for rows, cols in products:
+        rows, cols = aligned(rows), aligned(cols)
+        work, traffic = 2 * rows * cols * tokens / FLOPS, 2 * (rows + cols) * tokens / BYTES
+        found["products"] += 3 * max(work, traffic)
+    return dict(found)
+
+
+def calculated(keys: int, values: int) -> tuple[int, int]:
+    """The channels that attention's kernels calculate."""
+    widest = max(keys, values)
+    if widest <= NARROW:
+        return tuple(max(16, 1 << (width - 1).bit_length()) for width in (keys, values))
+    return (64, 64) if widest <= 64 else (aligned(widest), aligned(widest))
+
+
+def kinds() -> dict[str, str]:
+    """What our own kernels are for, by name."""
+    found = {}
+    for file, kind in OURS.items():
+        module = import_module(f"gaugelasso.kernels.gpu.{file}")
+        jitted = (name for name, thing in vars(module).items() if hasattr(thing, "warmup"))
+        found |= dict.fromkeys(jitted, kind)
+    return found
+
+
+def measured(step: TrainingStep) -> tuple[dict[str, float], int]:
+    """Seconds of a step's kernels by kind, and how many kernels there are."""
+    ours, spent, launches = kinds(), Counter(), 0
+
+    def look(action: GraphedStep) -> tuple[Counter, int]:
+        for _ in range(3):
+            action()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(REPEATS):
+                action()
+            torch.cuda.synchronize()
+        times, count = Counter(), 0
+        for row in seen.key_averages():
+            if row.self_device_time_total > 0:
+                named = row.key.lower()
+                theirs = (k for k, parts in THEIRS.items() if any(p in named for p in parts))
+                kind = ours.get(row.key) or next(theirs, "rest")
+                times[kind] += row.self_device_time_total / REPEATS / 1e6
+                count += row.count
+        return times, count // REPEATS
+
+    spent, _ = look(GraphedStep(step.gradients))
+    whole, launches = look(GraphedStep(step.plain))
+    return {**spent, "update": whole.total() - spent.total()}, launches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--structure", type=Path)
+    arguments = parser.parse_args()
+    config: Config = load_config(arguments.config)
+    spec = config.model.spec(config.task)
+    if arguments.structure:
+        spec = load_spec(arguments.structure)
+    least = floors(spec, config.train.batch * config.train.accumulate)
+    rows = {"floor": least}
+    if torch.cuda.is_available():
+        step = TrainingStep(Transformer(spec, config.train.seed).to("cuda"), config, "cuda")
+        step.compressor.set_lr_(1e-6)
+        rows["measured"], launches = measured(step)
+        print(f"{launches} kernels a step; a large product: {matrix_rate('cuda'):.0f} TFLOP/s")
+    columns = sorted({kind for row in rows.values() for kind in row})
+    print("ms".rjust(10), *(kind.rjust(10) for kind in [*columns, "sum"]))
+    for name, row in rows.items():
+        shown = [1000 * row.get(kind, 0.0) for kind in columns]
+        print(name.rjust(10), *(f"{ms:10.2f}" for ms in [*shown, sum(shown)]))
+
+
+if __name__ == "__main__":
+    main()
