@@ -13,6 +13,7 @@ from torch import Tensor
 from gaugelasso import checkpoint
 from gaugelasso.compressor import Compressor
 from gaugelasso.errors import UserError
+from gaugelasso.evaluation import settle_cpu_
 from gaugelasso.models import Transformer
 from gaugelasso.runs import read_rows
 from gaugelasso.tasks import Draw
@@ -388,3 +389,19 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'cuda' is not there"):
         start(tmp_path, train__device="cuda")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("machine", "on"), [("aarch64", False), ("x86_64", True)])
+def test_small_products_on_arm_go_without_onednn(
+    machine: str, on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    before = torch._C._get_mkldnn_enabled()
+    try:
+        torch.backends.mkldnn.set_flags(True, _fp32_precision=None)
+        settle_cpu_(tiny(tmp_path), "cpu")
+        assert torch._C._get_mkldnn_enabled() is on
+        settle_cpu_(tiny(tmp_path, train__precision="bfloat16"), "cpu")
+        assert torch._C._get_mkldnn_enabled()
+    finally:
+        torch.backends.mkldnn.set_flags(before, _fp32_precision=None)

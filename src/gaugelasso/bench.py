@@ -19,7 +19,7 @@ import torch
 from gaugelasso import checkpoint, pricing
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config
-from gaugelasso.evaluation import autocast
+from gaugelasso.evaluation import autocast, settle_cpu_
 from gaugelasso.graph import GraphedStep
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer, TransformerSpec, round_up
@@ -84,8 +84,7 @@ def bench_step(
     """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    settle_cpu_(config, device)
     exact = work_per_token(Transformer(spec))
     spec = round_up(spec, multiple)
     if multiple > 1:
@@ -185,6 +184,7 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 @torch.inference_mode()
 def bench_inference(model: Transformer, config: Config, device: str, repeats: int) -> Row:
     """Latency of one sequence and throughput of a batch, without gradients."""
+    settle_cpu_(config, device)
     model = model.to(device).eval()
     row: Row = {"fma": work_per_token(model)}
     for name, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):

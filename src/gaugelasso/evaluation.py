@@ -1,5 +1,7 @@
 """Where and in what precision a model runs, and how well it does on held-out data."""
 
+import platform
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,6 +36,18 @@ def choose_device(name: str, local: int | None = None) -> str:
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # streams, captures and kernels go to the current one
     return name
+
+
+def settle_cpu_(config: Config, device: str) -> None:
+    """Threads as the config has them, and on an ARM CPU no oneDNN for float32.
+
+    PyTorch hands it products whose right side is transposed there, and it builds a kernel for
+    each anew: half a millisecond, however small the product.
+    """
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    if device == "cpu" and platform.machine().lower() in ("aarch64", "arm64"):
+        torch.backends.mkldnn.set_flags(in_bfloat16(config, device), _fp32_precision=None)
 
 
 def in_bfloat16(config: Config, device: str) -> bool:

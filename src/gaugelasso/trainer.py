@@ -22,7 +22,7 @@ from gaugelasso import checkpoint, watch
 from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError, errors_of
-from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples
+from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples, settle_cpu_
 from gaugelasso.events import Event
 from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
@@ -56,8 +56,7 @@ class Trainer:
         micros_of(config, team)  # fails where they cannot be shared out
         team.agree(json.dumps(config.to_dict()), "by its config")
         self.device = choose_device(self.train.device, team.local)
-        if self.train.threads:
-            torch.set_num_threads(self.train.threads)
+        settle_cpu_(config, self.device)
         self.on_progress = on_progress
         self.folder: RunFolder = Onlooker(out)
         team.lead(lambda: self._open(existing))
