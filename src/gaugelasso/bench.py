@@ -184,7 +184,6 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 @torch.inference_mode()
 def bench_inference(model: Transformer, config: Config, device: str, repeats: int) -> Row:
     """Latency of one sequence and throughput of a batch, without gradients."""
-    settle_cpu_(config, device)
     model = model.to(device).eval()
     row: Row = {"fma": work_per_token(model)}
     for name, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
