@@ -212,7 +212,13 @@ def test_the_metric_is_the_loss_in_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fma"), [("uniform", 7_602_336), ("main", 53_706_240), ("deep", 113_351_040)]
+    ("name", "fma"),
+    [
+        ("uniform", 7_602_336),
+        ("main", 53_706_240),
+        ("loose", 53_706_240),
+        ("deep", 113_351_040),
+    ],
 )
 def test_the_configs_are_of_the_paper_s_size(name: str, fma: int) -> None:
     config = load_config(CONFIGS / f"{name}.toml")
