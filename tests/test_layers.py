@@ -227,13 +227,13 @@ def test_without_gain_the_slow_weights_stay() -> None:
     assert read.weight.tolist() == pytest.approx([0.1, 0.7, 0.3])
 
 
-def anchored(model: Transformer, share: float) -> dict[str, Tensor]:
+def anchored(model: Transformer, share: float, rounded: bool = False) -> dict[str, Tensor]:
     """Anchor every normaliser; returns the gradient, carried over as momentum is."""
     task(model).backward()
     momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
     second = {name: gradient.square() for name, gradient in momentum.items()}
     for norm in model.axis_table().norms:
-        anchor_(norm, named_tensors(model), momentum, second, share)
+        anchor_(norm, named_tensors(model), momentum, second, share, rounded)
     model.zero_grad()
     for name, gradient in momentum.items():
         assert torch.allclose(second[name], gradient.square())
@@ -256,7 +256,7 @@ def task(model: Transformer) -> Tensor:
 def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
     """Typical: the geometric mean, each input weighed by what it contributes.
 
-    To within a factor of two: gains move by powers of two.
+    By powers of two to within a factor of two.
     """
     model = build().train()
     task(model)
@@ -266,9 +266,10 @@ def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
         gain, energy = tensors[norm.gain].detach(), tensors[norm.energy]
         part = gain.square() * energy
         typical.append(float(((part * energy.log()).sum() / part.sum()).exp()))
-    anchored(model, 0.25)
-    for level, aim in zip(levels(model), typical, strict=True):
-        assert 0.5 <= level / (0.25 * aim) <= 2
+    for rounded, within in ((True, 2.0), (False, 1 + 1e-6)):
+        anchored(model, 0.25, rounded)
+        for level, aim in zip(levels(model), typical, strict=True):
+            assert 1 / within <= level / (0.25 * aim) <= within
 
 
 def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:

@@ -318,9 +318,9 @@ class Compressor:
         return _Plan(
             store=store,
             means=means,
-            slow=gauge.SlowNorms(self.table.norms, tensors),
+            slow=gauge.SlowNorms(self.table.norms, tensors, self.options.powers_of_two),
             penalty=penalty,
-            balance=gauge.Balance(self.table, tensors, penalty.groups),
+            balance=gauge.Balance(self.table, tensors, penalty.groups, self.options.powers_of_two),
             links=links,
             prices=prices,
             fma=pricing.total_fma(self.table, self.accounting, tensors),

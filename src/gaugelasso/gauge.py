@@ -1,7 +1,7 @@
 """Gauge balance: make both sides of every axis equally heavy.
 
-Changes no bit of a model's output: what one side gains the other loses, riders that must
-follow do, and all factors are powers of two. Also the slow norm weights, which let a
+Changes no output of a model: what one side gains the other loses, and riders that must
+follow do; by powers of two it changes no bit of it. Also the slow norm weights, which let a
 dying channel leave its normaliser smoothly. Knows nothing of losses, budgets or data.
 
 The functions say what is done, axis by axis. `Balance` and `SlowNorms` do the same for a
@@ -30,8 +30,8 @@ def power_of_two(x: Tensor) -> Tensor:
     """The power of two that is nearest to x > 0 by ratio.
 
     Such a factor changes exponents alone, so a network in any precision calculates with it
-    what it calculated before. With others each event would be a small random change of
-    every weight, by rounding; networks that hold a tight loss in bfloat16 feel that.
+    what it calculated before. With others each event is a small random change of every
+    weight, by rounding; networks that hold a tight loss in bfloat16 feel that.
     """
     mantissa, _ = torch.frexp(x)  # from a half to below one
     return x / mantissa * torch.where(mantissa < 0.5**0.5, 0.5, 1.0)
@@ -70,7 +70,7 @@ def balance_(
     tensors: Tensors,
     sweeps: int = 3,
     clip: float = CLIP,
-    rounded: bool = True,
+    rounded: bool = False,
 ) -> dict[str, Tensor]:
     """Gauge Sinkhorn: sweeps of c = sqrt(eps_B / eps_A) over all axes, in table order.
 
@@ -102,12 +102,19 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
-def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, share: float) -> None:
-    """Put a normaliser's level, sum(nu2 E), near `share` of the energy of a typical input.
+def anchor_(
+    norm: Norm,
+    tensors: Tensors,
+    momentum: Tensors,
+    second: Tensors,
+    share: float,
+    rounded: bool = False,
+) -> None:
+    """Put a normaliser's level, sum(nu2 E), at `share` of the energy of a typical input.
 
-    nu2 <- nu2 c^2, gamma <- gamma c with c a power of two, state contravariant. Typical is
-    the geometric mean of E, each input counting as much as it contributes to the output,
-    gamma2 E.
+    nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; c is a power of two, if `rounded`.
+    Typical is the geometric mean of E, each input counting as much as it contributes to the
+    output, gamma2 E.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
@@ -116,7 +123,7 @@ def anchor_(norm: Norm, tensors: Tensors, momentum: Tensors, second: Tensors, sh
     typical = (part * energy.clamp(min=_TINY).log()).sum().exp()
     level = (weight * energy).sum()
     lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=_TINY), 1.0)
-    root = power_of_two(lift.sqrt())
+    root = power_of_two(lift.sqrt()) if rounded else lift.sqrt()
     weight.mul_(root.square())
     gain.detach().mul_(root)
     momentum[norm.gain].div_(root)
@@ -130,8 +137,8 @@ class Balance:
     Built anew when the tensors are replaced.
     """
 
-    def __init__(self, table: AxisTable, tensors: Tensors, groups: Groups):
-        self._groups = groups
+    def __init__(self, table: AxisTable, tensors: Tensors, groups: Groups, rounded: bool = False):
+        self._groups, self._rounded = groups, rounded
         # Riders follow as groups of their own, numbered after the others: c**power of side A.
         lead, power = [np.arange(groups.none + 1)], [np.ones(groups.none + 1)]
         starts: dict[tuple[str, int], int] = {}
@@ -155,7 +162,7 @@ class Balance:
             else:
                 self._buffers.append(tensor)
                 ids.append(spread(values, slot, tensors).expand(tensor.shape).reshape(-1))
-        # Of two sides the first rounds, for both: each for itself, both might round up.
+        # Of two sides the first decides, for both: each for itself, both might round up.
         self._leads = torch.arange(len(groups.partner), device=device) < groups.partner
         self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
         self._buffer_ids = torch.cat(ids)
@@ -176,9 +183,10 @@ class Balance:
             own = (total / groups.counts[wave].clamp(min=1)).sqrt()
             other = own[groups.partner[wave] - wave.start]
             ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
-            rounded = power_of_two(ratio.sqrt().clamp(1 / clip, clip))
-            mirrored = 1 / rounded[groups.partner[wave] - wave.start]
-            factor[wave] = torch.where(self._leads[wave], rounded, mirrored)
+            new = ratio.sqrt().clamp(1 / clip, clip)
+            new = power_of_two(new) if self._rounded else new
+            mirrored = 1 / new[groups.partner[wave] - wave.start]
+            factor[wave] = torch.where(self._leads[wave], new, mirrored)
         every = self._follow(factor)
         along = self._along(every)
         weight.mul_(along)
@@ -207,7 +215,8 @@ class SlowNorms:
     Normalisers are rows of one padded matrix. Build anew when the tensors are replaced.
     """
 
-    def __init__(self, norms: Sequence[Norm], tensors: Tensors):
+    def __init__(self, norms: Sequence[Norm], tensors: Tensors, rounded: bool = False):
+        self._rounded = rounded  # anchor by powers of two
         self._names = [norm.gain for norm in norms]
         self._gains = [tensors[norm.gain].detach() for norm in norms]
         self._weights = [tensors[norm.weight] for norm in norms]
@@ -269,7 +278,8 @@ class SlowNorms:
         level = (weight * energy).sum(1, keepdim=True)
         aim = share * typical / level.clamp(min=_TINY)
         lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
-        root = power_of_two(lift.sqrt()).expand(weight.shape)
+        root = power_of_two(lift.sqrt()) if self._rounded else lift.sqrt()
+        root = root.expand(weight.shape)
         roots = root.flatten()[self._place].split(self._sizes)
         lifts = torch._foreach_mul(roots, roots)
         torch._foreach_mul_(self._weights, lifts)

@@ -21,6 +21,7 @@ class CompressorOptions:
     multiple: int = 1
     drop_tolerance: float = 0.1
     sinkhorn_sweeps: int = 3
+    powers_of_two: bool = False
     norm_rate: float = 0.2
     anchor: float = 0.01
     split_share: float = 1e-5

@@ -27,10 +27,13 @@ def test_rescaling_one_axis_changes_no_output(case: Case, name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_balance_changes_no_output(case: Case) -> None:
-    model = make(case)
-    before = output(model, case)
-    factors = gauge.balance_(model.axis_table(), named_tensors(model))
-    assert max(float(c.log().abs().max()) for c in factors.values()) > 0.1
+    """By powers of two not in a single bit."""
+    for rounded in (False, True):
+        model = make(case)
+        before = output(model, case)
+        factors = gauge.balance_(model.axis_table(), named_tensors(model), rounded=rounded)
+        assert max(float(c.log().abs().max()) for c in factors.values()) > 0.1
+        assert difference(output(model, case), before) < 1e-10
     assert torch.equal(output(model, case), before)
 
 
@@ -54,7 +57,7 @@ def test_where_both_sides_would_round_up_one_of_them_does() -> None:
     store = FlatStore(model, table)
     groups = Groups(table, named_tensors(model), store)
     state = torch.ones_like(store.weight)
-    factor = gauge.Balance(table, named_tensors(model), groups).sweep_(
+    factor = gauge.Balance(table, named_tensors(model), groups, rounded=True).sweep_(
         store.weight, state, state.clone()
     )
     span = groups.ranges["j"]
