@@ -110,6 +110,17 @@ def test_a_share_at_the_end_of_one_file_is_held_out(tmp_path: Path) -> None:
     assert len(valid) == len(PROSE) // 4
 
 
+@pytest.mark.parametrize("valid", ["v", "v/b.txt", "link.txt"])
+def test_a_validation_text_inside_the_folder_is_not_trained_on(tmp_path: Path, valid: str) -> None:
+    books = tmp_path / "books"
+    write(books / "a.txt", b"training " * 9)
+    write(books / "v" / "b.txt", b"validation " * 9)
+    (books / "link.txt").symlink_to(books / "v" / "b.txt")
+    train, held_out = CharLM(path=str(books), valid=str(books / valid), length=16).texts
+    assert train.tobytes() == b"training " * 9
+    assert held_out.tobytes() == b"validation " * 9
+
+
 def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.xz")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -394,6 +405,14 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "cache without a home": (
         lambda tmp: {"path": str(write(tmp / "a.xz")), "split": 0.1, "cache": "~nobody-here/x"},
         r"task\.cache = .*write the path in full",
+    ),
+    "one text twice": (
+        lambda tmp: {"path": str(write(tmp / "a")), "valid": f"{tmp}/./a"},
+        r"task\.valid = .*/\./a' holds all of task\.path = .*name another text",
+    ),
+    "training inside validation": (
+        lambda tmp: {"path": str(write(tmp / "in" / "a.txt").parent), "valid": str(tmp)},
+        r"holds all of task\.path",
     ),
     "missing valid": (
         lambda tmp: {"path": str(write(tmp / "a")), "valid": str(tmp / "x")},

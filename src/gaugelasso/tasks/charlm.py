@@ -76,7 +76,16 @@ class CharLM:
             return text.load_pg19("train", cache), text.load_pg19("validation", cache)
         files = text.find(self.path, "task.path")
         if self.valid:
-            return text.load(files, cache), text.load(text.find(self.valid, "task.valid"), cache)
+            held_out = text.find(self.valid, "task.valid")
+            # A folder's files may be named again: nobody trains on what is to measure it.
+            files = text.without(files, held_out)
+            if not files:
+                raise UserError(
+                    f"task.valid = {self.valid!r} holds all of task.path = {self.path!r}, so "
+                    "nothing is left to train on; name another text in task.valid, or leave it "
+                    "out and hold out a share with task.split"
+                )
+            return text.load(files, cache), text.load(held_out, cache)
         if len(files) > 1:
             train, valid = text.hold_out(files, self.split)
             return text.load(train, cache), text.load(valid, cache)

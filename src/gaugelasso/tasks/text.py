@@ -61,6 +61,12 @@ def _is_text(path: Path) -> bool:
     return inner.suffix in _TEXTS
 
 
+def without(files: list[Path], others: list[Path]) -> list[Path]:
+    """Those of the files that are none of the others, by whatever name or link."""
+    known = {file.resolve() for file in others}
+    return [file for file in files if file.resolve() not in known]
+
+
 def hold_out(files: list[Path], share: float) -> tuple[list[Path], list[Path]]:
     """The last files, by name, apart: this share of them, at least one; never all."""
     count = min(max(1, round((share or _HELD_OUT) * len(files))), len(files) - 1)
