@@ -406,6 +406,15 @@ def tiny(**task: Any) -> Config:
     )
 
 
+@pytest.mark.parametrize("change", ["model.positions=false", "model.rope=true"])
+def test_a_model_without_places_is_refused(
+    tmp_path: Path, gaugelasso: Command, change: str
+) -> None:
+    small = CONFIGS / "small.toml"
+    answer = gaugelasso("train", small, "--out", tmp_path / "run", "--set", change)
+    assert_told(answer, "set model.positions = true and model.rope = false")
+
+
 def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
     summary = Trainer(tiny(), tmp_path / "run").run()
     assert summary["metric"] == {"name": "masked_mse", "value": summary["loss"]}
