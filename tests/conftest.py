@@ -7,6 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.command import Command, calling
+
 torch.set_num_threads(1)
 
 
@@ -15,3 +17,10 @@ def _quick_disk() -> Iterator[None]:
     """Should the power go, tests are run again; processes of their own flush all the same."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
+
+
+@pytest.fixture
+def gaugelasso(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    yield from calling(monkeypatch, capsys)

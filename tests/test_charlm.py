@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso import cli
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
@@ -28,6 +28,7 @@ from gaugelasso.report.tables import before_after
 from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
+from tests.command import Command, assert_told
 from tests.training import assert_same_run, contents, read, stop_at
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "charlm"
@@ -39,7 +40,7 @@ PROSE = (
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
 
 
 def write(path: Path, data: bytes = PROSE) -> Path:
@@ -68,17 +69,16 @@ def starts(task: CharLM, size: int, index: int, run: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.xz", "a.gz", "a"])
 def test_a_file_is_its_bytes_packed_or_not(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / "in" / name)
-    task = CharLM(path=str(path), valid=str(path), length=16)
+    path, other = write(tmp_path / "in" / name), write(tmp_path / "other" / name)
+    task = CharLM(path=str(path), valid=str(other), length=16)
     for part in task.texts:
         assert isinstance(part, np.memmap)
         assert part.tobytes() == PROSE
     cached = list((tmp_path / "cache").rglob("*.txt"))
-    assert len(cached) == (path.suffix in {".xz", ".gz"})
-    for file in cached:
-        before = file.stat().st_mtime_ns
-        assert CharLM(path=str(path), valid=str(path), length=16).texts[0].tobytes() == PROSE
-        assert file.stat().st_mtime_ns == before, "unpacked twice"
+    assert len(cached) == 2 * (path.suffix in {".xz", ".gz"})
+    before = [file.stat().st_mtime_ns for file in cached]
+    assert CharLM(path=str(path), valid=str(other), length=16).texts[0].tobytes() == PROSE
+    assert [file.stat().st_mtime_ns for file in cached] == before, "unpacked twice"
 
 
 def test_a_changed_archive_is_unpacked_again(tmp_path: Path) -> None:
@@ -108,6 +108,42 @@ def test_a_share_at_the_end_of_one_file_is_held_out(tmp_path: Path) -> None:
     train, valid = (part.tobytes() for part in task.texts)
     assert train + valid == PROSE
     assert len(valid) == len(PROSE) // 4
+
+
+@pytest.mark.parametrize("valid", ["v", "v/b.txt", "link.txt"])
+def test_a_validation_text_inside_the_folder_is_not_trained_on(tmp_path: Path, valid: str) -> None:
+    books = tmp_path / "books"
+    write(books / "a.txt", b"training " * 9)
+    write(books / "v" / "b.txt", b"validation " * 9)
+    (books / "link.txt").symlink_to(books / "v" / "b.txt")
+    train, held_out = CharLM(path=str(books), valid=str(books / valid), length=16).texts
+    assert train.tobytes() == b"training " * 9
+    assert held_out.tobytes() == b"validation " * 9
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.xz")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "system"))
+
+    def kept(where: str, told: str = "") -> bool:
+        assert CharLM(path=str(path), split=0.1, cache=told, length=16).texts
+        return len(list((tmp_path / where).glob("a-*.txt"))) == 1
+
+    assert kept("home/mine", told="~/mine")
+    assert kept("cache")
+    monkeypatch.delenv("GAUGELASSO_CACHE")
+    assert kept("system/gaugelasso")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert kept("home/.cache/gaugelasso")
+
+
+def test_only_the_start_tells_what_is_no_text(tmp_path: Path) -> None:
+    """To look on would be to read all of it at every start."""
+    data = b"text" * 2**18 + np.random.default_rng(0).bytes(5000)
+    for name in ("a.txt", "a.gz"):
+        train, valid = CharLM(path=str(write(tmp_path / name, data)), split=0.001).texts
+        assert train.tobytes() + valid.tobytes() == data
 
 
 def test_nothing_is_opened_before_it_is_needed() -> None:
@@ -295,36 +331,10 @@ def test_a_missing_text_never_costs_an_existing_run(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == before
 
 
-def test_the_small_config_learns_from_the_pages_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(CONFIGS.parents[1])
-    short = {"train.steps": "12", "train.warmup": "2", "train.cooldown": "2", "train.device": "cpu"}
-    short |= {"train.final_batches": "1", "target.loss": "9.0"}
-    summary = Trainer(load_config(CONFIGS / "small.toml", short), tmp_path / "run").run()
-    assert summary["metric"]["value"] < 8.0
-
-
 # --- the command line ----------------------------------------------------------------
 
 
-@pytest.fixture
-def gaugelasso(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gaugelasso", *map(str, arguments)])
-        precision = torch.get_float32_matmul_precision()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        torch.set_float32_matmul_precision(precision)
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
-
-
-def test_generate_goes_on_from_the_prompt(run: Path, gaugelasso: Any) -> None:
+def test_generate_goes_on_from_the_prompt(run: Path, gaugelasso: Command) -> None:
     options = ("--prompt", "été \x1b[1m", "--length", 60, "--device", "cpu")
     code, out, err = gaugelasso("generate", run, *options)
     assert (code, err) == (0, "")
@@ -338,7 +348,7 @@ def test_generate_goes_on_from_the_prompt(run: Path, gaugelasso: Any) -> None:
     assert greedy[0] == gaugelasso("generate", run, "--top-k", 1)[1]
 
 
-def test_generate_says_why_it_cannot(run: Path, tmp_path: Path, gaugelasso: Any) -> None:
+def test_generate_says_why_it_cannot(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
     def told(*arguments: str | Path) -> str:
         code, _, err = gaugelasso("generate", *arguments)
         assert code == 2
@@ -353,7 +363,7 @@ def test_generate_says_why_it_cannot(run: Path, tmp_path: Path, gaugelasso: Any)
     assert "learned 'retrieval'; text comes from runs of 'charlm' only" in told(tmp_path)
 
 
-def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Any) -> None:
+def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
     other = write(tmp_path / "other.txt", PROSE.upper())
     options = ("--set", f"task.valid={other}", "--set", "task.split=0", "--device", "cpu")
     code, out, err = gaugelasso("eval", run, "--whole", *options)
@@ -393,7 +403,23 @@ def archive(path: Path, data: bytes) -> dict[str, Any]:
 
 BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no path": (lambda tmp: {}, "task.path is empty"),
-    "missing": (lambda tmp: {"path": str(tmp / "x")}, r"task\.path = .*: no such file or folder"),
+    "missing": (
+        lambda tmp: {"path": str(tmp / "x")},
+        r"task\.path = .*: no such file or folder; give a text file",
+    ),
+    "no home": (lambda tmp: {"path": "~nobody-here/x"}, r"task\.path = .*write the path in full"),
+    "cache without a home": (
+        lambda tmp: {"path": str(write(tmp / "a.xz")), "split": 0.1, "cache": "~nobody-here/x"},
+        r"task\.cache = .*write the path in full",
+    ),
+    "one text twice": (
+        lambda tmp: {"path": str(write(tmp / "a")), "valid": f"{tmp}/./a"},
+        r"task\.valid = .*/\./a' holds all of task\.path = .*name another text",
+    ),
+    "training inside validation": (
+        lambda tmp: {"path": str(write(tmp / "in" / "a.txt").parent), "valid": str(tmp)},
+        r"holds all of task\.path",
+    ),
     "missing valid": (
         lambda tmp: {"path": str(write(tmp / "a")), "valid": str(tmp / "x")},
         r"task\.valid = .*: no such file or folder",
@@ -406,7 +432,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "empty": (
         lambda tmp: {"path": str(write(tmp / "a", b"")), "split": 0.1},
-        "training text of .* has 0 bytes; task.length = 512 needs at least 513",
+        "training text of .* has 0 bytes; task.length = 512 needs at least 513: give more text",
     ),
     "empty archive": (
         lambda tmp: {"path": str(write(tmp / "a.xz", b"")), "split": 0.1},
@@ -460,6 +486,19 @@ def test_bad_input_is_told_in_one_line(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
     if name in {"no xz", "no gz", "cut xz", "cut gz", "junk", "packed junk"}:
         assert not list(tmp_path.rglob("cache/**/*.txt")), "half a text was kept"
+
+
+@pytest.mark.parametrize("name", ["empty", "tiny", "junk", "packed junk", "cut gz", "no home"])
+def test_bad_text_ends_a_command_with_one_line(
+    tmp_path: Path, gaugelasso: Command, name: str
+) -> None:
+    settings, said = BAD[name]
+    keys = {"length": 512} | settings(tmp_path)
+    changes = [f"--set=task.{key}={value}" for key, value in keys.items()]
+    answer = gaugelasso("train", CONFIGS / "small.toml", "--out", tmp_path / "run", *changes)
+    assert_told(answer, "")
+    assert re.search(said, answer[2])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("no_datasets")

@@ -6,50 +6,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
-from gaugelasso import checkpoint, cli
+from gaugelasso import checkpoint
 from gaugelasso.books import Progress
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import clock, plain_line, show_progress
 from gaugelasso.version import __version__
+from tests.command import Answer, Command, assert_told
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
 from tests.training import contents, newest, sign
-
-Answer = tuple[int, str, str]
-Command = Callable[..., Answer]
-
-
-@pytest.fixture(autouse=True)
-def _untouched_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The entry point sets up its own process; here it is ours."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
-    precision = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(precision)
-
-
-@pytest.fixture
-def gaugelasso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: exit code, stdout, stderr. A traceback fails the test."""
-
-    def call(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["gaugelasso", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0 if code is None else 1), out, err
-
-    return call
 
 
 def for_real(*arguments: str | Path) -> Answer:
@@ -75,16 +47,6 @@ def trained(config: Path) -> tuple[Path, Answer]:
 def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
     """A copy of that run."""
     return Path(shutil.copytree(trained[0], tmp_path / "run"))
-
-
-def assert_told(answer: Answer, said: str) -> None:
-    """Exit code 2 and one plain line."""
-    code, _, err = answer
-    assert code == 2
-    assert "Traceback" not in err
-    assert err.startswith("error: ")
-    assert len(err.strip().splitlines()) == 1
-    assert said in err
 
 
 # --- for real ------------------------------------------------------------------------
@@ -294,7 +256,9 @@ def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
     assert (run / "report" / "index.html").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "info", "report", "advise", "pareto"])
+@pytest.mark.parametrize(
+    "command", ["eval", "info", "report", "advise", "pareto", "show", "generate"]
+)
 def test_what_is_no_run_is_said(gaugelasso: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "file").write_text("")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso import cli, load_model
+from gaugelasso import load_model
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
@@ -24,6 +24,7 @@ from gaugelasso.show import readable, show_divisions
 from gaugelasso.tasks import EVALUATION, FF31, TASKS, TRAINING, Draw, WithFigures
 from gaugelasso.tasks.longhand import SYMBOLS, is_given, is_name, words_of
 from gaugelasso.trainer import Trainer
+from tests.command import Command, assert_told
 from tests.training import finish
 
 ROOT = Path(__file__).parents[1]
@@ -400,27 +401,13 @@ def test_show_finds_no_fault_with_the_truth(run: Path, monkeypatch: pytest.Monke
     assert not any("✗" in line for line in lines)
 
 
-def test_show_on_the_command_line(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def call(*arguments: object) -> tuple[object, str, str]:
-        monkeypatch.setattr("sys.argv", ["gaugelasso", "show", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capsys.readouterr()
-
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
-    precision = torch.get_float32_matmul_precision()
-    code, out, _ = call(run, "--problems", 2, "--seed", 3, "--device", "cpu")
+def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
+    code, out, _ = gaugelasso("show", run, "--problems", 2, "--seed", 3, "--device", "cpu")
     assert code == 0
     assert "problem 2, over Z/3" in out
-    code, _, err = call(finish(tmp_path))
-    assert code == 2
-    assert "is a run of the task 'retrieval': show is for runs of ff31" in err
-    code, _, err = call(tmp_path / "nowhere")
-    assert code == 2
-    assert "no such file" in err
-    torch.set_float32_matmul_precision(precision)
+    answer = gaugelasso("show", finish(tmp_path))
+    assert_told(answer, "is a run of the task 'retrieval': show is for runs of ff31")
+    assert_told(gaugelasso("show", tmp_path / "nowhere"), "no such file")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, images
 from gaugelasso.trainer import Trainer
+from tests.command import Command, assert_told
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "mae"
 TASK = MaskedAutoencoder(size=12, patch=4)
@@ -251,13 +253,31 @@ def test_celeba_is_cut_square_and_made_small(monkeypatch: pytest.MonkeyPatch) ->
 def test_celeba_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     images.load.cache_clear()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "needs the package datasets: pip install 'gaugelasso[images]'" in said("celeba")
+    message = said("celeba")
+    assert "needs the package datasets: pip install 'gaugelasso[images]'" in message
+    assert message.endswith("or give a packed .npz or a folder as task.path")
 
     def load_dataset(name: str, split: str) -> None:
         raise ConnectionError("no route to the hub\nand a long story")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     assert "cannot be loaded (no route to the hub)" in said("celeba")
+
+
+@pytest.mark.parametrize("error", [OSError("cut\nshort"), KeyError("image"), SyntaxError("odd")])
+def test_a_bad_row_of_celeba_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 1:
+                raise error
+            return {"image": Image.fromarray(np.zeros((218, 178, 3), np.uint8))}
+
+    module = types.SimpleNamespace(load_dataset=lambda name, split: Rows(range(3)))
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    images.load.cache_clear()
+    message = said("celeba")
+    assert "train image 1 of CelebA cannot be read (" in message
+    assert "GAUGELASSO_CACHE" not in message
 
 
 def test_pillow_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,10 +289,13 @@ def test_pillow_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
     good, small = encoded(pictures(1)[0]), encoded(pictures(1, size=8)[0])
     assert "no such file or folder" in said(tmp_path / "nowhere")
+    assert "write the path in full" in said("~nobody-here/faces.npz")
     (tmp_path / "text.npz").write_text("text")
-    assert "not a readable .npz" in said(tmp_path / "text.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
-    assert "not a readable .npz" in said(tmp_path / "one.npy")
+    for name in ("text.npz", "one.npy"):
+        message = said(tmp_path / name)
+        assert "not a readable .npz file (it is no zip archive of arrays" in message
+        assert "a packed file of images is an .npz with the arrays train_data" in message
     np.savez(tmp_path / "keys.npz", train_data=np.zeros(3, np.uint8))
     assert "has no array 'train_offsets'" in said(tmp_path / "keys.npz")
     np.savez(
@@ -281,8 +304,19 @@ def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
         **{f"{part}_offsets": np.array([0, 9]) for part in images.PARTS},
     )
     assert "train_offsets does not fit train_data" in said(tmp_path / "fit.npz")
-    bad = pack(tmp_path / "bad.npz", train=[good, good[:-30]], valid=[good])
-    assert f"train image 1 of {str(bad)!r} is not a readable image" in said(bad)
+    for numbers in ([0, 2, 1, 3], [0, 2, 2, 3], [-1, 3], []):
+        fall = {f"{part}_offsets": np.array(numbers, np.int64) for part in images.PARTS}
+        data = {f"{part}_data": np.zeros(3, np.uint8) for part in images.PARTS}
+        np.savez(tmp_path / "fall.npz", **fall, **data)
+        assert "they must rise from one to the next" in said(tmp_path / "fall.npz")
+    np.savez(tmp_path / "fall.npz", **fall, **{name: np.zeros(3) for name in data})
+    assert "train_data must be one row of uint8" in said(tmp_path / "fall.npz")
+    for spoiled in (good[:-30], b"no image"):
+        bad = pack(tmp_path / "bad.npz", train=[good, spoiled], valid=[good])
+        message = said(bad)
+        assert f"train image 1 of {str(bad)!r} is not a readable image (" in message
+        assert message.endswith("; remove or replace it")
+        assert "0x" not in message
     size = pack(tmp_path / "size.npz", train=[good], valid=[small])
     assert "valid image 0" in said(size)
     assert "is 8x8 pixels, but task.size = 12 expects 12x12" in said(size)
@@ -294,7 +328,7 @@ def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_good_images_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "no images in this folder (.bmp, .jpeg" in said(folder)
+    assert "no images in this folder; put files into it that end in .bmp, .jpeg" in said(folder)
     (folder / "a.png").write_bytes(encoded(pictures(1)[0]))
     assert "too few images" in said(folder)
     for part in images.PARTS:
@@ -312,6 +346,55 @@ def test_a_cache_that_cannot_be_written_is_said(
     assert "set GAUGELASSO_CACHE to a folder with room" in said(path)
 
 
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(images.load("~/faces.npz", 12).parts["train"]) == 5
+
+
+def cut_archive(path: Path) -> Path:
+    whole = pack(path, train=[GOOD], valid=[GOOD])
+    whole.write_bytes(whole.read_bytes()[:-50])
+    return whole
+
+
+def bad_folder(folder: Path, data: bytes | None) -> Path:
+    for part in images.PARTS:
+        (folder / part).mkdir(parents=True)
+        if data is not None:
+            (folder / part / "a.png").write_bytes(data)
+    return folder
+
+
+GOOD = encoded(pictures(1, size=32)[0])
+BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "folder without images": (lambda p: bad_folder(p, None), "no images in this folder"),
+    "corrupt image": (lambda p: bad_folder(p, GOOD[:-30]), "remove or replace it"),
+    "no image": (lambda p: bad_folder(p, b"no image"), "remove or replace it"),
+    "corrupt member": (
+        lambda p: pack(p.with_suffix(".npz"), train=[GOOD[:-30]], valid=[GOOD]),
+        "train image 0 of ",
+    ),
+    "corrupt archive": (lambda p: cut_archive(p.with_suffix(".npz")), "or not a whole one"),
+    "wrong size": (
+        lambda p: bad_folder(p, encoded(pictures(1)[0])),
+        "is 12x12 pixels, but task.size = 32 expects 32x32; resize the images",
+    ),
+    "no home": (lambda p: Path("~nobody-here"), "write the path in full"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_end_a_command_with_one_line(
+    tmp_path: Path, gaugelasso: Command, name: str
+) -> None:
+    make, words = BAD[name]
+    change = f"task.path={make(tmp_path / 'bad')}"
+    run = tmp_path / "run"
+    assert_told(gaugelasso("train", CONFIGS / "small.toml", "--out", run, "--set", change), words)
+    assert not run.exists()
+
+
 # --- a run ------------------------------------------------------------------------------
 
 
@@ -326,6 +409,15 @@ def tiny(**task: Any) -> Config:
             | {"final_batches": 1, "device": "cpu"},
         }
     )
+
+
+@pytest.mark.parametrize("change", ["model.positions=false", "model.rope=true"])
+def test_a_model_without_places_is_refused(
+    tmp_path: Path, gaugelasso: Command, change: str
+) -> None:
+    small = CONFIGS / "small.toml"
+    answer = gaugelasso("train", small, "--out", tmp_path / "run", "--set", change)
+    assert_told(answer, "set model.positions = true and model.rope = false")
 
 
 def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class Config:
         }
         config = cls(task_name=name, task=_build("task", TASKS[name], task), **sections)
         _check_size(config)
+        _check_places(config)
         config.model.spec(config.task)  # fails on widths that cannot be built
         return config
 
@@ -205,6 +206,16 @@ def _check_size(config: Config) -> None:
         raise UserError(
             f"train.batch = {train.batch} sequences of task.length = {task.length} make layers of "
             f"{values:.2g} values, more than {_MOST_VALUES:.0e}; lower one, or use train.accumulate"
+        )
+
+
+def _check_places(config: Config) -> None:
+    """A hidden patch knows itself by its place alone, and an image has no order in a line."""
+    model = config.model
+    if config.task.input_kind == "masked_patches" and (model.rope or not model.positions):
+        raise UserError(
+            f"task {config.task_name!r} hides patches, which know themselves by a learned place "
+            "alone: set model.positions = true and model.rope = false"
         )
 
 

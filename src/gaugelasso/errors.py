@@ -11,6 +11,11 @@ class UserError(ValueError):
     exit_code = 2
 
 
+def first_line(error: Exception) -> str:
+    """Of another's error, what fits into a line of ours: its first, or its type's name."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
     """What is found wrong inside, told with the name of the file it came from."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, first_line
 
 # Far more than a structure of any size takes: what is larger is no file of ours.
 _LARGEST = 2**26
@@ -59,8 +59,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name; UserError if it is none, or holds objects."""
     try:
         # Opened here: of a spoiled archive numpy leaves its file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            return {name: held[name] for name in held.files}
+        with path.open("rb") as file:
+            # Of other files numpy would say how to load them unsafely.
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no zip archive of arrays, or not a whole one")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as held:
+                return {name: held[name] for name in held.files}
     except UNREADABLE as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{str(path)!r} is not a readable .npz file ({said})") from None
+        raise UserError(
+            f"{str(path)!r} is not a readable .npz file ({first_line(error)})"
+        ) from None

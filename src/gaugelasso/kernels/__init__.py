@@ -7,13 +7,14 @@ They get tensors and numbers; from which axes, tasks or phases these come they a
 """
 
 from gaugelasso.kernels.dispatch import plainly
-from gaugelasso.kernels.entropy import cross_entropy
+from gaugelasso.kernels.entropy import NO_TARGET, cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
 from gaugelasso.kernels.maps import deliver, project
 from gaugelasso.kernels.stream import embed, read, write
 from gaugelasso.kernels.swiglu import swiglu
 
 __all__ = [
+    "NO_TARGET",
     "attend",
     "cross_entropy",
     "deliver",

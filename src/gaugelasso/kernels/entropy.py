@@ -5,9 +5,12 @@ from torch import Tensor
 
 from gaugelasso.kernels.dispatch import fused
 
+# A target that does not count.
+NO_TARGET = -100
+
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over positions of -log softmax(logits)[target]; targets of -100 do not count.
+    """Mean over positions of -log softmax(logits)[target]; targets of NO_TARGET do not count.
 
     logits [B, S, classes], targets [B, S]; float32 whatever the logits are.
     """
@@ -15,4 +18,5 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         from gaugelasso.kernels.gpu.entropy import CrossEntropy
 
         return CrossEntropy.apply(logits, targets)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    flat = logits.flatten(0, 1).float()
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=NO_TARGET)

@@ -24,7 +24,7 @@ class Decoder:
     def __init__(self, model: Transformer):
         spec = model.birth
         if spec.input_kind != "tokens" or not spec.causal:
-            takes = "patches" if spec.input_kind == "patches" else "whole sequences"
+            takes = "sequences as a whole" if spec.input_kind == "tokens" else "patches"
             raise SpecError(f"this model reads {takes}: only causal ones over tokens can go on")
         self.model = model
         self.length = spec.length

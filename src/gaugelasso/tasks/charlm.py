@@ -21,12 +21,11 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import text
 from gaugelasso.tasks.figures import Predict
+from gaugelasso.tasks.stored import cache_folder, shuffled, to_device
 from gaugelasso.tasks.streams import Draw
 
 # Positions in a batch of the last evaluation: large enough to be quick on any device.
 _AT_ONCE = 2**14
-# A target that does not count.
-_NO_TARGET = -100
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,27 @@ class CharLM:
             if len(part) <= self.length:
                 raise UserError(
                     f"the {name} text of {origin or self.source!r} has {len(part):,} bytes; "
-                    f"task.length = {self.length} needs at least {self.length + 1:,}"
+                    f"task.length = {self.length} needs at least {self.length + 1:,}: give more "
+                    "text, or lower task.length"
                 )
         return both
 
     def _open(self) -> tuple[text.Text, text.Text]:
-        cache = text.cache_folder(self.cache)
+        cache = cache_folder(self.cache)
         if self.source == "pg19":
             return text.load_pg19("train", cache), text.load_pg19("validation", cache)
         files = text.find(self.path, "task.path")
         if self.valid:
-            return text.load(files, cache), text.load(text.find(self.valid, "task.valid"), cache)
+            held_out = text.find(self.valid, "task.valid")
+            # A folder's files may be named again: nobody trains on what is to measure it.
+            files = text.without(files, held_out)
+            if not files:
+                raise UserError(
+                    f"task.valid = {self.valid!r} holds all of task.path = {self.path!r}, so "
+                    "nothing is left to train on; name another text in task.valid, or leave it "
+                    "out and hold out a share with task.split"
+                )
+            return text.load(files, cache), text.load(held_out, cache)
         if len(files) > 1:
             train, valid = text.hold_out(files, self.split)
             return text.load(train, cache), text.load(valid, cache)
@@ -98,19 +107,15 @@ class CharLM:
         else:
             starts = self._starts(places, draw.run, len(train))
         part = valid if draw.held_out else train
-        return _to_device(part[starts[:, None] + np.arange(self.length + 1)], device)
+        return _apart(part[starts[:, None] + np.arange(self.length + 1)], device)
 
     def _starts(self, places: np.ndarray, run: int, size: int) -> np.ndarray:
         """Where the windows of these places begin, counted through all epochs."""
         # One window fewer than would fit leaves room for an offset.
         count = max(1, size // self.length - 1)
         most = size - 1 - count * self.length
-        starts = np.empty_like(places)
-        for epoch in np.unique(places // count):
-            offset, order = _epoch(run, int(epoch), count, most)
-            here = places // count == epoch
-            starts[here] = offset + self.length * order[places[here] % count]
-        return starts
+        windows, offsets = shuffled(places, count, run, most)
+        return offsets + self.length * windows
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return kernels.cross_entropy(outputs, targets)
@@ -133,30 +138,17 @@ class CharLM:
             rows = np.arange(first, min(first + size, windows))
             places = self.length * rows[:, None] + np.arange(self.length + 1)
             # The last window may go beyond the end: what is there does not count.
-            inputs, targets = _to_device(valid[np.minimum(places, len(valid) - 1)], device)
+            inputs, targets = _apart(valid[np.minimum(places, len(valid) - 1)], device)
             beyond = torch.from_numpy(places[:, 1:] >= len(valid)).to(device)
             counted = (~beyond).sum()
-            loss = self.loss(predict(inputs), targets.masked_fill(beyond, _NO_TARGET))
+            loss = self.loss(predict(inputs), targets.masked_fill(beyond, kernels.NO_TARGET))
             total += loss.double() * counted
         mean = total / (len(valid) - 1)
         loss, perplexity = torch.stack([mean, mean.exp()]).tolist()
         return {"loss": loss, self.metric_name: loss / math.log(2), "perplexity": perplexity}
 
 
-# A batch may lie in two epochs, and the next one is made ahead.
-@functools.lru_cache(maxsize=2)
-def _epoch(run: int, epoch: int, count: int, most: int) -> tuple[int, np.ndarray]:
-    """The offset, at most `most`, and the order of `count` windows."""
-    generator = np.random.default_rng([run, epoch])
-    offset = int(generator.integers(most + 1))
-    return offset, generator.permutation(count)
-
-
-def _to_device(rows: text.Text, device: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, a byte apart. Bytes travel, and become numbers where they arrive."""
-    tensor = torch.from_numpy(np.asarray(rows))
-    if device.startswith("cuda"):
-        # Pinned, so that nobody waits for the copy.
-        tensor = tensor.pin_memory().to(device, non_blocking=True)
-    tensor = tensor.long()
+def _apart(rows: text.Text, device: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, a byte apart."""
+    tensor = to_device(rows, device).long()
     return tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()

@@ -23,7 +23,6 @@ from gaugelasso.tasks.figures import Predict
 from gaugelasso.tasks.longhand import SYMBOLS, Grammar, is_given, is_name, words_of
 from gaugelasso.tasks.streams import Draw
 
-_IGNORED = -100
 _LARGEST = 997
 # Each is solved word by word, a forward pass a word: enough to see whether it can.
 _SOLVED = 64
@@ -100,7 +99,7 @@ class FF31:
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Share of sequences whose every supervised word is foretold, each from right ones."""
-        right = (outputs.argmax(dim=-1) == targets) | (targets == _IGNORED)
+        right = (outputs.argmax(dim=-1) == targets) | (targets == kernels.NO_TARGET)
         return right.all(dim=1).float().mean()
 
     def final_figures(
@@ -110,7 +109,7 @@ class FF31:
         shares = []
         for draw in draws:
             tokens, targets = self.batch(size, draw, device)
-            counts = targets != _IGNORED
+            counts = targets != kernels.NO_TARGET
             right = (predict(tokens).argmax(dim=-1) == targets) & counts
             shares.append(right.sum() / counts.sum())
         tokens, _ = self.batch(min(size, _SOLVED), draws[0], device)
@@ -163,9 +162,9 @@ def _plan(task: FF31, device: str) -> _Plan:
         "r": 2 * n,
     }
     drilled = [f"{letter}{k}" for letter, count in counts.items() for k in range(count)]
-    constants = [*range(task.inputs), _IGNORED]
+    constants = [*range(task.inputs), kernels.NO_TARGET]
     words = {word: len(columns) + len(drilled) + k for k, word in enumerate(grammar.vocabulary)}
-    ignored = len(columns) + len(drilled) + constants.index(_IGNORED)
+    ignored = len(columns) + len(drilled) + constants.index(kernels.NO_TARGET)
     divided = {name: k for k, name in enumerate(columns)} | words
     practised = {name: len(columns) + k for k, name in enumerate(drilled)} | words
 

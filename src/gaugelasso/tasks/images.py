@@ -9,7 +9,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, first_line
 from gaugelasso.strict import UNREADABLE, parse_json, read_arrays, read_plain
+from gaugelasso.tasks import stored
 
 CELEBA = "celeba"
 PARTS = ("train", "valid")
@@ -28,6 +28,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 _ONE_IN = 16
 # Of CelebA's aligned images, 178 x 218: the square around the face.
 _CELEBA_SQUARE = (0, 20, 178, 198)
+_OF_YOUR_OWN = "give a packed .npz or a folder as task.path"
 _LAYOUT = 1  # of the cache; another layout takes another number
 
 
@@ -55,9 +56,12 @@ def load(path: str, size: int) -> Images:
     source = _celeba(size) if path == CELEBA else _local(path, size)
     for part in PARTS:
         if not source.counts[part]:
-            raise UserError(f"task.path = {path!r} has no images for {part}")
+            raise UserError(
+                f"task.path = {path!r} has no images for {part}; put some into that part, for "
+                "a run trains on one and is measured on the other"
+            )
     name = hashlib.sha256(json.dumps([_LAYOUT, size, source.identity]).encode()).hexdigest()[:24]
-    home = cache_folder() / "images" / name
+    home = stored.cache_folder() / "images" / name
     if not home.exists():
         _decode_into(home, source, size)
     try:
@@ -66,15 +70,8 @@ def load(path: str, size: int) -> Images:
         return Images(parts, tuple(about["mean"]), tuple(about["std"]))
     except UNREADABLE as error:
         raise UserError(
-            f"cache {str(home)!r} is damaged ({_first_line(error)}); remove it, and it is made anew"
+            f"cache {str(home)!r} is damaged ({first_line(error)}); remove it, and it is made anew"
         ) from None
-
-
-def cache_folder() -> Path:
-    """GAUGELASSO_CACHE, or the folder that the system keeps for such things."""
-    if told := os.environ.get("GAUGELASSO_CACHE"):
-        return Path(told)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaugelasso"
 
 
 def _decode_into(home: Path, source: _Source, size: int) -> None:
@@ -125,7 +122,10 @@ def _decode(name: str, file: Path | IO[bytes], size: int) -> np.ndarray:
             width, height = opened.size
             pixels = np.asarray(opened.convert("RGB")) if width == height == size else None
     except Exception as error:  # decoders raise what they like: OSError, SyntaxError, ...
-        raise UserError(f"{name} is not a readable image ({_first_line(error)})") from None
+        # Of this one the words are the file once more, or the address of its bytes in memory.
+        unknown = isinstance(error, image.UnidentifiedImageError)
+        said = "of no format that is known" if unknown else first_line(error)
+        raise UserError(f"{name} is not a readable image ({said}); remove or replace it") from None
     if pixels is None:
         raise UserError(
             f"{name} is {width}x{height} pixels, but task.size = {size} expects {size}x{size}; "
@@ -134,15 +134,11 @@ def _decode(name: str, file: Path | IO[bytes], size: int) -> np.ndarray:
     return pixels
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 # --- where images come from -------------------------------------------------------------
 
 
 def _local(path: str, size: int) -> _Source:
-    place = Path(path)
+    place = stored.place(path, "task.path")
     if place.is_dir():
         return _folder(place, size)
     if not place.exists():
@@ -155,17 +151,16 @@ def _local(path: str, size: int) -> _Source:
 
 def _packed(path: Path, size: int) -> _Source:
     """Keys {train,valid}_{data,offsets}: image i is the bytes data[offsets[i]:offsets[i + 1]]."""
-    arrays = read_arrays(path)
     keys = [f"{part}_{what}" for part in PARTS for what in ("data", "offsets")]
+    wanted = f"a packed file of images is an .npz with the arrays {', '.join(keys)}"
+    try:
+        arrays = read_arrays(path)
+    except UserError as error:
+        raise UserError(f"task.path: {error}; {wanted}") from None
     if missing := [key for key in keys if key not in arrays]:
-        raise UserError(
-            f"{str(path)!r} has no array {missing[0]!r}; a packed file has {', '.join(keys)}"
-        )
+        raise UserError(f"{str(path)!r} has no array {missing[0]!r}; {wanted}")
     for part in PARTS:
-        data, offsets = arrays[f"{part}_data"], arrays[f"{part}_offsets"]
-        whole = data.dtype == np.uint8 and offsets.dtype.kind in "iu" and offsets.ndim == 1
-        if not whole or not len(offsets) or offsets[0] < 0 or offsets[-1] > data.size:
-            raise UserError(f"{str(path)!r}: {part}_offsets does not fit {part}_data")
+        _check_offsets(path, part, arrays[f"{part}_data"], arrays[f"{part}_offsets"])
 
     def images(part: str) -> Iterator[np.ndarray]:
         data, offsets = arrays[f"{part}_data"], arrays[f"{part}_offsets"]
@@ -178,6 +173,22 @@ def _packed(path: Path, size: int) -> _Source:
     counts = {part: len(arrays[f"{part}_offsets"]) - 1 for part in PARTS}
     identity = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
     return _Source(identity, counts, {part: images(part) for part in PARTS})
+
+
+def _check_offsets(path: Path, part: str, data: np.ndarray, offsets: np.ndarray) -> None:
+    bytes_in_a_row = data.dtype == np.uint8 and data.ndim == 1
+    if not bytes_in_a_row or offsets.dtype.kind not in "iu" or offsets.ndim != 1:
+        raise UserError(
+            f"{str(path)!r}: {part}_data must be one row of uint8 and {part}_offsets one of whole "
+            "numbers; pack the images anew"
+        )
+    # Compared, not subtracted: a difference of unsigned numbers is never negative.
+    rise = bool(len(offsets)) and (offsets[1:] > offsets[:-1]).all()
+    if not rise or offsets[0] < 0 or offsets[-1] > data.size:
+        raise UserError(
+            f"{str(path)!r}: {part}_offsets does not fit {part}_data: they must rise from one to "
+            f"the next, and end within its {data.size:,} bytes; pack the images anew"
+        )
 
 
 def _folder(root: Path, size: int) -> _Source:
@@ -196,7 +207,8 @@ def _folder(root: Path, size: int) -> _Source:
             identity.append([name, facts.st_size, facts.st_mtime_ns])
     if len(identity) == 1:
         raise UserError(
-            f"task.path = {str(root)!r}: no images in this folder ({', '.join(sorted(_SUFFIXES))})"
+            f"task.path = {str(root)!r}: no images in this folder; put files into it that end in "
+            f"{', '.join(sorted(_SUFFIXES))}"
         )
     if not split and not all(files.values()):
         raise UserError(
@@ -219,21 +231,29 @@ def _celeba(size: int) -> _Source:
         import datasets  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise UserError(
-            f"task.path = {CELEBA!r} needs the package datasets: pip install 'gaugelasso[images]'"
+            f"task.path = {CELEBA!r} needs the package datasets: pip install "
+            f"'gaugelasso[images]'; or {_OF_YOUR_OWN}"
         ) from None
     try:
         held = {part: datasets.load_dataset("flwrlabs/celeba", split=part) for part in PARTS}
     except Exception as error:  # of the network, the hub or its cache: dozens of types
         raise UserError(
-            f"CelebA cannot be loaded ({_first_line(error)}); it is downloaded on first use: "
-            "check the network, or give a packed .npz or a folder as task.path"
+            f"CelebA cannot be loaded ({first_line(error)}); it is downloaded on first use: "
+            f"check the network, or {_OF_YOUR_OWN}"
         ) from None
     bilinear = _pillow().Resampling.BILINEAR
 
     def images(part: str) -> Iterator[np.ndarray]:
-        for row in held[part]:
-            face = row["image"].convert("RGB").crop(_CELEBA_SQUARE)
-            yield np.asarray(face.resize((size, size), bilinear))
+        for index in range(len(held[part])):
+            try:
+                face = held[part][index]["image"].convert("RGB").crop(_CELEBA_SQUARE)
+                pixels = np.asarray(face.resize((size, size), bilinear))
+            except Exception as error:  # of the row, its columns or its decoder
+                raise UserError(
+                    f"{part} image {index} of CelebA cannot be read ({first_line(error)}); remove "
+                    f"it from the cache of datasets, to be downloaded anew, or {_OF_YOUR_OWN}"
+                ) from None
+            yield pixels
 
     counts = {part: len(held[part]) for part in PARTS}
     return _Source([CELEBA, counts], counts, {part: images(part) for part in PARTS})

@@ -18,6 +18,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import images
 from gaugelasso.tasks.scenes import portraits
+from gaugelasso.tasks.stored import shuffled, to_device
 from gaugelasso.tasks.streams import Draw
 
 GENERATED = "generated"
@@ -98,17 +99,8 @@ class MaskedAutoencoder:
         if draw.held_out:
             chosen = places % len(part)
         else:
-            epochs, places = np.divmod(places, len(part))
-            chosen = np.array(
-                [
-                    _order(len(part), draw.run, int(e))[p]
-                    for e, p in zip(epochs, places, strict=True)
-                ]
-            )
-        pixels = torch.from_numpy(np.ascontiguousarray(part[chosen]))
-        if device.startswith("cuda"):
-            pixels = pixels.pin_memory()
-        return pixels.to(device, non_blocking=True)
+            chosen, _ = shuffled(places, len(part), draw.run)
+        return to_device(part[chosen], device)
 
     def cut(self, pixels: Tensor) -> Tensor:
         """[B, h, w, 3] -> [B, S, n], patches row by row."""
@@ -152,12 +144,6 @@ class MaskedAutoencoder:
 def _seed(draw: Draw) -> int:
     """Held-out draws leave out the run: every run is measured on the same images and masks."""
     return Draw(0, draw.index, draw.stream).seed if draw.held_out else draw.seed
-
-
-@functools.lru_cache(maxsize=2)
-def _order(count: int, run: int, epoch: int) -> np.ndarray:
-    """The order of an epoch. Two are kept: a batch may lie across the end of one."""
-    return np.random.default_rng([run, epoch]).permutation(count)
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, first_line
+from gaugelasso.tasks import stored
 
 Text = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,22 +39,32 @@ def find(path: str, key: str) -> list[Path]:
     """The file of this name, or a folder's texts in the order of their names."""
     if not path:
         raise UserError(f"{key} is empty; give a text file or a folder of them")
-    place = Path(path).expanduser()
+    place = stored.place(path, key)
     if place.is_file():
         return [place]
     if not place.is_dir():
-        raise UserError(f"{key} = {path!r}: no such file or folder")
+        raise UserError(
+            f"{key} = {path!r}: no such file or folder; give a text file or a folder of them"
+        )
     files = sorted(file for file in place.rglob("*") if file.is_file() and _is_text(file))
     if not files:
-        kinds = ", ".join(sorted(_TEXTS))
-        raise UserError(f"{key} = {path!r}: no text in this folder (looked for {kinds}, also "
-                        f"packed: {', '.join(_OPENERS)})")  # fmt: skip
+        kinds = " or ".join(sorted(_TEXTS))
+        raise UserError(
+            f"{key} = {path!r}: no text in this folder; put files into it that end in {kinds}, or "
+            f"in these and {' or '.join(_OPENERS)}, or name a single file"
+        )
     return files
 
 
 def _is_text(path: Path) -> bool:
     inner = path.with_suffix("") if path.suffix in _OPENERS else path
     return inner.suffix in _TEXTS
+
+
+def without(files: list[Path], others: list[Path]) -> list[Path]:
+    """Those of the files that are none of the others, by whatever name or link."""
+    known = {file.resolve() for file in others}
+    return [file for file in files if file.resolve() not in known]
 
 
 def hold_out(files: list[Path], share: float) -> tuple[list[Path], list[Path]]:
@@ -113,8 +124,9 @@ def _unpacked(path: Path) -> Iterator[bytes]:
                 yield block
                 block = file.read(_BLOCK)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        said = str(error) or type(error).__name__
-        raise UserError(f"text {str(path)!r} cannot be read ({said}); is the file whole?") from None
+        raise UserError(
+            f"text {str(path)!r} cannot be read ({first_line(error)}); is the file whole?"
+        ) from None
 
 
 def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
@@ -146,25 +158,25 @@ def _map(path: Path) -> Text:
         empty = not path.stat().st_size
         text: Text = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
     except OSError as error:
-        raise UserError(f"text {str(path)!r} cannot be read ({error.strerror})") from None
+        raise UserError(
+            f"text {str(path)!r} cannot be read ({error.strerror}); may you read it?"
+        ) from None
     _check(path, text[:_BLOCK])
     return text
 
 
 def _check(path: Path, block: Text) -> None:
+    """Refuse what is no text by its first block.
+
+    To look on would be to read all of a mapped text at every start, and what is no text
+    rarely begins as one. Odd bytes further on are learned like others.
+    """
     zeros = np.count_nonzero(block == 0) / max(1, len(block))
     if zeros > _MOST_ZEROS:
         raise UserError(
             f"text {str(path)!r}: {zeros:.1%} of its bytes are zero, so it is no text; packed "
             "files must end in .xz or .gz, and text be in UTF-8"
         )
-
-
-def cache_folder(path: str) -> Path:
-    """The folder of this name, or the user's own cache."""
-    if path:
-        return Path(path).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaugelasso"
 
 
 def readable(tokens: Iterable[int]) -> Iterator[str]:

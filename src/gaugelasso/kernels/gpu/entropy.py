@@ -6,7 +6,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gaugelasso.kernels.entropy import NO_TARGET
+
 BN, BC = 32, 128
+# A kernel sees no other kind of global.
+_NO_TARGET = tl.constexpr(NO_TARGET)
 
 
 @triton.jit
@@ -45,12 +49,12 @@ def _join(logits, targets, tops, totals, losses, lse, N, classes, parts, to_toke
     base = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.sum(tl.load(totals + at, mask=mask, other=0.0) * tl.exp(top - base[None, :]), axis=0)
     whole = highest + tl.log(tl.where(live, total, 1.0))
-    target = tl.load(targets + n, mask=live, other=-100)
+    target = tl.load(targets + n, mask=live, other=_NO_TARGET)
     counts = live & (target >= 0) & (target < classes)
     right = tl.load(logits + target * to_class + n * to_token, mask=counts, other=0.0)
     tl.store(lse + n, whole, mask=live)
     # A class that is not there: let it be seen.
-    without = tl.where(target == -100, 0.0, float("nan"))
+    without = tl.where(target == _NO_TARGET, 0.0, float("nan"))
     tl.store(losses + n, tl.where(counts, whole - right.to(tl.float32), without), mask=live)
 
 
@@ -64,7 +68,7 @@ def _back(grad, number, logits, targets, lse, d_logits, N, classes, to_token, to
     at = c[:, None] * to_class + n[None, :] * to_token
     v = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
     whole = tl.load(lse + n, mask=live, other=0.0)
-    target = tl.load(targets + n, mask=live, other=-100)
+    target = tl.load(targets + n, mask=live, other=_NO_TARGET)
     share = tl.where(target >= 0, tl.load(grad) / tl.load(number), 0.0)
     chance = tl.exp(v - whole[None, :]) - tl.where(c[:, None] == target[None, :], 1.0, 0.0)
     tl.store(d_logits + at, (share[None, :] * chance).to(d_logits.dtype.element_ty), mask=mask)
@@ -87,7 +91,7 @@ class CrossEntropy(torch.autograd.Function):
         _join[(blocks,)](
             flat, targets, tops, totals, losses, lse, N, classes, parts, *strides, BN, 16
         )
-        number = (targets != -100).sum().float()
+        number = (targets != NO_TARGET).sum().float()
         ctx.save_for_backward(flat, targets, lse, number)
         ctx.shape = logits.shape
         return losses.sum() / number
