@@ -102,6 +102,11 @@ class Run:
         return shown
 
     @property
+    def pressed(self) -> bool:
+        """Whether the penalty ever pressed: an event was held, not only a state gone back to."""
+        return any(event.get("returned_to") is None for event in self.events)
+
+    @property
     def last_step(self) -> int:
         """The newest step that the folder speaks of."""
         return max((rows[-1]["step"] for rows in (self.metrics, self.events) if rows), default=0)
