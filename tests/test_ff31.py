@@ -24,7 +24,10 @@ from gaugelasso.show import readable, show_divisions
 from gaugelasso.tasks import EVALUATION, FF31, TASKS, TRAINING, Draw, WithFigures
 from gaugelasso.tasks.longhand import SYMBOLS, is_given, is_name, words_of
 from gaugelasso.trainer import Trainer
+from tests.test_cli import Command, _untouched_settings, assert_told, gaugelasso
 from tests.training import finish
+
+__all__ = ["_untouched_settings", "gaugelasso"]  # fixtures
 
 ROOT = Path(__file__).parents[1]
 PAPER = FF31()
@@ -372,6 +375,12 @@ def test_figures_are_in_summary_report_and_results(run: Path) -> None:
     config = Config.from_dict(loaded.config)
     again = final_figures(load_model(run), config, config.train.final_batches, "cpu")
     assert again == pytest.approx(figures)
+
+
+def test_there_is_no_whole_of_what_is_drawn(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
+    for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
+        said = f"--whole: task '{task}' knows no end of its held-out data; use --batches"
+        assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), said)
 
 
 def test_a_task_without_figures_has_none(tmp_path: Path) -> None:
