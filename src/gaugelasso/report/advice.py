@@ -22,12 +22,12 @@ from gaugelasso.report.data import (
     LAYER_KINDS,
     Run,
     check_finished,
-    check_keys,
     load_condition,
     outcome,
     run_folders,
 )
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
+from gaugelasso.report.shape import POSITIVE, check
 from gaugelasso.report.toml import comment, to_toml
 
 _SMALL = 0.25
@@ -70,7 +70,8 @@ def advise(paths: Sequence[Path]) -> Advice:
     runs = load_condition(run_folders(paths))
     check_finished(runs)
     first = runs[0]
-    check_keys(first.path / "config.json", first.config["model"], ["layers", *_AXES])
+    where = repr(str(first.path / "config.json"))
+    check(where, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]
     reached = statistics.median_high(end.reached_step is not None for end in ends)
     losses = [math.inf if end.loss is None else end.loss for end in ends]
