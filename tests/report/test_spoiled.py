@@ -40,6 +40,9 @@ SPOILED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]]
     "a loss in words": (
         "metrics.jsonl", 2, lambda row: row | {"loss": "low"}, "'loss' is not a number or null",
     ),
+    "steps out of order": (
+        "metrics.jsonl", 4, lambda row: row | {"step": 3}, "is before that of the line above",
+    ),
     "an event without widths": (
         "events.jsonl", 2, lambda row: row | {"widths": 3}, "'widths' is not a table of whole",
     ),

@@ -118,9 +118,15 @@ def shaped(path: Path, data: Any) -> Any:
 
 
 def shaped_rows(path: Path, rows: Iterable[Any]) -> Iterator[Any]:
-    """The same for every row of a log."""
+    """The same for every row of a log, whose steps never go back."""
+    last = 0
     for number, row in enumerate(rows, start=1):
-        yield _shaped(path.name, f"line {number} of {str(path)!r}", row)
+        where = f"line {number} of {str(path)!r}"
+        step = _shaped(path.name, where, row)["step"]
+        if step < last:
+            raise UserError(f"{where} is of no run: its 'step' is before that of the line above")
+        last = step
+        yield row
 
 
 def _shaped(name: str, where: str, data: Any) -> Any:
