@@ -371,6 +371,7 @@ def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) ->
     assert out.startswith("loss ")
     assert "perplexity" in out
     assert out.endswith("(all held-out data)\n")
+    assert gaugelasso("eval", run, "--whole", "--batches", 1, *options)[1] == out
     code, _, err = gaugelasso("eval", run, "--set", "task.length=512")
     assert code == 2
     assert "does not fit this task's length" in err

@@ -375,6 +375,12 @@ def test_figures_are_in_summary_report_and_results(run: Path) -> None:
     assert again == pytest.approx(figures)
 
 
+def test_there_is_no_whole_of_what_is_drawn(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
+    for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
+        said = f"--whole: task '{task}' knows no end of its held-out data; use --batches"
+        assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), said)
+
+
 def test_a_task_without_figures_has_none(tmp_path: Path) -> None:
     assert not isinstance(TASKS["retrieval"](), WithFigures)
     summary = json.loads((finish(tmp_path) / "summary.json").read_text())

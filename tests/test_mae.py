@@ -448,6 +448,43 @@ def test_images_of_users_are_shown_only_if_asked(tmp_path: Path, asked: bool) ->
     assert bool(load_run(tmp_path / "run").samples()) == asked
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_a_whole_pass_sees_every_held_out_image_once(tmp_path: Path, size: int) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=4)), size=12, patch=4)
+    shown: list[torch.Tensor] = []
+
+    def blank(inputs: torch.Tensor) -> torch.Tensor:
+        shown.append(inputs)
+        return torch.zeros_like(inputs[..., :-1])
+
+    figures = task.whole_figures(blank, size, "cpu")
+    # Nothing is foreseen: the loss of an image is the mean square of what it hides.
+    losses, seen_once = [], []
+    for index in range(-(-4 // size)):
+        _, targets = task.batch(size, Draw(5, index, EVALUATION), "cpu")
+        kept = targets[: 4 - index * size]
+        losses += [float(task.loss(torch.zeros_like(one[..., :-1]), one)) for one in kept.split(1)]
+        seen_once += [image.tobytes() for image in seen(task, kept)]
+    assert seen_once == [image.tobytes() for image in pictures(4, seed=1)]
+    assert sum(map(len, shown)) == 4
+    assert figures == pytest.approx(dict.fromkeys(["loss", "masked_mse"], np.mean(losses)))
+    assert task.whole_figures(blank, size, "cpu") == figures
+
+
+def test_eval_of_all_held_out_images(tmp_path: Path, gaugelasso: Command) -> None:
+    run, options = tmp_path / "run", ("--device", "cpu")
+    Trainer(tiny(path=str(packed(tmp_path, valid=6))), run).run()
+    code, whole, _ = gaugelasso("eval", run, "--whole", *options)
+    assert code == 0
+    assert whole.endswith("(all held-out data)\n")
+    # Two batches of three are all of the six images.
+    _, some, _ = gaugelasso("eval", run, "--batches", 2, *options)
+    assert whole.partition("  (")[0] == some.partition("  (")[0]
+    generated = ("--set", "task.path=generated", *options)
+    answer = gaugelasso("eval", run, "--whole", *generated)
+    assert_told(answer, "--whole: task 'mae' knows no end of its held-out data; use --batches")
+
+
 def test_missing_data_does_not_cost_an_older_run(tmp_path: Path) -> None:
     Trainer(tiny(), tmp_path / "run").run()
     before = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -15,12 +15,11 @@ from gaugelasso import sweep
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
 from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds
+from tests.command import Command, assert_told
 from tests.report.folders import make_run
-from tests.test_cli import Command, _untouched_settings, assert_told, for_real, gaugelasso
+from tests.test_cli import for_real
 from tests.test_config import write_tiny
 from tests.training import contents, finish
-
-__all__ = ["_untouched_settings", "gaugelasso"]  # fixtures
 
 # More than a seed may be: this run alone is refused, in its own process.
 BROKEN = 2**62 + 1
@@ -135,7 +134,8 @@ def test_results_have_their_shape(swept: Sweep) -> None:
     for run in results["runs"]:
         assert list(run) == [
             "seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression",
-            "loss", "metric", "before_cooldown", "training_fma", "wall_s", "structure",
+            "loss", "metric", "held", "returns", "parameters_final", "before_cooldown",
+            "training_fma", "wall_s", "structure",
         ]  # fmt: skip
         folder = swept.out / f"seed{run['seed']}"
         row = next(row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 30)
@@ -381,3 +381,10 @@ def test_without_mps_a_sweep_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", "")
     with sweep._shared_gpu():
         pass
+
+
+def test_a_damaged_log_of_one_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert sweep._last(run) == "step 100, loss 0.0500, FMA 100"
+    (run / "metrics.jsonl").write_text("[]\n")
+    assert "metrics.jsonl': line 1 is damaged" in sweep._last(run)

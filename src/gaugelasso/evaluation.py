@@ -11,7 +11,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer
 from gaugelasso.ranks import ALONE, Team
-from gaugelasso.tasks import EVALUATION, Draw, Illustrated, Predict, WithFigures
+from gaugelasso.tasks import EVALUATION, Draw, Illustrated, Predict, WithEnd, WithFigures
 
 
 def choose_device(name: str, local: int | None = None) -> str:
@@ -106,6 +106,19 @@ def final_figures(
     draws = _held_out(config, batches)
     with plainly(not config.train.fused):
         return task.final_figures(predict, config.train.batch, draws, device)
+
+
+@torch.no_grad()
+def whole_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
+    """The task's figures over all its held-out data; UserError where there is no end to it."""
+    task = config.task
+    if not isinstance(task, WithEnd) or not task.has_end:
+        raise UserError(
+            f"--whole: task {config.task_name!r} knows no end of its held-out data; use --batches"
+        )
+    predict = predictor(model, config, device)
+    with plainly(not config.train.fused):
+        return task.whole_figures(predict, config.train.batch, device)
 
 
 def predictor(model: Transformer, config: Config, device: str) -> Predict:

@@ -117,7 +117,7 @@ class RunFolder:
         this very step, after it was saved.
         """
         for name in _LOGS:
-            kept = [row for row in _checked_rows(self.path / name) if row["step"] <= step]
+            kept = [row for row in read_rows(self.path / name) if row["step"] <= step]
             extra = [row for row in kept if row.get("returned_to") is not None][returns:]
             kept = [row for row in kept if row not in extra]
             text = "".join(json.dumps(row) + "\n" for row in kept)
@@ -213,16 +213,10 @@ def read_json(path: Path, finite: bool = True) -> Any:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a .jsonl file; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)
+    """Rows of a log, each a table with a step; a last line cut short by a crash is left out.
 
-
-def _checked_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a log; UserError where one but the last, which a crash may cut short, is damaged."""
+    UserError where another is damaged.
+    """
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
     except OSError as error:
@@ -235,7 +229,9 @@ def _checked_rows(path: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(lines):
                 return
-            raise UserError(f"{str(path)!r}: line {number} is damaged; mend or remove it") from None
+            raise UserError(
+                f"{str(path)!r}: line {number} is damaged, no table with a step; mend or remove it"
+            ) from None
         yield row
 
 

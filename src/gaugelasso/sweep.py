@@ -262,7 +262,10 @@ def _say(console: Console, text: str) -> None:
 
 
 def _last(folder: Path) -> str:
-    rows = list(read_rows(folder / "metrics.jsonl"))
+    try:
+        rows = list(read_rows(folder / "metrics.jsonl"))
+    except UserError as error:  # of one run: the others go on
+        return str(error)
     if not rows:
         return "starting"
     row = rows[-1]

@@ -120,6 +120,28 @@ def test_a_target_never_reached_says_nothing_of_widths(tmp_path: Path) -> None:
     assert "Nothing changed." in advice.config
 
 
+@pytest.mark.parametrize(
+    ("compress", "said"),
+    [
+        ({"solver": "fixed", "rho": 0.0}, "compress.rho = 0 presses on nothing"),
+        ({"solver": "conservative", "rho": 0.0}, "no structural event came"),
+        ({"solver": "fixed", "rho": 1.0}, "no structural event came"),
+    ],
+)
+def test_a_run_that_was_never_pressed_says_nothing_of_widths(
+    tmp_path: Path, compress: dict[str, Any], said: str
+) -> None:
+    changes = {"model": MODEL, "compress": compress}
+    back = event(40, 1000.0, 1000.0, {}, [], birth_widths(2)) | {"returned_to": 20}
+    for name, events in (("none", []), ("went back", [back])):
+        advice = advise([make_run(tmp_path / name, events=events, changes=changes)])
+        assert told(advice) == {}
+        verdict, remark = advice.lines
+        assert verdict == "Held-out loss 0.03, within the loss target of 0.05."
+        assert remark.startswith(f"Compression never began, so the widths say nothing: {said}")
+        assert "Nothing changed." in advice.config
+
+
 def test_medians_over_the_seeds_of_a_sweep_decide(tmp_path: Path) -> None:
     for seed, sites in enumerate((8, 8, 2)):
         run_with(tmp_path / f"seed{seed}", slim(D=sites), seed=seed)

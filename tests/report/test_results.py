@@ -32,6 +32,9 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
         "compression": 1000 / 101,
         "loss": 0.03,
         "metric": 0.9996,
+        "held": None,
+        "returns": None,
+        "parameters_final": 500,
         "before_cooldown": {"step": 80, "loss": 0.079125, "metric": 0.5 + 80 / 250, "fma": 101.0},
         "training_fma": 40_000.0,
         "wall_s": 12.5,
@@ -40,6 +43,15 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
             "operators": [{"kind": "attention", "depth": 0, "heads": 4, "kv_heads": 2}],
         },
     }
+
+
+def test_results_say_what_the_summary_does_of_target_and_returns(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    summary = json.loads((folder / "summary.json").read_text())
+    said = {"held": True, "returns": 2, "parameters_final": 123}
+    (folder / "summary.json").write_text(json.dumps(summary | said))
+    (run,) = collect_results([folder])["runs"]
+    assert {key: run[key] for key in said} == said
 
 
 def test_results_as_a_markdown_table(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from gaugelasso.cli.output import console, say
 from gaugelasso.config import changed, run_config
 from gaugelasso.display import show_progress
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, final_figures
+from gaugelasso.evaluation import choose_device, evaluate, whole_figures
 from gaugelasso.models.decoding import sample
 from gaugelasso.ranks import join
 from gaugelasso.report.data import load_run
@@ -86,9 +86,7 @@ def eval_(
     if (task.length, task.inputs) != (model.birth.length, model.birth.inputs):
         raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
-        figures, of = final_figures(model, settings, batches, where), "all held-out data"
-        if not figures:
-            raise UserError(f"--whole: task {settings.task_name!r} has no end; use --batches")
+        figures, of = whole_figures(model, settings, where), "all held-out data"
     else:
         loss, metric = evaluate(model, settings, batches, where)
         figures = {"loss": loss, task.metric_name: metric}

@@ -1,7 +1,8 @@
 """Reports: what happened in a run, read off its folder. Imported by the command line alone."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,32 +40,32 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(run_folders(folders))
-    out = _make(out or home(folders) / "report")
-    files = ReportFiles(
-        page=out / "index.html",
-        profile=out / "profile.png",
-        training=out / "training.png",
-        saturation=out / "saturation.png",
-        tables=out / "tables.md",
-        samples=out / "samples.png" if runs[0].samples() else None,
-    )
-    draw_profile(runs, files.profile)
-    draw_training(runs, files.training)
-    draw_saturation(runs, files.saturation)
-    if files.samples:
-        draw_samples(runs[0], files.samples)
-    write_page(
-        runs,
-        files.page,
-        profile=files.profile.read_bytes(),
-        saturation=files.saturation.read_bytes(),
-        training=files.training.read_bytes(),
-        samples=files.samples.read_bytes() if files.samples else None,
-    )
-    tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
-    tables += [saturation_table(runs), shares_table(runs)]
-    tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
-    files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
+    with _into(out or home(folders) / "report") as out:
+        files = ReportFiles(
+            page=out / "index.html",
+            profile=out / "profile.png",
+            training=out / "training.png",
+            saturation=out / "saturation.png",
+            tables=out / "tables.md",
+            samples=out / "samples.png" if runs[0].samples() else None,
+        )
+        draw_profile(runs, files.profile)
+        draw_training(runs, files.training)
+        draw_saturation(runs, files.saturation)
+        if files.samples:
+            draw_samples(runs[0], files.samples)
+        write_page(
+            runs,
+            files.page,
+            profile=files.profile.read_bytes(),
+            saturation=files.saturation.read_bytes(),
+            training=files.training.read_bytes(),
+            samples=files.samples.read_bytes() if files.samples else None,
+        )
+        tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
+        tables += [saturation_table(runs), shares_table(runs)]
+        tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
+        files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
     return files
 
 
@@ -72,8 +73,9 @@ def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None
     """Arms side by side in the existing folder `out`: arms.md, arms.png."""
     from gaugelasso.report.tradeoff import draw_tradeoff
 
-    (out / "arms.md").write_text(to_markdown(table), encoding="utf-8")
-    draw_tradeoff(arms, out / "arms.png")
+    with _into(out):
+        (out / "arms.md").write_text(to_markdown(table), encoding="utf-8")
+        draw_tradeoff(arms, out / "arms.png")
 
 
 def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
@@ -84,9 +86,9 @@ def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, 
     from gaugelasso.report.pareto import draw_pareto, load_points, pareto_table
 
     points = load_points(paths)
-    out = _make(out or home(paths) / "pareto")
-    draw_pareto(points, picture := out / "pareto.png")
-    (table := out / "pareto.md").write_text(to_markdown(pareto_table(points)), encoding="utf-8")
+    with _into(out or home(paths) / "pareto") as out:
+        draw_pareto(points, picture := out / "pareto.png")
+        (table := out / "pareto.md").write_text(to_markdown(pareto_table(points)), encoding="utf-8")
     return picture, table
 
 
@@ -97,12 +99,18 @@ def home(folders: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
-def _make(out: Path) -> Path:
+@contextlib.contextmanager
+def _into(out: Path) -> Iterator[Path]:
+    """The folder, made where it is missing; UserError names what cannot be written to it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
-    return out
+    try:
+        yield out
+    except OSError as error:
+        name, why = str(error.filename or out), error.strerror or error
+        raise UserError(f"output {name!r} cannot be written: {why}") from None
 
 
 __all__ = ["ReportFiles", "home", "write_comparison", "write_pareto", "write_report"]

@@ -7,8 +7,8 @@ Reads saturation and outcome, and rewrites the run's own [model] section. The ru
 - an axis that no layer keeps more than a quarter of was too large: halve it;
 - layers of which nothing is left go, at most half of them; where every layer is full,
   half as many are added;
-- where the loss target was missed nothing is made smaller, and where it was never reached
-  compression never began: widths then say nothing.
+- where the loss target was missed nothing is made smaller, and where it was never reached, or
+  nothing was ever pressed, compression never began: widths then say nothing.
 """
 
 import math
@@ -22,12 +22,12 @@ from gaugelasso.report.data import (
     LAYER_KINDS,
     Run,
     check_finished,
-    check_keys,
     load_condition,
     outcome,
     run_folders,
 )
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
+from gaugelasso.report.shape import POSITIVE, check
 from gaugelasso.report.toml import comment, to_toml
 
 _SMALL = 0.25
@@ -70,20 +70,22 @@ def advise(paths: Sequence[Path]) -> Advice:
     runs = load_condition(run_folders(paths))
     check_finished(runs)
     first = runs[0]
-    check_keys(first.path / "config.json", first.config["model"], ["layers", *_AXES])
+    where = repr(str(first.path / "config.json"))
+    check(where, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]
     reached = statistics.median_high(end.reached_step is not None for end in ends)
     losses = [math.inf if end.loss is None else end.loss for end in ends]
     held = statistics.median(losses) <= first.loss_target
-    found = extents(runs)
-    changes = [*_width_changes(first, found), *_layer_change(first, found)] if reached else []
+    pressed = statistics.median_high(run.pressed for run in runs)
+    found = extents(runs) if reached and pressed else None
+    changes = [*_width_changes(first, found), *_layer_change(first, found)] if found else []
     spared = [] if held else [change.key for change in changes if change.new < change.old]
     changes = [change for change in changes if change.key not in spared]
     _, verdict = words.verdict(runs)
     return Advice(
         verdict=verdict,
         changes=changes,
-        remarks=_remarks(reached, held, changes, spared),
+        remarks=_remarks(held, changes, spared) if found else [_never_began(first, reached)],
         config=_next_config(runs, verdict, changes),
     )
 
@@ -144,12 +146,21 @@ def _grain(width: float, even: bool) -> int:
     return max(2 ** math.floor(math.log2(max(width / 8, 1))), 2 if even else 1)
 
 
-def _remarks(reached: bool, held: bool, changes: list[Change], spared: list[str]) -> list[str]:
-    if not reached:
-        return [
-            "Compression never began, so the widths say nothing: give it more train.steps, "
-            "another compress.lr, a higher target.loss, or a larger model."
-        ]
+def _never_began(run: Run, reached: bool) -> str:
+    """What to do where the widths are those of birth because nothing pressed on them."""
+    compress = run.config["compress"]
+    if compress.get("solver") == "fixed" and not compress.get("rho"):
+        remedy = "compress.rho = 0 presses on nothing; choose another compress.solver."
+    elif not reached:
+        remedy = "give it more train.steps, another compress.lr, a higher target.loss, "
+        remedy += "or a larger model."
+    else:
+        remedy = "no structural event came between warmup and cooldown; give it more train.steps, "
+        remedy += "or a smaller compress.interval."
+    return f"Compression never began, so the widths say nothing: {remedy}"
+
+
+def _remarks(held: bool, changes: list[Change], spared: list[str]) -> list[str]:
     remarks = []
     if spared:
         remarks.append(f"The target was missed, so these are not made smaller: {', '.join(spared)}")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gaugelasso.errors import UserError
+from gaugelasso.report.shape import shaped, shaped_rows
 from gaugelasso.runs import read_json, read_rows
 from gaugelasso.strict import read_arrays
 
@@ -100,6 +101,11 @@ class Run:
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
                 raise UserError(f"{str(path)!r}: {name!r} holds no images")
         return shown
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the penalty ever pressed: an event was held, not only a state gone back to."""
+        return any(event.get("returned_to") is None for event in self.events)
 
     @property
     def last_step(self) -> int:
@@ -212,18 +218,16 @@ def load_run(folder: Path) -> Run:
     for name in _NEEDED:
         if not (folder / name).is_file():
             raise UserError(f"{str(folder)!r} is no run folder: it has no {name}{_hint(folder)}")
-    config, environment, initial = (read_json(folder / name) for name in _NEEDED)
-    check_keys(folder / "config.json", config, _SECTIONS)
-    check_keys(folder / "initial.json", initial, ("fma", "widths"))
+    config, environment, initial = (_read(folder / name) for name in _NEEDED)
     summary = folder / "summary.json"
     return Run(
         path=folder,
         config=config,
         environment=environment,
         initial=initial,
-        metrics=tuple(read_rows(folder / "metrics.jsonl")),
-        events=tuple(read_rows(folder / "events.jsonl")),
-        summary=read_json(summary, finite=False) if summary.exists() else None,
+        metrics=_read_log(folder / "metrics.jsonl"),
+        events=_read_log(folder / "events.jsonl"),
+        summary=_read(summary, finite=False) if summary.exists() else None,
     )
 
 
@@ -324,11 +328,12 @@ def _layer_widths(widths: Mapping[str, int]) -> dict[tuple[str, int], int]:
     return found
 
 
-def check_keys(path: Path, data: Any, keys: Sequence[str]) -> None:
-    """UserError, naming the file, unless `data` has all keys."""
-    missing = [key for key in keys if not isinstance(data, dict) or key not in data]
-    if missing:
-        raise UserError(f"{str(path)!r} is of no run: it has no {missing[0]!r}")
+def _read(path: Path, finite: bool = True) -> dict[str, Any]:
+    return shaped(path, read_json(path, finite))
+
+
+def _read_log(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(shaped_rows(path, read_rows(path)))
 
 
 def _hint(folder: Path) -> str:

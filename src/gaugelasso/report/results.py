@@ -77,6 +77,8 @@ def _result(run: Run) -> dict[str, Any]:
         **{key: summary[key] for key in (*keys, "loss")},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
+        # Summaries of early versions lack some of these.
+        **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
         "before_cooldown": run.before_cooldown,
         "training_fma": summary["training_fma"],
         "wall_s": summary["wall_s"],

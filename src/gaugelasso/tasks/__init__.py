@@ -8,7 +8,7 @@ from torch import Tensor
 from gaugelasso.models import InputKind
 from gaugelasso.tasks.charlm import CharLM
 from gaugelasso.tasks.ff31 import FF31
-from gaugelasso.tasks.figures import Predict, WithFigures
+from gaugelasso.tasks.figures import Predict, WithEnd, WithFigures
 from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
@@ -20,7 +20,8 @@ class Task(Protocol):
 
     A task is a frozen dataclass whose fields are the keys of a config's [task]
     section. Batches are a function of their arguments alone, and lie on the device.
-    One that has more to say of a finished model is also a `WithFigures`.
+    One that has more to say of a finished model is also a `WithFigures`; one over finite
+    data a `WithEnd`.
     """
 
     metric_name: str
@@ -82,5 +83,6 @@ __all__ = [
     "Predict",
     "Retrieval",
     "Task",
+    "WithEnd",
     "WithFigures",
 ]

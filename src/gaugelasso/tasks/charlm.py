@@ -42,6 +42,7 @@ class CharLM:
     metric_lower_is_better: ClassVar[bool] = True
     input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
+    has_end: ClassVar[bool] = True
     inputs: ClassVar[int] = 256
     outputs: ClassVar[int] = 256
 
@@ -126,7 +127,11 @@ class CharLM:
     def final_figures(
         self, predict: Predict, size: int, draws: Sequence[Draw], device: str
     ) -> dict[str, float]:
-        """Loss, bits and perplexity per byte over the whole validation text, whatever the draws.
+        """Those of the whole validation text, whatever the draws."""
+        return self.whole_figures(predict, size, device)
+
+    def whole_figures(self, predict: Predict, size: int, device: str) -> dict[str, float]:
+        """Loss, bits and perplexity per byte, in batches of a size of its own.
 
         Every byte but the first is predicted once, from those before it in its window.
         """

@@ -19,3 +19,18 @@ class WithFigures(Protocol):
         self, predict: Predict, size: int, draws: Sequence[Draw], device: str
     ) -> dict[str, float]:
         """Name -> value. `size`, each of `draws` (held out) and `device` are as in `batch`."""
+
+
+@runtime_checkable
+class WithEnd(Protocol):
+    """A task whose held-out data may have an end: it can then be measured on all of it."""
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it has, as this task is set."""
+
+    def whole_figures(self, predict: Predict, size: int, device: str) -> dict[str, float]:
+        """Name -> value over all held-out data, loss and metric among them.
+
+        Asked only of what has an end; `size` and `device` are as in `batch`.
+        """

@@ -6,6 +6,7 @@ its own every epoch, each flipped at random; held-out images keep their order an
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,9 +18,10 @@ from torch import Tensor
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import images
+from gaugelasso.tasks.figures import Predict
 from gaugelasso.tasks.scenes import portraits
 from gaugelasso.tasks.stored import shuffled, to_device
-from gaugelasso.tasks.streams import Draw
+from gaugelasso.tasks.streams import EVALUATION, Draw
 
 GENERATED = "generated"
 _SHOWN = 8
@@ -76,6 +78,11 @@ class MaskedAutoencoder:
         """Masked patches of an image, the same number in all."""
         return round(self.masked * self.length)
 
+    @property
+    def has_end(self) -> bool:
+        """Portraits are drawn without one."""
+        return self.path != GENERATED
+
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         """Inputs [B, S, n + 1], hidden patches blank and marked; targets [B, S, n + 1], whole."""
         generator = torch.Generator(device).manual_seed(_seed(draw))
@@ -122,6 +129,18 @@ class MaskedAutoencoder:
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(outputs, targets)
+
+    def whole_figures(self, predict: Predict, size: int, device: str) -> dict[str, float]:
+        """Error over every held-out image once, behind the masks that it has in `batch`."""
+        count = len(images.load(self.path, self.size).parts["valid"])
+        total = torch.zeros((), device=device, dtype=torch.float64)
+        for index in range(math.ceil(count / size)):
+            # The last batch goes on with the first images: those have been counted.
+            new = min(size, count - index * size)
+            inputs, targets = self.batch(size, Draw(0, index, EVALUATION), device)
+            total += new * self.loss(predict(inputs[:new]), targets[:new]).double()
+        loss = float(total / count)
+        return {"loss": loss, self.metric_name: loss}
 
     def samples(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Original, masked and reconstructed images; of users' images only if they ask."""
