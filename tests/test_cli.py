@@ -33,7 +33,10 @@ def for_real(*arguments: str | Path) -> Answer:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("cli"))
+    """The tiny run, such that an operator is left in the end."""
+    path = write_tiny(tmp_path_factory.mktemp("cli"))
+    path.write_text(path.read_text().replace("[compress]", "[compress]\npowers_of_two = true"))
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ interval = 5
 trust = 1.5
 
 [train]
-seed = 6
+seed = 3
 steps = 40
 warmup = 4
 cooldown = 10
