@@ -30,9 +30,9 @@ Corruption = Callable[[Path], None]
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """A finished tiny run: its structure has shrunk."""
+    """A finished tiny run: its structure has shrunk, but an operator is left."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    trainer = Trainer(tiny(folder), folder / "run")
+    trainer = Trainer(tiny(folder, compress__powers_of_two=True), folder / "run")
     trainer.run()
     assert trainer.compressor.fma < trainer.compressor.fma_initial / 1.5
     return trainer
