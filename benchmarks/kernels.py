@@ -98,7 +98,7 @@ def kinds() -> dict[str, str]:
 
 def measured(step: TrainingStep) -> tuple[dict[str, float], int]:
     """Seconds of a step's kernels by kind, and how many kernels there are."""
-    ours, spent, launches = kinds(), Counter(), 0
+    ours = kinds()
 
     def look(action: GraphedStep) -> tuple[Counter, int]:
         for _ in range(3):

@@ -122,10 +122,11 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
     assert all(math.isfinite(value) for c in factors.values() for value in c.tolist())
 
 
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("clip", [10.0, 1.05])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
-    case: Case, clip: float
+    case: Case, clip: float, rounded: bool
 ) -> None:
     one, flat = make(case), make(case)
     table, tensors = one.axis_table(), named_tensors(one)
@@ -139,13 +140,14 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     )
     store, views = optimizer.store, named_tensors(flat)
     groups = Groups(table, views, store)
-    balance, slow = gauge.Balance(table, views, groups), gauge.SlowNorms(table.norms, views)
+    balance = gauge.Balance(table, views, groups, rounded)
+    slow = gauge.SlowNorms(table.norms, views, rounded)
     for _ in range(3):
-        factors = gauge.balance_(table, tensors, 1, clip)
+        factors = gauge.balance_(table, tensors, 1, clip, rounded)
         for name, factor in factors.items():
             gauge.rescale_state_(table[name], factor, tensors, momentum, second)
         for norm in table.norms:
-            gauge.anchor_(norm, tensors, momentum, second, 0.1)
+            gauge.anchor_(norm, tensors, momentum, second, 0.1, rounded)
         mine = balance.sweep_(store.weight, optimizer.momentum, optimizer.second, clip)
         slow.anchor_(states["momentum"], states["second"], 0.1)
         for name, factor in factors.items():

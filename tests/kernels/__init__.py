@@ -1,0 +1,10 @@
+"""Kernels as compiled on a GPU; elsewhere by Triton's interpreter, which must be told in time."""
+
+import os
+
+import torch
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")

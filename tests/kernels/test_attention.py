@@ -3,24 +3,19 @@
 On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
 """
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.kernels import heads as front
+from tests.kernels import CUDA, DEVICE
 
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from gaugelasso.kernels.gpu import attention  # noqa: E402
-from gaugelasso.kernels.gpu.heads import _eights  # noqa: E402
+from gaugelasso.kernels.gpu import attention
+from gaugelasso.kernels.gpu.heads import _eights
 
-DEVICE = "cuda" if CUDA else "cpu"
 # The interpreter does not multiply bfloat16.
 HALF = torch.bfloat16 if CUDA else torch.float16
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

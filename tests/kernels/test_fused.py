@@ -4,7 +4,6 @@ On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is install
 """
 
 import importlib
-import os
 
 import pytest
 import torch
@@ -13,16 +12,13 @@ from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
+from tests.kernels import CUDA, DEVICE
 
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 triton = pytest.importorskip("triton")
 
 from gaugelasso.kernels import dispatch  # noqa: E402
 from gaugelasso.kernels.gpu import entropy, heads, maps, pointwise, stream  # noqa: E402
 
-DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 

@@ -5,7 +5,6 @@ On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is install
 
 import copy
 import importlib
-import os
 from collections.abc import Callable
 
 import pytest
@@ -20,17 +19,14 @@ from gaugelasso.options import CompressorOptions
 from gaugelasso.pace import Pace
 from gaugelasso.solver import RhoSolver
 from gaugelasso.storage import FlatStore
+from tests.kernels import CUDA, DEVICE
 from tests.toys import Toy, chain, pairs, penalise
 
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 triton = pytest.importorskip("triton")
 
 from gaugelasso.kernels import dispatch  # noqa: E402
 from gaugelasso.kernels.gpu import optim  # noqa: E402
 
-DEVICE = "cuda" if CUDA else "cpu"
 NAN, INF = float("nan"), float("inf")
 # How near updates of matrices are, in terms of the largest: Newton-Schulz takes small differences
 # along, and on a GPU reckons in bfloat16.
