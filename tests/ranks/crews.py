@@ -133,7 +133,8 @@ class Crew:
 
 
 def _stopped(process: BaseProcess) -> bool:
-    with contextlib.suppress(FileNotFoundError):
+    # It may leave before the file is opened, or between the opening and the reading.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
