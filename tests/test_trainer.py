@@ -1,5 +1,6 @@
 """One run from config to summary: what it does and what it leaves behind."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -295,7 +296,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__accumulate=3)
-    seeds = [trainer.step.draw(step, micro) for step in range(20) for micro in range(3)]
+    seeds = [trainer.state.step.draw(step, micro) for step in range(20) for micro in range(3)]
     assert len(set(seeds)) == 60
 
 
@@ -339,13 +340,32 @@ def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
     for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoints")):
         assert part in str(told.value)
     best = min(row["loss"] for row in rows(run, "metrics.jsonl"))
-    assert float(str(told.value).split("best training loss ")[1].split(")")[0]) <= best
+    assert f"(best training loss {best:.4g})" in str(told.value)
     summary = read(run / "summary.json")
     assert summary["target_reached_step"] is None
     assert summary["compression"] == 1.0
     assert rows(run, "events.jsonl") == []
     model = checkpoint.load_model(run)
     assert plain(model.structure()) == read(run / "initial.json")["structure"]
+
+
+def test_a_lucky_batch_does_not_make_a_target_reached(tmp_path: Path) -> None:
+    """Only the mean of a row does."""
+    with pytest.raises(TargetMissed, match=r"loss = 1\.15"):
+        finish(tmp_path, target__loss=1.15)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["target_reached_step"] is not None
+    assert not summary["held"]
+
+
+def test_a_held_out_loss_that_is_no_number_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gaugelasso.trainer.evaluate", lambda *_: (math.nan, math.nan))
+    run = finish(tmp_path)
+    summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert (summary["loss"], summary["held"]) == (None, False)
+    assert summary["metric"]["value"] is None
 
 
 def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path) -> None:
@@ -356,21 +376,36 @@ def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path
     assert "nothing was compressed" not in str(told.value)
 
 
-def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path) -> None:
-    """The step that breaks the weights still has a finite loss: the next one tells."""
-    trainer = start(tmp_path)
-    finish_step = trainer.compressor.finish_step_
+def ruin(trainer: Trainer, at: int) -> None:
+    """Weights that are no numbers after this step, whose own loss is one."""
+    take = trainer._step
 
-    def breaking() -> Any:
-        event = finish_step()
-        if trainer.compressor.steps == 20:
+    def one() -> Any:
+        event = take()
+        if trainer.compressor.steps == at:
             trainer.compressor.optimizer.store.weight.fill_(math.nan)
         return event
 
-    trainer.compressor.finish_step_ = breaking  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="last good checkpoint"):
-        trainer.run()
+    trainer._step = one  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("at", [20, 38, 40])
+def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path, at: int) -> None:
+    """At a step that is saved, shortly before the end, at the end: the run goes back."""
+    trainer = start(tmp_path)
+    ruin(trainer, at)
+    summary = trainer.run()
+    assert summary["returns"] == 1
+    assert math.isfinite(summary["loss"])
     assert all(t.isfinite().all() for t in final_tensors(tmp_path / "run").values())
+
+
+def test_weights_that_are_no_numbers_before_anything_was_saved_end_the_run(tmp_path: Path) -> None:
+    trainer = start(tmp_path)
+    ruin(trainer, at=10)
+    with pytest.raises(UserError, match=r"a weight is not a number at step 10 .*no checkpoint yet"):
+        trainer.run()
+    assert not list(trainer.folder.checkpoints.glob("*"))
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "meta", "cuda:-1", "cuda:99", "mps"])

@@ -1,5 +1,8 @@
 """A run that loses its target, or its numbers, goes back to where it had them."""
 
+import dataclasses
+import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +13,25 @@ from torch import Tensor
 
 from gaugelasso import checkpoint
 from gaugelasso.errors import UserError
+from gaugelasso.evaluation import evaluate
+from gaugelasso.memory import Memory
+from gaugelasso.models import Transformer
+from gaugelasso.signals import Stopped
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import Trainer
-from gaugelasso.watch import off_target, pressure
+from gaugelasso.watch import choices, off_target, pressure, returned_
 from tests.training import (
     assert_same_run,
     final_tensors,
     finish,
     newest,
+    plain,
     read,
     rows,
     start,
     stop_at,
 )
+from tests.trust.traps import Signals
 
 SEED = 3  # of the tiny run
 
@@ -44,6 +53,34 @@ def test_a_target_far_from_zero_is_lost_sooner() -> None:
 
 def test_every_return_halves_the_pressure() -> None:
     assert [pressure(returns) for returns in range(3)] == [1, 0.5, 0.25]
+
+
+def test_a_state_that_was_gone_back_to_in_vain_is_not_tried_again() -> None:
+    memory = Memory(held_at=20, held_before_at=10)
+    assert choices(memory) == [20, 10]
+    returned_(memory, 20)
+    assert choices(memory) == [10]
+    returned_(memory, 10)
+    assert choices(memory) == [10]  # the last that there is
+    memory.hold_(30, 1.0)
+    assert choices(memory) == [30, 10]
+    assert memory.returns == 2
+
+
+def test_of_those_that_held_the_target_every_size_has_one() -> None:
+    """The last two besides; of equal sizes the later one."""
+    memory = Memory()
+    for step, fma in enumerate([900.0, 800.0, 500.0, 300.0, 300.0, 250.0, 240.0, 240.0], 1):
+        memory.hold_(step, fma)
+    assert memory.held == {8: 240.0, 7: 240.0, 3: 500.0, 2: 800.0}
+    memory.hold_(9, 600.0)  # after a return
+    assert memory.held == {8: 240.0, 3: 500.0, 9: 600.0}
+    assert (memory.held_at, memory.held_before_at) == (9, 8)
+
+
+def test_what_a_checkpoint_keeps_comes_back() -> None:
+    memory = Memory(held={3: 2.0}, held_at=3, loss=1.0)
+    assert Memory(**plain(dataclasses.asdict(memory))) == memory
 
 
 # --- losses that are no numbers ----------------------------------------------------------
@@ -143,7 +180,31 @@ def test_without_a_checkpoint_the_stop_says_so(
 ) -> None:
     poison(monkeypatch, range(400))
     with pytest.raises(UserError, match=r"not a number at step \d .*no checkpoint yet"):
-        finish(tmp_path, train__log_every=every, train__skip_limit=1000)
+        finish(tmp_path, train__log_every=every, train__skip_limit=5)
+
+
+def test_few_failing_steps_are_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of nothing else has no loss and is left out, not given the loss of the one before."""
+    poison(monkeypatch, range(2))
+    run = finish(tmp_path, train__log_every=1)
+    assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(3, 41))
+    assert read(run / "summary.json")["skipped_steps"] == 2
+
+
+def test_a_loss_of_minus_infinity_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, seen = Retrieval.loss, []
+
+    def loss(self: Retrieval, outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.extend([1] * torch.is_grad_enabled())
+        sunk = torch.is_grad_enabled() and len(seen) == 7
+        return honest(self, outputs, targets) - (math.inf if sunk else 0)
+
+    monkeypatch.setattr(Retrieval, "loss", loss)
+    summary = read(finish(tmp_path) / "summary.json")
+    assert summary["skipped_steps"] == 1
+    assert summary["target_reached_step"] != 7
 
 
 def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +212,19 @@ def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.Monke
     trainer = start(tmp_path)
     stop_at(trainer, 25)
     assert newest(trainer.folder.path).name == "step-00000010"
+
+
+def test_a_stop_at_a_failing_step_saves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it says: also where a checkpoint is due, which would have waited."""
+    poison(monkeypatch, range(19, 20))
+    whole = finish(tmp_path, "whole")
+    with Signals(19), pytest.raises(Stopped, match="after step 20, which is saved"):
+        finish(tmp_path)
+    assert newest(tmp_path / "run").name == "step-00000020"
+    start(tmp_path, existing="resume").run()
+    assert_same_run(whole, tmp_path / "run")
 
 
 def test_a_failing_last_step_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +348,109 @@ def test_an_anneal_that_loses_the_target_is_done_again(tmp_path: Path) -> None:
     assert summary["frozen_step"] == 40
     assert summary["held"]
     assert [row["phase"] for row in rows(run, "metrics.jsonl")][-2:] == ["cooldown"] * 2
+
+
+# --- ends that miss the target -----------------------------------------------------------
+
+
+def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
+    """A run that cannot anneal has tried the last that held; as it was, it is still the one."""
+    for seed in (3, 5, 8):
+        changes = {"train__checkpoint_every": 5, "compress__trust": 1.2, "train__seed": seed}
+        trainer = start(tmp_path, f"seed{seed}", **changes)
+        spoil_ends(trainer)
+        summary = trainer.run()
+        run = trainer.folder.path
+        assert trainer.memory.ended_at is not None
+        held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
+        assert fma in held.values()
+        for step, size in held.items():
+            if size < fma:
+                found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
+                loss, _ = evaluate(found.model(), trainer.config, 2, "cpu")
+                assert loss > summary["loss_target"]
+
+
+def spoil_ends(trainer: Trainer) -> None:
+    """No anneal succeeds."""
+    take = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.memory.frozen_at or trainer.compressor.steps > 33:
+            trainer.compressor.optimizer.store.weight.mul_(3)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:
+    """Models with so few parameters do worse on held-out data."""
+
+    def worse(model: Transformer, *rest: Any) -> tuple[float, float]:
+        loss, metric = evaluate(model, *rest)
+        return loss + (sum(p.numel() for p in model.parameters()) < fewer_than), metric
+
+    for room in ("trainer", "ending"):
+        monkeypatch.setattr(f"gaugelasso.{room}.evaluate", worse)
+
+
+def test_a_target_held_in_training_alone_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends on the smallest structure on its way that holds it on held-out data too."""
+    changes = {"train__checkpoint_every": 5, "train__log_every": 1}
+    plain = finish(tmp_path, "plain", **changes)
+    few = read(plain / "summary.json")["parameters_final"] + 1
+    forgetful(monkeypatch, few)
+    trainer = start(tmp_path, **changes)
+    summary = trainer.run()
+    assert summary["held"]
+    assert summary["parameters_final"] >= few
+    assert returns(trainer.folder.path) == [(40, summary["structure_step"])]
+    smaller = [fma for fma in trainer.memory.held.values() if fma < summary["fma_final"]]
+    assert len(smaller) < len(trainer.memory.held)
+    assert newest(trainer.folder.path).name == "step-00000040"
+
+
+def test_a_work_target_that_was_met_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two targets the other one is missed: no model twice the size was asked for."""
+    changes = {"train__checkpoint_every": 5, "train__log_every": 1, "target__fma": 400.0}
+    changes |= {"train__saturation": 10, "train__cooldown": 0}
+    forgetful(monkeypatch, 10**9)
+    summary = read(finish(tmp_path, **changes) / "summary.json")
+    assert not summary["held"]
+    assert summary["fma_final"] <= 400
+
+
+@pytest.mark.parametrize("where", ["check_manifest", "_write"])
+def test_a_stop_while_the_way_on_is_sought_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Neither to the checkpoint that is looked at then, nor to the one that is written."""
+    whole = start(tmp_path, "whole", train__checkpoint_every=5)
+    spoil_ends(whole)
+    whole.run()
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil_ends(trainer)
+    honest, sent = getattr(checkpoint, where), []
+
+    def disturbed(*arguments: Any) -> Any:
+        if trainer.compressor.steps == 50 and not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGTERM)
+        return honest(*arguments)
+
+    monkeypatch.setattr(checkpoint, where, disturbed)
+    with pytest.raises(Stopped) as told:
+        trainer.run()
+    assert told.value.exit_code == 143
+    again = start(tmp_path, existing="resume", train__checkpoint_every=5)
+    spoil_ends(again)
+    again.run()
+    assert_same_run(whole.folder.path, again.folder.path)
 
 
 @pytest.mark.parametrize("at", [26, 33, 44])

@@ -1,5 +1,6 @@
 """A run's books: what it logs, and what it says of itself at the end."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +80,12 @@ def summary(
         "fma_final": compressor.fma,
         "compression": memory.fma_initial / compressor.fma,
         "loss_target": target,
-        "loss": loss,
+        "loss": loss if math.isfinite(loss) else None,
         "held": loss <= target,
-        "metric": {"name": config.task.metric_name, "value": metric},
+        "metric": {
+            "name": config.task.metric_name,
+            "value": metric if math.isfinite(metric) else None,
+        },
         "figures": figures,
         "target_reached_step": memory.reached_at,
         "frozen_step": memory.frozen_at,

@@ -4,6 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+# Of the checkpoints that held the target, each that stays is this many times the next smaller
+# one: together they take no more room than a few of the largest.
+RUNG = 1.5
+
 
 @dataclass
 class Memory:
@@ -12,8 +16,8 @@ class Memory:
     frozen_at: int | None = None
     reached_at: int | None = None  # the first loss within its target
     first_loss: float | None = None
-    best_loss: float = math.inf
-    loss: float | None = None  # mean of the last row
+    best_loss: float | None = None  # the least mean of a row
+    loss: float | None = None  # mean of the last row; None where no step of it had a loss
     metric: float | None = None
     unlogged: list[float] = field(default_factory=list)
     training_fma: float = 0.0
@@ -22,8 +26,10 @@ class Memory:
     parameters_initial: int = 0
     cut_at: int = 0  # when the structure became what it is
     hoped_at: int | None = None  # a checkpoint that held the target: the steps after it will tell
+    hoped_fma: float = 0.0
     held_at: int | None = None  # the last one that did hold it
     held_before_at: int | None = None  # and the one before that
+    held: dict[int, float] = field(default_factory=dict)  # these and older ones: step -> FMA
     tried_at: int | None = None  # of these, the one that was last gone back to
     ended_at: int | None = None  # when the run took up a held state as its last
     again_at: int | None = None  # when a second anneal began
@@ -32,23 +38,36 @@ class Memory:
     in_vain: int = 0  # of these, since a step was last taken
     skipped: int = 0
 
+    def __post_init__(self) -> None:
+        self.held = {int(step): fma for step, fma in self.held.items()}  # text in a checkpoint
+
     def hear_(self, losses: Sequence[float], steps: int, target: float) -> None:
         """Take in the losses of the last steps of `steps`."""
-        for step, loss in enumerate(losses, steps - len(losses) + 1):
-            self.best_loss = min(self.best_loss, loss)  # nan is never less
-            if self.reached_at is None and loss <= target:
-                self.reached_at = step
-        sound = [loss for loss in losses if math.isfinite(loss)]
+        sound = [(step, loss) for step, loss in enumerate(losses, steps - len(losses) + 1)
+                 if math.isfinite(loss)]  # fmt: skip
+        if self.reached_at is None:
+            self.reached_at = next((step for step, loss in sound if loss <= target), None)
         if self.first_loss is None and sound:
-            self.first_loss = sound[0]
-        self.unlogged = [*self.unlogged, *sound]
+            self.first_loss = sound[0][1]
+        self.unlogged = [*self.unlogged, *(loss for _, loss in sound)]
 
     def close_row_(self) -> None:
         """The losses since the last row become its mean."""
-        if self.unlogged:
-            self.loss = sum(self.unlogged) / len(self.unlogged)
+        self.loss = sum(self.unlogged) / len(self.unlogged) if self.unlogged else None
+        if self.loss is not None:
+            self.best_loss = self.loss if self.best_loss is None else min(self.best_loss, self.loss)
         self.unlogged = []
 
     def holds(self, target: float) -> bool:
         """Whether the last row's loss is within its target."""
         return self.loss is not None and self.loss <= target
+
+    def hold_(self, step: int, fma: float) -> None:
+        """A checkpoint held the target. Of those before it, some sizes stay on record."""
+        self.held_before_at, self.held_at = self.held_at, step
+        kept: dict[int, float] = {}
+        smallest = 0.0
+        for each, size in sorted({**self.held, step: fma}.items(), key=lambda h: (h[1], -h[0])):
+            if size >= RUNG * smallest or each in (self.held_at, self.held_before_at):
+                kept[each] = smallest = size
+        self.held = kept

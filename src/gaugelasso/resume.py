@@ -1,5 +1,6 @@
 """What a run that goes on must find as it left it: its settings, and a state that is one."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,26 @@ def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, 
         odd = sorted(state.keys() ^ fresh.keys())
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
     for key, value in state.items():
-        past = not key.endswith("_at") or value is None or value in range(steps + 1)
-        if not (past and _fits(value, fresh[key])):
+        past = not key.endswith("_at") or value is None or _is_past(value, steps)
+        if not (past and _fits(value, fresh[key], steps)):
             raise UserError(f"{str(path)!r}: not a run's state, {key} = {str(value)[:60]}")
 
 
-def _fits(value: Any, fresh: Any) -> bool:
-    """Lists stay lists of numbers, numbers numbers; what was not known yet may still be so."""
+def _is_past(value: Any, steps: int) -> bool:
+    return type(value) is int and 0 <= value <= steps
+
+
+def _fits(value: Any, fresh: Any, steps: int) -> bool:
+    """Lists stay lists of numbers, tables such by step; what was not known yet may still be so."""
     if isinstance(fresh, list):
-        return isinstance(value, list) and all(_fits(each, 0.0) for each in value)
+        return isinstance(value, list) and all(_fits(each, 0.0, steps) for each in value)
+    if isinstance(fresh, dict):
+        return isinstance(value, dict) and all(
+            re.fullmatch("[0-9]{1,15}", key)
+            and _is_past(int(key), steps)
+            and _fits(each, 0.0, steps)
+            for key, each in value.items()
+        )
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value is None and fresh is None
     return abs(value) <= _LARGEST

@@ -6,13 +6,19 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from gaugelasso.errors import UserError
+_NAMES = {
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGUSR2: "SIGUSR2",
+    signal.SIGHUP: "a closed terminal",
+}
 
-_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C", signal.SIGUSR2: "SIGUSR2"}
 
+class Stopped(BaseException):
+    """A run that was asked to stop and did. Exits as a shell expects of such a process.
 
-class Stopped(UserError):
-    """A run that was asked to stop and did. Exits as a shell expects of such a process."""
+    May be raised anywhere, so it is no Exception: nobody on the way is to take it for a fault.
+    """
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -65,7 +71,9 @@ def stop_wishes() -> Iterator[StopWish]:
     if threading.current_thread() is not threading.main_thread():
         yield wish
         return
-    before = {number: signal.signal(number, wish.note) for number in _NAMES}
+    # Started with nohup, a run stays when the terminal goes.
+    heard = [n for n in _NAMES if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
+    before = {number: signal.signal(number, wish.note) for number in heard}
     try:
         yield wish
     finally:

@@ -30,7 +30,7 @@ def pressure(returns: int) -> float:
     return 0.5**returns
 
 
-def note_(memory: Memory, steps: int, target: float, pressed: bool, count: int) -> None:
+def note_(memory: Memory, target: float, pressed: bool, count: int) -> None:
     """After a row of `count` steps: which checkpoint held, and for how long none would.
 
     A checkpoint lies behind its step's event: whether that cost the target, only the steps
@@ -39,22 +39,29 @@ def note_(memory: Memory, steps: int, target: float, pressed: bool, count: int) 
     if memory.loss is None or memory.first_loss is None:
         return
     off = off_target(memory.loss, target, memory.first_loss)
-    if memory.hoped_at not in (None, steps) and (off or memory.holds(target)):
+    if memory.hoped_at is not None and (off or memory.holds(target)):
         if not off:
-            memory.held_before_at, memory.held_at = memory.held_at, memory.hoped_at
+            memory.hold_(memory.hoped_at, memory.hoped_fma)
         memory.hoped_at = None
     off = off and pressed and memory.reached_at is not None
     memory.off_for = memory.off_for + count if off else 0
 
 
-def choose_(memory: Memory) -> int | None:
-    """The checkpoint to go back to: the last that held; the one before, where that was in vain."""
-    if memory.tried_at == memory.held_at and memory.held_before_at is not None:
-        forget_(memory)
-    memory.tried_at = memory.held_at
-    return memory.held_at
+def choices(memory: Memory) -> list[int]:
+    """The checkpoints to go back to, the best first: the last that held, or the one before.
+
+    Where the last was in vain, only the one before.
+    """
+    in_vain = memory.tried_at == memory.held_at and memory.held_before_at is not None
+    held = [memory.held_before_at] if in_vain else [memory.held_at, memory.held_before_at]
+    return [step for step in held if step is not None]
 
 
-def forget_(memory: Memory) -> None:
-    """The last checkpoint that held is of no use any more: the one before takes its place."""
-    memory.held_at, memory.held_before_at = memory.held_before_at, None
+def returned_(memory: Memory, step: int) -> None:
+    """The run is back at the state of this step: what was known is of one that is no more."""
+    memory.returns += 1
+    if step in choices(memory):
+        memory.tried_at = step
+        if step == memory.held_before_at:
+            memory.held_at, memory.held_before_at = step, None
+    memory.off_for, memory.hoped_at, memory.loss, memory.unlogged = 0, None, None, []

@@ -40,7 +40,7 @@ CANONICAL = (*SETTINGS, "train.canonical=true")
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls one rank before it takes its `step`-th step."""
+    """What befalls one rank before it takes its `step`-th step, or sums up after the last."""
 
     kind: Literal["kill", "hang", "perturb", "nan", "SIGTERM"]
     rank: int
@@ -48,14 +48,18 @@ class Fault:
 
     @contextlib.contextmanager
     def befalling(self, rank: int) -> Iterator[None]:
-        inner = Trainer._step
+        def struck(inner: Callable[[Trainer], Any]) -> Callable[[Trainer], Any]:
+            def work(trainer: Trainer) -> Any:
+                if rank == self.rank and trainer.compressor.steps == self.step:
+                    self._befall(trainer)
+                return inner(trainer)
 
-        def step(trainer: Trainer) -> Any:
-            if rank == self.rank and trainer.compressor.steps == self.step:
-                self._befall(trainer)
-            return inner(trainer)
+            return work
 
-        with mock.patch.object(Trainer, "_step", step):
+        with contextlib.ExitStack() as stack:
+            for name in ("_step", "_summary"):
+                work = struck(getattr(Trainer, name))
+                stack.enter_context(mock.patch.object(Trainer, name, work))
             yield
 
     def _befall(self, trainer: Trainer) -> None:
@@ -64,8 +68,9 @@ class Fault:
                 weight = trainer.model.classifier.out
                 weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
         elif self.kind == "nan":  # until the run goes back, and builds another step
-            forward = trainer.step.forward
-            trainer.step.forward = lambda *pair: math.nan * forward(*pair)  # type: ignore[method-assign]
+            step = trainer.state.step
+            forward = step.forward
+            step.forward = lambda *pair: math.nan * forward(*pair)  # type: ignore[method-assign]
         else:
             names = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
             os.kill(os.getpid(), names[self.kind])

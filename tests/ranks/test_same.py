@@ -59,6 +59,14 @@ def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
     assert_same_run(crews.home / "one", crews.home / "relay")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_asked_to_stop_at_the_end_ranks_come_to_it(crews: Crews, rank: int) -> None:
+    """What is left is to sum up: none leaves while others wait for it."""
+    name = f"end-{rank}"
+    assert crews.run(name, 2, fault=Fault("SIGTERM", rank, 40)) == [0, 0], crews.logs(name)
+    assert_same_run(crews.home / "one", crews.home / name)
+
+
 def own_loop(rank: int, size: int, port: int, out: Path) -> None:
     """The loop of docs/ranks.md: every rank has its share of 8 sequences a step."""
     become(rank, size, port)

@@ -119,7 +119,12 @@ def test_a_lock_is_not_followed_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)]
+    ("number", "name", "code"),
+    [
+        (signal.SIGTERM, "SIGTERM", 143),
+        (signal.SIGINT, "Ctrl-C", 130),
+        (signal.SIGHUP, "a closed terminal", 129),
+    ],
 )
 def test_a_stop_saves(whole: Path, tmp_path: Path, number: int, name: str, code: int) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
@@ -142,6 +147,16 @@ def test_a_stop_in_the_last_evaluation_does_not_wait(
     with pytest.raises(Stopped, match="after step 40"):
         trainer.run()
     start(tmp_path, existing="resume", **OFTEN).run()
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_with_nohup_a_run_outlives_its_terminal(whole: Path, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals(22, signal.SIGHUP):
+            start(tmp_path, **OFTEN).run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert_same_run(whole, tmp_path / "run")
 
 

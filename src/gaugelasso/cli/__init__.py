@@ -20,6 +20,7 @@ from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.errors import UserError
 from gaugelasso.ranks import started_as
+from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 
 # A table, for the order of the help page is not to hang on that of imports.
@@ -90,7 +91,7 @@ def main() -> None:
     set_up_process()
     try:
         app()
-    except UserError as error:
+    except (UserError, Stopped) as error:
         errors = Console(stderr=True)
         errors.print("[bold red]error:[/]", end=" ")
         if rank := _rank():

@@ -1,0 +1,151 @@
+"""A run's state: model, optimizer and memory; begun, saved, found again, gone back to.
+
+What training goes on from, whatever brought it there. Decides nothing.
+"""
+
+import dataclasses
+import gc
+import logging
+import time
+from collections.abc import Iterable
+
+import torch
+
+from gaugelasso import checkpoint, watch
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.events import Event
+from gaugelasso.memory import Memory
+from gaugelasso.models import Transformer
+from gaugelasso.ranks import Team
+from gaugelasso.resume import check_same_config, check_state
+from gaugelasso.runs import RunFolder, environment
+from gaugelasso.step import TrainingStep
+
+_logger = logging.getLogger(__name__)
+
+
+class RunState:
+    """As it begins, or with `resume` as the newest checkpoint of the folder has it, if any."""
+
+    def __init__(self, config: Config, device: str, folder: RunFolder, team: Team, resume: bool):
+        self.config, self.device, self.folder, self.team = config, device, folder, team
+        self.memory = Memory()
+        # Steps that were not taken, as of the last look: in a row up to it, most in a row.
+        self.failing = self.streak = 0
+        if found := self.find() if resume else None:
+            self._resume(found)
+        else:
+            self._begin()
+        self.compressor.agree("at the start")
+
+    @property
+    def steps(self) -> int:
+        return self.compressor.steps
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is a work target, and it is met.
+
+        From then on nothing presses: pressure that comes with every lucky batch would keep the
+        mean loss above its target, and the anneal would never begin.
+        """
+        return 0 < self.compressor.fma <= self.config.target.fma
+
+    def _take_up(self, model: Transformer) -> None:
+        self.model = model
+        self.step = TrainingStep(model, self.config, self.device, self.team)
+        self.compressor = self.step.compressor
+
+    def _begin(self) -> None:
+        config, folder, task = self.config, self.folder, self.config.task
+        # Nothing here draws from torch's own generators, but a task of somebody's might.
+        torch.manual_seed(config.train.seed)
+        spec = config.model.spec(task)
+        self._take_up(Transformer(spec, config.train.seed).to(self.device))
+        compressor = self.compressor
+        self.memory.fma_initial = compressor.fma
+        self.memory.parameters_initial = compressor.parameters
+        folder.write("config.json", config.to_dict())
+        folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
+        folder.rewind(0)
+        metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
+        initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
+        folder.write("initial.json", {**initial, "structure": compressor.structure})
+
+    def _resume(self, found: checkpoint.Checkpoint) -> None:
+        path = self.folder.path / "config.json"
+        self.team.lead(lambda: check_same_config(self.config, path))
+        self._take_up(found.model(self.device))
+        state, tensors = found.state()
+        steps = state.pop("steps")
+        check_state(state, dataclasses.asdict(Memory()), steps, found.path / "state.json")
+        self.memory = Memory(**state)
+        with errors_of(found.path / "optimizer.safetensors"):
+            self.compressor.load_state_tensors_(tensors, steps)
+        self.folder.rewind(steps, self.memory.returns)
+        found.restore_random_()
+
+    def find(self, step: int | None = None) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint, or that of a step, found by rank 0 for all."""
+
+        def look() -> tuple[str, int] | None:
+            folder = self.folder.checkpoints
+            found = checkpoint.find(folder) if step is None else checkpoint.at_step(folder, step)
+            return (found.path.name, found.step) if found else None
+
+        told = self.team.lead(look)
+        return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
+
+    def held(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
+        """The first of these checkpoints, which held the target, that is still whole."""
+        for step in steps:
+            try:
+                return self.find(step)
+            except UserError as error:
+                _logger.warning("warning: %s; it held the target, but is no more", error)
+        return None
+
+    def save(self) -> None:
+        """Write a checkpoint; those that held the target stay beside the newest ones."""
+        memory = self.memory
+        self.folder.sync()
+        hoped = [memory.hoped_at] if memory.hoped_at is not None else []
+        spare, keep = [*hoped, *memory.held], self.config.train.checkpoint_keep
+        folder, kept = self.folder.checkpoints, dataclasses.asdict(memory)
+        self.team.lead(lambda: checkpoint.save(folder, self.compressor, kept, keep, spare))
+
+    def go_back(self, to: checkpoint.Checkpoint, why: str) -> None:
+        """Take up an earlier state and go on from it, at the step that training has come to."""
+        began, memory, steps = time.perf_counter(), self.memory, self.steps
+        hooks, history = self.compressor.hooks, self.compressor.history
+        fma = self.compressor.fma
+        past, tensors = to.state()
+        # Gone before the other comes, so that no more memory is taken than in training.
+        del self.model, self.step, self.compressor
+        gc.collect()
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        self._take_up(to.model(self.device))
+        compressor = self.compressor
+        compressor.load_state_tensors_(tensors, steps)
+        compressor.hooks, compressor.history = hooks, history
+        compressor.pace.recount_(memory.skipped)
+        self.failing = self.streak = 0
+        watch.returned_(memory, to.step)
+        memory.cut_at = past["cut_at"]
+        event = Event(
+            step=steps,
+            fma_before=fma,
+            fma=compressor.fma,
+            dropped={},
+            prices={},
+            removed=(),
+            widths=compressor.widths,
+            seconds=time.perf_counter() - began,
+            returned_to=to.step,
+        )
+        history.append(event)
+        self.folder.append("events.jsonl", event.to_dict())
+        compressor.agree(f"back at the state of step {to.step}")
+        _logger.warning("warning: %s; back to the state of step %d", why, to.step)
