@@ -6,18 +6,20 @@ python benchmarks/kernels.py configs/bench/charlm-12l.toml --structure runs/mine
 Floors need no GPU. They are those of the work, not of our kernels: products at the rate of a large
 one or at the memory's, whichever takes longer; attention at the first rate, at the widths that its
 kernels calculate; the rest as bytes that must move. Launches and what follows the backward pass
-have no floor here.
+have no floor here. On a GPU the step's products are also timed alone, at their own widths and
+padded as our kernels pad them.
 """
 
 import argparse
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gaugelasso.bench import matrix_rate
+from gaugelasso.bench import matrix_rate, median_ms
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.config import Config, load_config
 from gaugelasso.graph import GraphedStep
@@ -46,10 +48,23 @@ THEIRS = {
 }
 
 
+def products(spec: TransformerSpec, padded: Callable[[int], int]) -> list[tuple[int, int]]:
+    """Input and output channels of every map, the channels of each head padded too."""
+    found = [(len(spec.classify), spec.outputs)]
+    for op in spec.operators:
+        if isinstance(op, AttentionSpec):
+            keys, values = padded(channels(op)), padded(op.values)
+            wide = (op.heads + op.kv_heads) * keys + op.kv_heads * values
+            found += [(len(op.reads), wide), (op.heads * values, len(op.writes))]
+        else:
+            found += [(len(op.reads), 2 * op.filters), (op.filters, len(op.writes))]
+    return [(padded(rows), padded(cols)) for rows, cols in found]
+
+
 def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
     """Seconds of forward and backward over a batch, by kind."""
     tokens, length = batch * spec.length, spec.length
-    products, found = [(len(spec.classify), spec.outputs)], Counter()
+    found: Counter[str] = Counter()
 
     def moved(kind: str, channels: int) -> None:
         found[kind] += 2 * channels * tokens / BYTES  # bfloat16
@@ -59,23 +74,23 @@ def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
         # Write: in, the stream in and out; back: in, out.
         moved("stream", 6 * len(op.reads) + 5 * len(op.writes))
         if isinstance(op, AttentionSpec):
-            keys = aligned(op.keys if op.frequencies is None else 2 * op.keys)
-            values = aligned(op.values)
-            wide = (op.heads + op.kv_heads) * keys + op.kv_heads * values
-            moved("heads", 4 * wide)
-            products += [(len(op.reads), wide), (op.heads * values, len(op.writes))]
+            keys, values = aligned(channels(op)), aligned(op.values)
+            moved("heads", 4 * ((op.heads + op.kv_heads) * keys + op.kv_heads * values))
             keys, values = calculated(keys, values)
             pairs = batch * op.heads * length**2 / (2 if spec.causal else 1)
             # Scores and mixture; back: scores again, and a product for each gradient.
             found["attention"] += 2 * pairs * (4 * keys + 3 * values) / FLOPS
         else:
             moved("SwiGLU", 8 * op.filters)
-            products += [(len(op.reads), 2 * op.filters), (op.filters, len(op.writes))]
-    for rows, cols in products:
-        rows, cols = aligned(rows), aligned(cols)
+    for rows, cols in products(spec, aligned):
         work, traffic = 2 * rows * cols * tokens / FLOPS, 2 * (rows + cols) * tokens / BYTES
         found["products"] += 3 * max(work, traffic)
     return dict(found)
+
+
+def channels(op: AttentionSpec) -> int:
+    """Of a key: pairs are two."""
+    return op.keys if op.frequencies is None else 2 * op.keys
 
 
 def calculated(keys: int, values: int) -> tuple[int, int]:
@@ -84,6 +99,21 @@ def calculated(keys: int, values: int) -> tuple[int, int]:
     if widest <= NARROW:
         return tuple(max(16, 1 << (width - 1).bit_length()) for width in (keys, values))
     return (64, 64) if widest <= 64 else (aligned(widest), aligned(widest))
+
+
+def product_ms(sizes: list[tuple[int, int]], tokens: int) -> float:
+    """A step's products and nothing else: each map's, and for the gradients of both its sides."""
+    maps = [torch.randn(rows, cols, device="cuda").bfloat16() for rows, cols in sizes]
+    ins, outs = (
+        [torch.randn(size[side], tokens, device="cuda").bfloat16() for size in sizes]
+        for side in (0, 1)
+    )
+
+    def all_of_them() -> None:
+        for each, into, out in zip(maps, ins, outs, strict=True):
+            each.T @ into, each @ out, into @ out.T
+
+    return median_ms(GraphedStep(all_of_them), "cuda", repeats=20)
 
 
 def kinds() -> dict[str, str]:
@@ -139,6 +169,10 @@ def main() -> None:
         step.compressor.set_lr_(1e-6)
         rows["measured"], launches = measured(step)
         print(f"{launches} kernels a step; a large product: {matrix_rate('cuda'):.0f} TFLOP/s")
+        del step
+        tokens = config.train.batch * config.train.accumulate * spec.length
+        alone = [product_ms(products(spec, widths), tokens) for widths in (int, aligned)]
+        print("products alone: {:.2f} ms at their own widths, {:.2f} padded".format(*alone))
     columns = sorted({kind for row in rows.values() for kind in row})
     print("ms".rjust(10), *(kind.rjust(10) for kind in [*columns, "sum"]))
     for name, row in rows.items():
