@@ -27,7 +27,13 @@ from gaugelasso.events import Event
 from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
 from gaugelasso.ranks import ALONE, Team
-from gaugelasso.resume import check_same_config, check_state
+from gaugelasso.resume import (
+    check_little_lost,
+    check_same_config,
+    check_same_data,
+    check_state,
+    data_of,
+)
 from gaugelasso.runs import Existing, Onlooker, RunFolder, environment
 from gaugelasso.schedule import Schedule
 from gaugelasso.signals import StopWish, stop_wishes
@@ -82,10 +88,16 @@ class Trainer:
             self.train.lr_min,
         )
         self.memory = Memory()
+        self._data = data_of(self.task)
+        self.team.agree(json.dumps(self._data), "by its data")
         found = self._find() if resume else None
+        if resume and not found:
+            self.team.lead(lambda: check_little_lost(self.folder.path, self.train.checkpoint_every))
         if found:
             path = self.folder.path / "config.json"
             self.team.lead(lambda: check_same_config(config, path))
+            initial = self.folder.path / "initial.json"
+            self.team.lead(lambda: check_same_data(self._data, initial))
             model = found.model(self.device)
         else:
             spec = config.model.spec(self.task)
@@ -127,10 +139,11 @@ class Trainer:
         self.memory.parameters_initial = compressor.parameters
         self.folder.write("config.json", self.config.to_dict())
         self.folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
-        self.folder.rewind(0)
+        self.folder.rewind()
         task = self.task
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
+        initial |= {"data": self._data} if self._data else {}
         self.folder.write("initial.json", {**initial, "structure": compressor.structure})
 
     def _resume(self, found: checkpoint.Checkpoint) -> None:
@@ -140,8 +153,16 @@ class Trainer:
         self.memory = Memory(**state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
-        self.folder.rewind(steps, self.memory.returns)
         found.restore_random_()
+        self.team.lead(lambda: self._rewind(found))
+
+    def _rewind(self, found: checkpoint.Checkpoint) -> None:
+        """The logs end where they did, and what was damaged is out of the way."""
+        if marks := found.marks():
+            self.folder.rewind(marks)
+        else:
+            self.folder.rewind_unmarked(found.step, self.memory.returns)
+        checkpoint.put_aside_newer(found)
 
     # --- one step -----------------------------------------------------------------
 
@@ -259,10 +280,10 @@ class Trainer:
             raise UserError(f"a weight is not a number after step {steps}; {self._last_good()}")
         if due and memory.holds(self.config.target.loss) and self._compressing():
             memory.hoped_at = steps
-        self.folder.sync()
+        logs = self.folder.sync()
         spare = [at for at in (memory.hoped_at, memory.held_at, memory.held_before_at) if at]
         keep = self.train.checkpoint_keep
-        folder, state = self.folder.checkpoints, dataclasses.asdict(memory)
+        folder, state = self.folder.checkpoints, {**dataclasses.asdict(memory), "logs": logs}
         self.team.lead(lambda: checkpoint.save(folder, self.compressor, state, keep, spare))
 
     def _compressing(self) -> bool:
