@@ -198,6 +198,21 @@ def test_a_checkpoint_without_marks_is_resumed(run: Path, tmp_path: Path) -> Non
     assert_same_run(run, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "mark", [{}, {"bytes": -1}, {"bytes": 10**400}, {"bytes": True}, {"sha256": "x"}, [], None]
+)
+def test_marks_that_are_none_are_refused(run: Path, tmp_path: Path, mark: Any) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = newest(tmp_path / "run")
+    state = read(path / "state.json")
+    whole = state["logs"]["metrics.jsonl"]
+    state["logs"]["metrics.jsonl"] = whole | mark if mark else mark
+    (path / "state.json").write_text(json.dumps(state))
+    sign(path)
+    with pytest.raises(UserError, match=r"state\.json': not a run's state, logs = "):
+        start(tmp_path, existing="resume")
+
+
 def test_without_marks_a_return_after_the_save_is_forgotten(tmp_path: Path) -> None:
     events = [
         {"step": 5, "returned_to": None},

@@ -92,7 +92,7 @@ def _is_mark(data: Any) -> bool:
         isinstance(data, dict)
         and data.keys() == {"bytes", "sha256"}
         and type(data["bytes"]) is int
-        and data["bytes"] >= 0
+        and 0 <= data["bytes"] < 2**63  # as many as a file can have
         and isinstance(data["sha256"], str)
         and re.fullmatch("[0-9a-f]{64}", data["sha256"]) is not None
     )
