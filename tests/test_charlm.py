@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import math
+import os
 import re
 import sys
 import types
@@ -25,7 +26,7 @@ from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
-from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw
+from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw, stored
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
 from tests.command import Command, assert_told
@@ -98,7 +99,7 @@ def test_a_folder_is_split_by_file(tmp_path: Path) -> None:
     # Five per cent of thirty, rounded: the last two by name.
     assert train == b"\n\n".join(books[:28])
     assert valid == b"\n\n".join(books[28:])
-    assert len(list((tmp_path / "here").iterdir())) == 2
+    assert len(list((tmp_path / "here").glob("*.txt"))) == 2
     wider = CharLM(path=str(tmp_path / "in"), split=0.5, length=16)
     assert wider.texts[1].tobytes() == b"\n\n".join(books[15:])
 
@@ -321,6 +322,82 @@ def test_a_resumed_run_reads_on_where_it_was(tmp_path: Path) -> None:
     stop_at(Trainer(config, tmp_path / "died"), 23)
     Trainer(tiny(tmp_path / "a.txt"), tmp_path / "died", "resume").run()
     assert_same_run(tmp_path / "whole", tmp_path / "died")
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_a_run_goes_on_with_the_text_it_began_with(tmp_path: Path, part: str) -> None:
+    path = write(tmp_path / "a.txt")
+    stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
+    before, data = contents(tmp_path / "run"), path.read_bytes()
+    at = 99 if part == "training" else len(data) - 99
+    path.write_bytes(data[:at] + b"#" + data[at + 1 :])
+    with pytest.raises(UserError, match=rf"^--resume: the {part} text of '.*a.txt', .* put that"):
+        Trainer(tiny(path), tmp_path / "run", "resume")
+    assert contents(tmp_path / "run") == before
+    path.write_bytes(data)
+    Trainer(tiny(path), tmp_path / "run", "resume").folder.close()
+
+
+def test_a_run_that_did_not_tell_its_data_goes_on(tmp_path: Path) -> None:
+    """As those of earlier versions."""
+    path = write(tmp_path / "a.txt")
+    stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
+    initial = read(tmp_path / "run" / "initial.json")
+    assert initial.pop("data")
+    (tmp_path / "run" / "initial.json").write_text(json.dumps(initial))
+    Trainer(tiny(path), tmp_path / "run", "resume").folder.close()
+
+
+@pytest.mark.parametrize("size", [0, 700, 2**20])
+def test_large_data_are_known_by_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "_LOOKED_AT", 2**10)
+    monkeypatch.setattr(stored, "_PIECES", 2**4)
+    data = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
+    here = stored.known(data)
+    assert here == stored.known(data.copy())
+    assert here["bytes"] == size
+    others = [data[:-1], data[1:], np.roll(data, 1), data[::-1].copy()] if size else []
+    for place in (0, -1) if size else ():
+        others.append(data.copy())
+        others[-1][place] ^= 1
+    assert all(stored.known(other) != here for other in others)
+
+
+SPOILED_CACHES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[:900],
+    "zeros": lambda data: bytes(len(data)),
+    "empty": lambda data: b"",
+    "a byte": lambda data: data[:-1] + b"#",
+}
+
+
+@pytest.mark.parametrize("name", SPOILED_CACHES)
+def test_a_damaged_cache_is_made_anew(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = {"path": str(write(tmp_path / "a.txt.gz")), "split": 0.1, "length": 16}
+    before = [part.tobytes() for part in CharLM(**task).texts]
+    [cached] = (tmp_path / "cache").glob("*.txt")
+    cached.write_bytes(SPOILED_CACHES[name](cached.read_bytes()))
+    assert [part.tobytes() for part in CharLM(**task).texts] == before
+    [told] = caplog.messages
+    assert re.search(r"^warning: cached text '.*\.txt' is damaged .* made anew$", told)
+    (tmp_path / "cache" / f"{cached.name}.json").write_text("{")
+    assert [part.tobytes() for part in CharLM(**task).texts] == before
+    (tmp_path / "cache" / f"{cached.name}.json").unlink()  # as earlier versions left it
+    assert [part.tobytes() for part in CharLM(**task).texts] == before
+    assert len(caplog.messages) == 2
+
+
+def test_the_cache_is_flushed_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda _: done.append("flushed"))
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("named") or replace(*paths))
+    assert CharLM(path=str(write(tmp_path / "a.txt.gz")), split=0.1, length=16).texts
+    assert done[:3] == ["flushed", "named", "flushed"]
 
 
 def test_a_missing_text_never_costs_an_existing_run(tmp_path: Path) -> None:

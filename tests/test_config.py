@@ -361,3 +361,8 @@ def test_json_that_is_no_config_is_refused(data: Any) -> None:
 
 def test_a_million_layers_are_refused_at_once(tmp_path: Path) -> None:
     assert "model.layers = 1000000" in refusal(tmp_path, model__layers=10**6)
+
+
+def test_a_structure_too_large_to_be_read_again_is_refused(tmp_path: Path) -> None:
+    said = refusal(tmp_path, model__width=100_000, model__layers=20)
+    assert "model.layers = 20 of model.width = 100000 make a structure of" in said

@@ -15,7 +15,7 @@ FLOORS = {
     **dict.fromkeys(["drop", "accord", "options", "graph", "pace"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
-    **dict.fromkeys(["manifest", "memory", "resume", "watch"], 4),
+    **dict.fromkeys(["manifest", "memory", "resume", "watch", "logs"], 4),
     **dict.fromkeys(
         ["step", "state", "ending", "books", "trainer", "display", "bench", "report", "show"], 5
     ),

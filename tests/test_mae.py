@@ -218,6 +218,36 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(images.load(str(path), 12).parts["train"]) == 2
 
 
+@pytest.mark.parametrize("name", ["train.npy", "valid.npy", "about.json"])
+@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:-1] + b"#"])
+def test_a_damaged_cache_is_made_anew(
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = packed(tmp_path)
+    images.load(str(path), 12)
+    [cached] = (tmp_path / "cache" / "images").glob(f"*/{name}")
+    cached.write_bytes(spoil(cached.read_bytes()))
+    images.load.cache_clear()
+    held = images.load(str(path), 12)
+    assert np.array_equal(held.parts["train"], pictures(5))
+    assert np.array_equal(held.parts["valid"], pictures(3, seed=1))
+    [told] = caplog.messages
+    assert told.startswith(f"warning: cache '{cached.parent}' is damaged")
+
+
+def test_a_run_goes_on_with_the_images_it_began_with(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    Trainer(tiny(path=str(path)), tmp_path / "run").run()
+    others = pictures(5)
+    others[3, 0, 0] ^= 1
+    valid = [encoded(p) for p in pictures(3, seed=1)]
+    pack(path, train=[encoded(p) for p in others], valid=valid)
+    images.load.cache_clear()
+    with pytest.raises(UserError, match=r"^--resume: the training images of '.*faces\.npz', "):
+        Trainer(tiny(path=str(path)), tmp_path / "run", "resume")
+    assert TASK.stored_data() == {}
+
+
 def test_a_folder_may_be_split_or_is_split_by_name(tmp_path: Path) -> None:
     for number, pixels in enumerate(pictures(60)):
         folder = tmp_path / "split" / ("valid" if number < 4 else "train")

@@ -1,6 +1,8 @@
 """A run again: repeated, resumed, refused, overwritten; to the last bit, or left alone."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 
 from gaugelasso import durable
 from gaugelasso.errors import UserError
-from gaugelasso.runs import Existing, RunFolder, read_rows
+from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
+from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import (
@@ -23,6 +26,7 @@ from tests.training import (
     start,
     stop_at,
 )
+from tests.trust.traps import Signals
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +119,121 @@ def test_checkpoints_come_at_their_own_interval(tmp_path: Path) -> None:
     assert read(newest(tmp_path / "run") / "state.json")["steps"] == 10
 
 
+# --- what is lost, and what is not -----------------------------------------------------
+
+
+def damage(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"")
+
+
+LOST: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
+    "events deleted": ("events.jsonl", lambda data: None),
+    "metrics deleted": ("metrics.jsonl", lambda data: None),
+    "head cut": ("metrics.jsonl", lambda data: data[data.index(b"\n") + 1 :]),
+    "tail cut": ("metrics.jsonl", lambda data: data[: len(data) // 3]),
+    "a digit changed": ("events.jsonl", lambda data: data.replace(b"1", b"2", 1)),
+    "empty": ("events.jsonl", lambda data: b""),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_a_log_that_is_not_as_it_was_is_told(run: Path, tmp_path: Path, what: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    name, change = LOST[what]
+    path = tmp_path / "run" / name
+    data = change(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match=rf"{name}': damaged, .*--overwrite$"):
+        start(tmp_path, existing="resume")
+    assert contents(tmp_path / "run") == before
+
+
+def test_rows_after_the_newest_checkpoint_may_be_damaged(run: Path, tmp_path: Path) -> None:
+    """They were not flushed to the disk, and are written again."""
+    stop_at(start(tmp_path), 28)
+    path = tmp_path / "run" / "metrics.jsonl"
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + bytes(len(last)) + b'\n{"step": 30}\n')
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_logs_end_where_the_checkpoint_gone_back_to_knows_them_to(
+    run: Path, tmp_path: Path
+) -> None:
+    stop_at(start(tmp_path), 28)
+    damage(newest(tmp_path / "run"))
+    trainer = start(tmp_path, existing="resume")
+    assert trainer.compressor.steps == 10
+    assert [row["step"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [5, 10]
+    trainer.run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_takes_no_place_among_the_newest(tmp_path: Path) -> None:
+    never: dict[str, Any] = {"target__loss": 1e-9}  # so none is kept for having held it
+    with Signals(22), pytest.raises(Stopped):
+        start(tmp_path, **never).run()
+    ring = tmp_path / "run" / "checkpoints"
+    damage(ring / "step-00000023")
+    stop_at(start(tmp_path, existing="resume", **never), 32)
+    names = ["step-00000020", "step-00000023.damaged", "step-00000030"]
+    assert sorted(path.name for path in ring.iterdir()) == names
+    damage(ring / "step-00000030")
+    assert start(tmp_path, existing="resume", **never).compressor.steps == 20
+
+
+@pytest.mark.parametrize(
+    "mark", [{}, {"bytes": -1}, {"bytes": 10**400}, {"bytes": True}, {"sha256": "x"}, [], None]
+)
+def test_marks_that_are_none_are_refused(run: Path, tmp_path: Path, mark: Any) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = newest(tmp_path / "run")
+    state = read(path / "state.json")
+    whole = state["logs"]["metrics.jsonl"]
+    state["logs"]["metrics.jsonl"] = whole | mark if mark else mark
+    (path / "state.json").write_text(json.dumps(state))
+    sign(path)
+    with pytest.raises(UserError, match=r"state\.json': not a run's state, logs = "):
+        start(tmp_path, existing="resume")
+
+
+@pytest.mark.parametrize("died_at", [28, None])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    run: Path, tmp_path: Path, died_at: int | None
+) -> None:
+    if died_at is None:
+        shutil.copytree(run, tmp_path / "run")
+    else:
+        stop_at(start(tmp_path), died_at)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = contents(tmp_path / "run")
+    has = "rows up to step 25" if died_at else "a summary"
+    with pytest.raises(UserError, match=rf"has {has}, but no checkpoint .*--overwrite$"):
+        start(tmp_path, existing="resume")
+    assert contents(tmp_path / "run") == before
+    start(tmp_path, existing="overwrite").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_an_onlooker_does_nothing_that_a_folder_can_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scribble(folder: RunFolder) -> None:
+        folder.path.mkdir()
+
+    monkeypatch.setattr(RunFolder, "scribble", scribble, raising=False)
+    folder = Onlooker(tmp_path / "run")
+    folder.scribble()  # type: ignore[attr-defined]
+    folder.append("metrics.jsonl", {"step": 1})
+    folder.write("summary.json", {})
+    assert folder.checkpoints == tmp_path / "run" / "checkpoints"
+    assert not list(tmp_path.iterdir())
+
+
 # --- the output folder ---------------------------------------------------------------
 
 
@@ -194,19 +313,24 @@ def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -
     path.write_text(line + "\n" + path.read_text())
     before = contents(tmp_path / "run")
     with pytest.raises(UserError, match=r"metrics\.jsonl': line 1 is damaged"):
+        list(read_rows(path))
+    with pytest.raises(UserError, match=r"metrics\.jsonl': damaged, its first"):
         start(tmp_path, existing="resume")
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize(
+    "name", ["overwriting.tmp", "checkpoints", "summary.json", "metrics.jsonl", "config.json"]
+)
 def test_overwriting_broken_off_leaves_a_run_that_starts_over(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     finish(tmp_path, train__seed=4)
     inner = durable.remove
 
     def breaking(path: Path) -> None:
         inner(path)
-        if path.name == "checkpoints":
+        if path.name == name:
             raise Stop
 
     monkeypatch.setattr(durable, "remove", breaking)

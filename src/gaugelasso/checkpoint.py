@@ -5,11 +5,12 @@
       model.safetensors      weights, riders and slow norm weights: every parameter and buffer
       optimizer.safetensors  momentum, second moments, rho and loss averages, rates, flags
       random.safetensors     torch's random number generators, of every device
-      state.json             where training stood: step, phase, figures not yet logged
+      state.json             where training stood: step, phase, figures not yet logged, where
+                             the run's logs ended
       manifest.json          length and SHA-256 of each, written last
 
 A checkpoint is written aside, flushed to the disk and renamed. The newest few stay: one that
-is damaged is passed over for the one before, with a warning.
+is damaged is passed over for the one before, with a warning, and put aside when the run goes on.
 
 That is all the next step depends on. Batches are a function of (seed, step, stream), so the
 step is the data's position, and no generator of theirs has a state; the schedule is a function
@@ -34,6 +35,7 @@ from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compressor import Compressor
 from gaugelasso.durable import remove, rename, sync, write_new
 from gaugelasso.errors import UserError, errors_of
+from gaugelasso.logs import Mark, is_marks
 from gaugelasso.manifest import NAME as MANIFEST
 from gaugelasso.manifest import check_manifest, write_manifest
 from gaugelasso.models import Transformer, TransformerSpec
@@ -52,6 +54,8 @@ _PARTS = (
 )
 # One that gives way to another of its step stays until that one has its name.
 _REPLACED = ".replaced"
+# Left for whoever wants to look at it; no checkpoint by its name.
+_DAMAGED = ".damaged"
 _NAME = re.compile(rf"step-(\d{{8,18}})({re.escape(_REPLACED)})?")
 _log = logging.getLogger(__name__)
 
@@ -78,12 +82,25 @@ class Checkpoint:
         return model.to(device)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        state = self._state()
+        state.pop("logs", None)
+        return state, read_tensors(self.path / "optimizer.safetensors")
+
+    def marks(self) -> dict[str, Mark]:
+        """Of the run's logs, as they were then."""
+        marks: Any = self._state().get("logs")
+        if not is_marks(marks):
+            path = self.path / "state.json"
+            raise UserError(f"{str(path)!r}: not a run's state, logs = {str(marks)[:60]}")
+        return marks
+
+    def _state(self) -> dict[str, Any]:
         path = self.path / "state.json"
         state = read_json(path)
         steps = state.get("steps") if isinstance(state, dict) else None
         if type(steps) is not int or steps != self.step:
             raise UserError(f"{str(path)!r}: not the state after step {self.step}")
-        return state, read_tensors(self.path / "optimizer.safetensors")
+        return state
 
     def restore_random_(self) -> None:
         """Let torch's generators go on from where they were."""
@@ -201,6 +218,19 @@ def find(folder: Path | str) -> Checkpoint | None:
     if damage:
         raise UserError(f"{damage[0]}; there is no whole checkpoint to go back to")
     return None
+
+
+def put_aside_newer(found: Checkpoint) -> None:
+    """Rename the damaged ones that were passed over for this one.
+
+    Or they would count among the newest, and sound ones be let go of for them.
+    """
+    ring = _ring(found.path.parent)
+    with contextlib.suppress(OSError):  # they are no worse than before
+        for path in ring[: ring.index(found.path)]:
+            aside = path.with_name(path.name + _DAMAGED)
+            remove(aside)
+            os.replace(path, aside)
 
 
 def at_step(folder: Path, step: int) -> Checkpoint:

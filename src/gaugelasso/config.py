@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gaugelasso.errors import UserError, errors_of
+from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.models.spec import SpecError, TransformerSpec
 from gaugelasso.options import CompressorOptions
 from gaugelasso.runs import read_json
-from gaugelasso.strict import read_plain
+from gaugelasso.strict import MOST_VALUES, read_plain
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
@@ -28,6 +28,7 @@ _ABSURD = 1_000_000
 _DEEPEST = 10_000
 _MOST_WEIGHTS = 1e11
 _MOST_VALUES = 1e11
+_LARGEST = 2**17  # bytes of a TOML file, of which all settings fill a few thousand
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,13 @@ def _check_size(config: Config) -> None:
             f"[model] and [task] make {weights:.2g} weights, more than the {_MOST_WEIGHTS:.0e} "
             "this is meant for; lower the widths or the vocabulary"
         )
+    # A structure names the sites that every operator reads and writes, and must be read again.
+    named = model.layers * (4 * model.width + model.d_k) + 3 * model.width
+    if named > MOST_VALUES:
+        raise UserError(
+            f"model.layers = {model.layers} of model.width = {model.width} make a structure of "
+            f"{named:.2g} entries, more than {MOST_VALUES:.1e}; lower one of them"
+        )
     values = train.batch * task.length * max(model.width, model.d_f, task.outputs)
     if values > _MOST_VALUES:
         raise UserError(
@@ -222,7 +230,7 @@ def _check_places(config: Config) -> None:
 def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
     """Read a TOML file and apply `section.key = value` changes, values in TOML syntax."""
     try:
-        data = tomllib.loads(read_plain(path))
+        data = tomllib.loads(read_plain(path, _LARGEST).decode())
     except FileNotFoundError:
         raise UserError(f"config {str(path)!r}: no such file") from None
     except tomllib.TOMLDecodeError as error:
@@ -230,7 +238,7 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
     except RecursionError:
         raise UserError(f"config {str(path)!r}: not valid TOML: nested too deeply") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"config {str(path)!r}: cannot be read ({error})") from None
+        raise UserError(f"config {str(path)!r}: cannot be read ({first_line(error)})") from None
     # With changes, what is wrong may as well be one of them.
     with contextlib.nullcontext() if changes else errors_of(path):
         return changed(data, changes or {})

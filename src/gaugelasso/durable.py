@@ -11,7 +11,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+# Not to wait, should a pipe be in the place of a file.
+_AT_ONCE = os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | _AT_ONCE
 
 
 def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
@@ -42,9 +44,19 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Add to the end of a file. Not flushed to the disk: that is for `sync` to do."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _AT_ONCE, 0o666)
     try:
         _write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Let a file end after so many bytes, and tell the disk; made if it is not there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _AT_ONCE, 0o666)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -58,7 +70,7 @@ def rename(old: Path, new: Path) -> None:
 def sync(path: Path) -> None:
     """Flush a file, or a folder's list of names, to the disk; nothing if it is not there."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
     except FileNotFoundError:
         return
     try:

@@ -13,6 +13,8 @@ class UserError(ValueError):
 
 def first_line(error: Exception) -> str:
     """Of another's error, what fits into a line of ours: its first, or its type's name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from gaugelasso.errors import UserError
 
 NAME = "run.lock"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FolderLock:
@@ -29,18 +30,24 @@ class FolderLock:
     def _acquire(self) -> int:
         while True:
             try:
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                descriptor = os.open(self.path, _FLAGS, 0o666)
             except OSError as error:
                 where = str(self.path.parent)
                 raise UserError(f"output {where!r} cannot be written: {error.strerror}") from None
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 holder = os.read(descriptor, 20).decode(errors="replace").strip()
                 os.close(descriptor)
                 raise UserError(
                     f"output {str(self.path.parent)!r} is in use by another run (process "
                     f"{holder or 'unknown'}); wait until it ends, or choose another --out"
+                ) from None
+            except OSError as error:
+                os.close(descriptor)
+                raise UserError(
+                    f"output {str(self.path.parent)!r} cannot be locked against other runs "
+                    f"({error.strerror}); choose an --out on a disk that knows flock"
                 ) from None
             if self._is(descriptor):
                 return descriptor

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from typing import Any
 from gaugelasso.durable import write_new
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_json
+from gaugelasso.strict import open_plain
 
 NAME = "manifest.json"
 _LAYOUT = 1  # of a checkpoint; another layout takes another number
+_LARGEST = 2**14  # bytes: a line or three for each of a handful of files
 
 
 def write_manifest(folder: Path, step: int, digests: Mapping[str, str]) -> None:
@@ -36,7 +37,7 @@ def check_manifest(folder: Path, names: Collection[str]) -> int:
     """The step of a checkpoint that is whole; UserError names the file that is not."""
     path = folder / NAME
     _open(path).close()
-    data = read_json(path)
+    data = read_json(path, most=_LARGEST)
     if not _is_manifest(data):
         raise UserError(f"{str(path)!r}: damaged, it is no manifest of layout {_LAYOUT}")
     if data["files"].keys() != set(names):
@@ -83,11 +84,8 @@ def _check_file(path: Path, said: dict[str, Any]) -> None:
 def _open(path: Path) -> io.BufferedReader:
     """A plain file; a link, which may point anywhere, or a pipe, which never ends, is refused."""
     try:
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            raise UserError(f"{str(path)!r}: damaged, it is no plain file")
-        return path.open("rb")
+        return open_plain(path, links=False)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r}: no such file") from None
     except OSError as error:
-        raise UserError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{str(path)!r}: damaged, it cannot be read ({error.strerror})") from None

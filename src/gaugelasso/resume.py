@@ -1,13 +1,16 @@
-"""What a run that goes on must find as it left it: its settings, and a state that is one."""
+"""What a run that goes on must find as it left it: its settings, its data, its state, its rows."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gaugelasso import logs
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.runs import read_json
+from gaugelasso.runs import CHECKPOINTS, read_json, read_rows
+from gaugelasso.tasks import Task, WithData
+from gaugelasso.tasks.stored import known
 
 # What changes no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
@@ -29,6 +32,53 @@ def check_same_config(config: Config, path: Path) -> None:
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
                 )
+
+
+def data_of(task: Task) -> dict[str, Any]:
+    """What the data of a task are known by, by their names; nothing where none are stored."""
+    if not isinstance(task, WithData):
+        return {}
+    return {name: known(data) for name, data in task.stored_data().items()}
+
+
+def check_same_data(data: Mapping[str, Any], path: Path) -> None:
+    """A run goes on with the data it began with, as this file knows them."""
+    if not data:
+        return
+    initial = read_json(path)
+    # Earlier versions did not tell, nor may a task have when the run began.
+    before = initial.get("data") if isinstance(initial, dict) else None
+    if not isinstance(before, dict):
+        return
+    for name, here in data.items():
+        if before.get(name) != here:
+            raise UserError(
+                f"--resume: the {name}, {_said(here)}, is not what the run began with, "
+                f"{_said(before.get(name))} ({str(path)!r}); put that back, or start another run"
+            )
+
+
+def _said(data: Any) -> str:
+    try:
+        return f"{data['bytes']:,} bytes of SHA-256 {data['sha256'][:12]}"
+    except (TypeError, KeyError, ValueError):
+        return "nothing"
+
+
+def check_little_lost(run: Path, first: int) -> None:
+    """UserError if a run without a checkpoint had come beyond step `first`, or to its end.
+
+    It would start over, and what it has written be lost.
+    """
+    rows = (row["step"] for name in logs.NAMES for row in read_rows(run / name))
+    summary = (run / "summary.json").exists()
+    reached = max(rows, default=0)
+    if summary or reached > first:
+        told = "a summary" if summary else f"rows up to step {reached}"
+        raise UserError(
+            f"--resume: {str(run)!r} has {told}, but no checkpoint to go on from in "
+            f"{str(run / CHECKPOINTS)!r}; put it back, or start anew with --overwrite"
+        )
 
 
 def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, path: Path) -> None:

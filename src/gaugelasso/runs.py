@@ -26,14 +26,16 @@ from typing import Any, Literal
 import numpy
 import torch
 
-from gaugelasso import durable, lock
-from gaugelasso.errors import UserError
-from gaugelasso.strict import parse_json, read_plain
+from gaugelasso import durable, lock, logs, strict
+from gaugelasso.errors import UserError, first_line
 from gaugelasso.version import __version__
 
 Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
-_LOGS = ("metrics.jsonl", "events.jsonl")
+# There while an older run is being removed.
+_CLEARING = "overwriting.tmp"
+# Bytes and values of a row: an event has some for every axis, of which there may be thousands.
+_LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
 
 
 class RunFolder:
@@ -43,6 +45,7 @@ class RunFolder:
         self.path = path
         make_folder(path)
         self._lock = lock.FolderLock(path)
+        self._logs = {name: logs.Log(path / name) for name in logs.NAMES}
 
     @classmethod
     def open(cls, path: Path, existing: Existing = "refuse") -> "RunFolder":
@@ -58,7 +61,7 @@ class RunFolder:
         folder = cls(path)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(folder.close)
-            if existing == "overwrite":
+            if existing == "overwrite" or (path / _CLEARING).exists():
                 folder._clear()
             on_failure.pop_all()
         return folder
@@ -66,9 +69,10 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove a run's own files.
 
-        Checkpoints first, config last: broken off anywhere, a resumed run starts over.
+        Broken off anywhere, it is done by whoever opens the folder next: half a run is none.
         """
-        for name in (CHECKPOINTS, "report", *reversed(_FILES)):
+        write_text(self.path / _CLEARING, "")
+        for name in (CHECKPOINTS, "report", *reversed(_FILES), _CLEARING):
             with _writing(self.path / name):
                 durable.remove(self.path / name)
                 durable.remove(self.path / f"{name}.tmp")
@@ -101,27 +105,30 @@ class RunFolder:
         _write(self.path / name, held.getvalue())
 
     def append(self, name: str, row: dict[str, Any]) -> None:
+        """A row to one of the logs."""
         with _writing(self.path / name):
-            durable.append(self.path / name, (json.dumps(row) + "\n").encode())
+            self._logs[name].append(row)
 
-    def sync(self) -> None:
-        """Flush the logs to the disk: a checkpoint must not outlive the rows before it."""
-        for name in _LOGS:
-            with _writing(self.path / name):
-                durable.sync(self.path / name)
+    def sync(self) -> dict[str, logs.Mark]:
+        """Flush the logs to the disk, and mark where they end.
 
-    def rewind(self, step: int, returns: int = 0) -> None:
-        """Forget rows after `step`: they will be written again.
-
-        Of the events that went back, the first `returns` stay: one more may have been written at
-        this very step, after it was saved.
+        A checkpoint must not outlive the rows before it.
         """
-        for name in _LOGS:
-            kept = [row for row in read_rows(self.path / name) if row["step"] <= step]
-            extra = [row for row in kept if row.get("returned_to") is not None][returns:]
-            kept = [row for row in kept if row not in extra]
-            text = "".join(json.dumps(row) + "\n" for row in kept)
-            write_text(self.path / name, text)
+        for log in self._logs.values():
+            with _writing(log.path):
+                log.sync()
+        return {name: log.mark() for name, log in self._logs.items()}
+
+    def rewind(self, marks: Mapping[str, logs.Mark] | None = None) -> None:
+        """Forget rows after these marks, or all: they will be written again.
+
+        UserError, with nothing changed, where those before a mark are not as they were.
+        """
+        for name, mark in (marks or {}).items():
+            self._logs[name] = logs.Log.known(self.path / name, mark)
+        for log in self._logs.values():
+            with _writing(log.path):
+                log.cut()
         for name in ("samples.npz", "summary.json"):
             with _writing(self.path / name):
                 durable.remove(self.path / name)
@@ -133,23 +140,10 @@ class Onlooker(RunFolder):
     def __init__(self, path: Path):
         self.path = path
 
-    def close(self) -> None:
-        pass
-
-    def write(self, name: str, data: Any) -> None:
-        pass
-
-    def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
-        pass
-
-    def append(self, name: str, row: dict[str, Any]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def rewind(self, step: int, returns: int = 0) -> None:
-        pass
+    def __getattribute__(self, name: str) -> Any:
+        # All that a folder can be told to do, for what is added to it must not write here either.
+        found = super().__getattribute__(name)
+        return (lambda *_: None) if callable(found) else found
 
 
 _FILES = (
@@ -165,7 +159,7 @@ _FILES = (
 
 def _is_free(path: Path) -> bool:
     """Nothing there, or nothing but what a run that died at its very beginning leaves."""
-    traces = {lock.NAME, "config.json.tmp"}
+    traces = {lock.NAME, "config.json.tmp", _CLEARING, f"{_CLEARING}.tmp"}
     return not path.is_dir() or all(entry.name in traces for entry in path.iterdir())
 
 
@@ -198,18 +192,20 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
 
 
-def read_json(path: Path, finite: bool = True) -> Any:
+def read_json(path: Path, finite: bool = True, most: int = strict.LARGEST) -> Any:
     """What a JSON file says; UserError where it is none, says a thing twice, or has no end.
 
-    Numbers must be `finite` but in figures, where a run may have measured otherwise.
+    Numbers must be `finite` but in figures, where a run may have measured otherwise. Files of more
+    than `most` bytes are not read.
     """
     try:
-        return parse_json(read_plain(path), finite)
+        return strict.read_json(path, finite, most)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r}: no such file") from None
     # ValueError: whatever is wrong with the text; RecursionError: lists in lists in lists.
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{str(path)!r}: not a readable JSON file ({error})") from None
+        said = first_line(error)
+        raise UserError(f"{str(path)!r}: not a readable JSON file ({said})") from None
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -218,21 +214,32 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     UserError where another is damaged.
     """
     try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        with strict.open_plain(path) as file:
+            lines = iter(lambda: file.readline(_LONGEST_ROW), b"")
+            for number, line in enumerate(lines, start=1):
+                row = _row(line)
+                if row is not None:
+                    yield row
+                elif line.endswith(b"\n") or len(line) == _LONGEST_ROW:
+                    raise UserError(
+                        f"{str(path)!r}: line {number} is damaged, no table with a step; mend or "
+                        "remove it"
+                    )
+    except FileNotFoundError:
+        return
     except OSError as error:
-        raise UserError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line.decode(), finite=False)
-            if type(row["step"]) is not int:
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number == len(lines):
-                return
-            raise UserError(
-                f"{str(path)!r}: line {number} is damaged, no table with a step; mend or remove it"
-            ) from None
-        yield row
+        raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is too long, or says nothing of a step."""
+    if len(line) == _LONGEST_ROW:
+        return None
+    try:
+        row = strict.parse_light(line, finite=False, most=_MOST_VALUES)
+        return row if type(row["step"]) is int else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What training goes on from, whatever brought it there. Decides nothing.
 
 import dataclasses
 import gc
+import json
 import logging
 import time
 from collections.abc import Iterable
@@ -18,7 +19,13 @@ from gaugelasso.events import Event
 from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
 from gaugelasso.ranks import Team
-from gaugelasso.resume import check_same_config, check_state
+from gaugelasso.resume import (
+    check_little_lost,
+    check_same_config,
+    check_same_data,
+    check_state,
+    data_of,
+)
 from gaugelasso.runs import RunFolder, environment
 from gaugelasso.step import TrainingStep
 
@@ -33,9 +40,13 @@ class RunState:
         self.memory = Memory()
         # Steps that were not taken, as of the last look: in a row up to it, most in a row.
         self.failing = self.streak = 0
+        self._data = data_of(config.task)
+        team.agree(json.dumps(self._data), "by its data")
         if found := self.find() if resume else None:
             self._resume(found)
         else:
+            if resume:
+                team.lead(lambda: check_little_lost(folder.path, config.train.checkpoint_every))
             self._begin()
         self.compressor.agree("at the start")
 
@@ -68,14 +79,16 @@ class RunState:
         self.memory.parameters_initial = compressor.parameters
         folder.write("config.json", config.to_dict())
         folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
-        folder.rewind(0)
+        folder.rewind()
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
+        initial |= {"data": self._data} if self._data else {}
         folder.write("initial.json", {**initial, "structure": compressor.structure})
 
     def _resume(self, found: checkpoint.Checkpoint) -> None:
-        path = self.folder.path / "config.json"
-        self.team.lead(lambda: check_same_config(self.config, path))
+        run = self.folder.path
+        self.team.lead(lambda: check_same_config(self.config, run / "config.json"))
+        self.team.lead(lambda: check_same_data(self._data, run / "initial.json"))
         self._take_up(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")
@@ -83,8 +96,9 @@ class RunState:
         self.memory = Memory(**state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
-        self.folder.rewind(steps, self.memory.returns)
         found.restore_random_()
+        self.team.lead(lambda: self.folder.rewind(found.marks()))
+        self.team.lead(lambda: checkpoint.put_aside_newer(found))
 
     def find(self, step: int | None = None) -> checkpoint.Checkpoint | None:
         """The newest checkpoint, or that of a step, found by rank 0 for all."""
@@ -109,10 +123,10 @@ class RunState:
     def save(self) -> None:
         """Write a checkpoint; those that held the target stay beside the newest ones."""
         memory = self.memory
-        self.folder.sync()
+        logs = self.folder.sync()
         hoped = [memory.hoped_at] if memory.hoped_at is not None else []
         spare, keep = [*hoped, *memory.held], self.config.train.checkpoint_keep
-        folder, kept = self.folder.checkpoints, dataclasses.asdict(memory)
+        folder, kept = self.folder.checkpoints, {**dataclasses.asdict(memory), "logs": logs}
         self.team.lead(lambda: checkpoint.save(folder, self.compressor, kept, keep, spare))
 
     def go_back(self, to: checkpoint.Checkpoint, why: str) -> None:

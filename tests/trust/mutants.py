@@ -56,24 +56,24 @@ def mutants(path: Path, older: Path, often: int, most: int) -> Iterator[Mutant]:
     for file in PARTS:
         data = (path / file).read_bytes()
         for name, change in damage.blind(len(data), chance, often):
-            yield Mutant(name, file, _changed(file, change))
+            yield Mutant(name, file, changed(file, change))
         for name, _ in damage.strange(path / file):
             yield Mutant(name, file, _strange(file, name))
         # Generators that nobody draws from are the same at every step.
         if (older / file).read_bytes() != data:
-            yield Mutant("of another step", file, _changed(file, _content(older / file)))
+            yield Mutant("of another step", file, changed(file, _content(older / file)))
         others = [other for other in PARTS if other != file]
         for other in others:
-            yield Mutant(f"is {other}", file, _changed(file, _content(path / other)))
+            yield Mutant(f"is {other}", file, changed(file, _content(path / other)))
         if file.endswith(".json"):
             held = damage.knowing_json(json.loads(data), chance, most, file != "state.json")
         else:
             held = damage.knowing_tensors(data, chance, most)
         for name, change in held:
-            yield Mutant(name, file, _changed(file, change, file != "manifest.json"), True)
+            yield Mutant(name, file, changed(file, change, file != "manifest.json"), True)
         if file == "state.json":
             # Tensors of another step, signed, are a checkpoint: nobody can know.
-            old = _changed(file, _content(older / file), signed=True)
+            old = changed(file, _content(older / file), signed=True)
             yield Mutant("of another step", file, old, knowing=True)
 
 
@@ -82,7 +82,7 @@ def _content(path: Path) -> damage.Bytes:
     return lambda _: data
 
 
-def _changed(file: str, change: damage.Bytes, signed: bool = False) -> Callable[[Path], None]:
+def changed(file: str, change: damage.Bytes, signed: bool = False) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         data = change((folder / file).read_bytes())
         for name in {file, "manifest.json"}:

@@ -4,6 +4,7 @@ A few offsets here; `make torture` tries more, and in processes of their own.
 """
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -104,6 +105,15 @@ def test_a_dead_process_blocks_nobody(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / LOCK).write_text("1\n")
     start(tmp_path, **OFTEN).run()
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"cannot be locked .*\(No locks available\); choose"):
+        RunFolder.open(tmp_path / "run")
 
 
 def test_a_lock_is_not_followed_elsewhere(tmp_path: Path) -> None:

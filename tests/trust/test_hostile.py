@@ -17,7 +17,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.trainer import Trainer
 from tests.test_config import TINY, tiny
 from tests.training import start, stop_at
-from tests.trust import damage
+from tests.trust import damage, heavy
 from tests.trust.mutants import (
     Patient,
     blind_arrays,
@@ -114,6 +114,31 @@ def test_an_endless_file_is_no_structure(tmp_path: Path) -> None:
         file.truncate(2**33)  # a hole: it takes no room
     with pytest.raises(UserError, match="too many"):
         load_spec(tmp_path / "structure.json")
+
+
+def test_no_file_takes_much_more_memory_than_it_has_bytes(patient: Patient, tmp_path: Path) -> None:
+    met = {
+        f"{kind.file}: {name}": heavy.weigh(patient, kind, data, tmp_path)
+        for kind in heavy.kinds(patient)
+        for name, data in heavy.contents(kind)
+    }
+    assert len(met) > 15
+    assert {name: said for name, said in met.items() if said} == {}
+
+
+def test_the_scales_show_a_file_that_grows(patient: Patient, tmp_path: Path) -> None:
+    """Or the test above would see nothing."""
+    kind = heavy.Kind("x.json", lambda run: json.loads((run / "x.json").read_bytes()))
+    [(_, data)] = heavy.contents(kind)
+    assert heavy.weigh(patient, kind, data, tmp_path) == "accepted"
+    with heavy.Peak() as peak:
+        kind.read(tmp_path / "run")
+    assert peak.bytes > 10 * len(data)
+
+
+def test_a_pipe_keeps_nobody_waiting(patient: Patient, tmp_path: Path) -> None:
+    met = {kind.file: heavy.piped(patient, kind, tmp_path) for kind in heavy.kinds(patient)}
+    assert {name: said for name, said in met.items() if said} == {}
 
 
 def test_objects_in_an_archive_are_not_loaded(tmp_path: Path, canary: Path) -> None:

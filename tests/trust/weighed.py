@@ -11,7 +11,7 @@ from gaugelasso import checkpoint
 from gaugelasso.errors import UserError
 from tests.test_config import TINY, tiny
 from tests.training import start, stop_at
-from tests.trust import damage, mutants
+from tests.trust import damage, heavy, mutants
 from tests.trust.memory import Peak
 from tests.trust.mutants import Patient
 
@@ -83,6 +83,15 @@ def _work(home: Path, queue: Any) -> None:
     counts["data"] += len(data_met)
     accepted["data"] += data_met.count("the same")
     faults += [f"data: {said}" for said in data_met if said not in (None, "the same")]
+    for kind in heavy.kinds(patient):
+        for name, data in heavy.contents(kind):
+            (home / "last").write_text(f"{kind.file}, {name}")
+            said = heavy.weigh(patient, kind, data, work)
+            counts["makes much of little"] += 1
+            faults += [f"{kind.file}, {name}: {said}"] if said else []
+        said = heavy.piped(patient, kind, work)
+        counts["pipe"] += 1
+        faults += [f"{kind.file}, a pipe: {said}"] if said else []
     if most > 2 * size:
         faults.append(f"{heaviest}: {most:,} bytes of memory for a checkpoint of {size:,}")
     if heard or any(home.rglob(damage.CANARY)):

@@ -12,6 +12,7 @@ from gaugelasso.tasks.figures import Predict, WithEnd, WithFigures
 from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.retrieval import Retrieval
+from gaugelasso.tasks.stored import WithData
 from gaugelasso.tasks.streams import EVALUATION, TRAINING, Draw
 
 
@@ -21,7 +22,7 @@ class Task(Protocol):
     A task is a frozen dataclass whose fields are the keys of a config's [task]
     section. Batches are a function of their arguments alone, and lie on the device.
     One that has more to say of a finished model is also a `WithFigures`; one over finite
-    data a `WithEnd`.
+    data a `WithEnd`; one over stored data, which somebody may change, a `WithData`.
     """
 
     metric_name: str
@@ -83,6 +84,7 @@ __all__ = [
     "Predict",
     "Retrieval",
     "Task",
+    "WithData",
     "WithEnd",
     "WithFigures",
 ]

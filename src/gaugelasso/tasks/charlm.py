@@ -71,6 +71,11 @@ class CharLM:
                 )
         return both
 
+    def stored_data(self) -> dict[str, text.Text]:
+        origins = (self.path or self.source, self.valid or self.path or self.source)
+        names = (f"training text of {origins[0]!r}", f"validation text of {origins[1]!r}")
+        return dict(zip(names, self.texts, strict=True))
+
     def _open(self) -> tuple[text.Text, text.Text]:
         cache = cache_folder(self.cache)
         if self.source == "pg19":

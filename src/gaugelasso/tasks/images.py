@@ -9,6 +9,7 @@ import functools
 import hashlib
 import io
 import json
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from gaugelasso import durable
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.strict import UNREADABLE, parse_json, read_arrays, read_plain
+from gaugelasso.strict import UNREADABLE, open_plain, read_arrays, read_json
 from gaugelasso.tasks import stored
 
 CELEBA = "celeba"
@@ -30,6 +32,7 @@ _ONE_IN = 16
 _CELEBA_SQUARE = (0, 20, 178, 198)
 _OF_YOUR_OWN = "give a packed .npz or a folder as task.path"
 _LAYOUT = 1  # of the cache; another layout takes another number
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,25 +65,42 @@ def load(path: str, size: int) -> Images:
             )
     name = hashlib.sha256(json.dumps([_LAYOUT, size, source.identity]).encode()).hexdigest()[:24]
     home = stored.cache_folder() / "images" / name
-    if not home.exists():
+    held = _cached(home) if home.exists() else None
+    if held is None:
         _decode_into(home, source, size)
+        held = _cached(home)
+    if held is None:
+        raise UserError(f"cache {str(home)!r} is damaged as soon as it is made; is its disk sound?")
+    return held
+
+
+def _cached(home: Path) -> Images | None:
+    """What a folder of the cache holds; None, with a warning, if that is not as it was made."""
     try:
-        about = parse_json(read_plain(home / "about.json"))
-        parts = {part: np.load(home / f"{part}.npy", mmap_mode="r") for part in PARTS}
+        about = read_json(home / "about.json")
+        parts = {}
+        for part in PARTS:
+            open_plain(home / f"{part}.npy").close()
+            parts[part] = np.load(home / f"{part}.npy", mmap_mode="r")
+            # Earlier versions did not tell.
+            if "known" in about and about["known"][part] != stored.known(parts[part]):
+                raise ValueError(f"{part}.npy is not as it was written")
         return Images(parts, tuple(about["mean"]), tuple(about["std"]))
-    except UNREADABLE as error:
-        raise UserError(
-            f"cache {str(home)!r} is damaged ({first_line(error)}); remove it, and it is made anew"
-        ) from None
+    except (*UNREADABLE, RecursionError) as error:
+        said = first_line(error)
+    _log.warning("warning: cache %r is damaged (%s); it is made anew", str(home), said)
+    return None
 
 
 def _decode_into(home: Path, source: _Source, size: int) -> None:
     """Write aside, then rename the whole folder: no run ever sees half of it."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
+        durable.remove(home)  # it is damaged
         with tempfile.TemporaryDirectory(dir=home.parent) as aside:
             folder = Path(aside) / "images"
             folder.mkdir()
+            known = {}
             for part in PARTS:
                 shape = (source.counts[part], size, size, 3)
                 array = np.lib.format.open_memmap(
@@ -91,10 +111,12 @@ def _decode_into(home: Path, source: _Source, size: int) -> None:
                 if part == "train":
                     mean, std = _statistics(array)
                 array.flush()
-            about = json.dumps({"mean": mean, "std": std})
-            (folder / "about.json").write_text(about, encoding="utf-8")
+                known[part] = stored.known(array)
+                durable.sync(folder / f"{part}.npy")
+            about = json.dumps({"mean": mean, "std": std, "known": known})
+            durable.write_new(folder / "about.json", [about.encode()])
             if not home.exists():  # another run may have been faster
-                folder.rename(home)
+                durable.rename(folder, home)
     except OSError as error:
         raise UserError(
             f"cannot keep decoded images under {str(home.parent)!r} ({error.strerror or error}); "

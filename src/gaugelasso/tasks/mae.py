@@ -83,6 +83,16 @@ class MaskedAutoencoder:
         """Portraits are drawn without one."""
         return self.path != GENERATED
 
+    def stored_data(self) -> dict[str, np.ndarray]:
+        if self.path == GENERATED:
+            return {}
+        held = images.load(self.path, self.size)
+        return {
+            f"training images of {self.path!r}": held.parts["train"],
+            f"validation images of {self.path!r}": held.parts["valid"],
+            f"colours of {self.path!r}": np.array([held.mean, held.std]),
+        }
+
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         """Inputs [B, S, n + 1], hidden patches blank and marked; targets [B, S, n + 1], whole."""
         generator = torch.Generator(device).manual_seed(_seed(draw))

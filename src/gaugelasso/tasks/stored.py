@@ -1,14 +1,48 @@
-"""What tasks over stored data share: where it lies, the order of an epoch, the way to a device."""
+"""What tasks over stored data share.
+
+Where it lies, how it is known again, the order of an epoch, the way to a device.
+"""
 
 import functools
+import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
+
+# Hashing all of it would be minutes for a hundred gigabytes, at every start. So larger data are
+# known by their length and by this many bytes, in pieces spread evenly from the first to the last:
+# other data show, and so does a part that was cut off or shifted; a byte changed here or there
+# need not.
+_LOOKED_AT, _PIECES = 2**26, 2**10
+
+
+@runtime_checkable
+class WithData(Protocol):
+    """A task over stored data, which must be the same for as long as a run goes on."""
+
+    def stored_data(self) -> Mapping[str, np.ndarray]:
+        """By a name that tells users which they are, the data; empty where none are stored."""
+
+
+def known(data: np.ndarray) -> dict[str, Any]:
+    """What data are known by: their bytes, and a SHA-256 of all or, if they are many, of some."""
+    flat = data.reshape(-1).view(np.uint8)
+    digest = hashlib.sha256(repr((data.shape, data.dtype.str)).encode())
+    if flat.size <= _LOOKED_AT:
+        digest.update(flat.data)
+    else:
+        length = _LOOKED_AT // _PIECES
+        for piece in range(_PIECES):
+            start = piece * (flat.size - length) // (_PIECES - 1)
+            digest.update(flat[start : start + length].data)
+    return {"bytes": flat.size, "sha256": digest.hexdigest()}
 
 
 def place(path: str, key: str) -> Path:

@@ -1,13 +1,17 @@
 """Text as bytes on disk: found, unpacked once into a cache, memory-mapped.
 
 A text is a file, or several joined by a blank line. What is packed or joined is written to
-one cache file, whose name tells which files it was made of and when they were changed; a
-plain file is mapped where it lies. Nothing is ever held in memory as a whole.
+one cache file, whose name tells which files it was made of and when they were changed, and
+made again if it is damaged; a plain file is mapped where it lies. Nothing is ever held in
+memory as a whole.
 """
 
 import codecs
+import contextlib
 import gzip
 import hashlib
+import json
+import logging
 import lzma
 import os
 import unicodedata
@@ -18,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from gaugelasso import durable
 from gaugelasso.errors import UserError, first_line
+from gaugelasso.strict import read_json
 from gaugelasso.tasks import stored
 
 Text = np.ndarray[Any, np.dtype[np.uint8]]
@@ -33,6 +39,7 @@ _HELD_OUT = 0.05
 _MOST_ZEROS = 1e-3
 # The data set as plain files: the original is a program, which `datasets` no longer runs.
 _PG19 = "emozilla/pg19"
+_log = logging.getLogger(__name__)
 
 
 def find(path: str, key: str) -> list[Path]:
@@ -131,19 +138,13 @@ def _unpacked(path: Path) -> Iterator[bytes]:
 
 def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
     """The cache file of this name, made of the blocks if it is not there: whole or not at all."""
-    if path.is_file():
+    known = path.with_name(path.name + ".json")
+    if path.is_file() and _is_whole(path, known):
         return path
-    # Its own name for every process: runs side by side may make the same file.
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("wb") as file:
-                for block in blocks():
-                    file.write(block)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        _write(path, blocks())
+        _write(known, [_known(path)])
     except OSError as error:
         raise UserError(
             f"text cannot be unpacked to {str(path)!r} ({error.strerror}); set task.cache to a "
@@ -152,11 +153,45 @@ def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
     return path
 
 
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
+    # Its own name for every process: runs side by side may make the same file.
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        durable.write_new(aside, pieces)
+        durable.rename(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _known(path: Path) -> bytes:
+    return json.dumps(stored.known(_mapped(path))).encode()
+
+
+def _is_whole(path: Path, known: Path) -> bool:
+    """Whether a cache file is as it was made, by what it is known by."""
+    try:
+        if read_json(known) == stored.known(_mapped(path)):
+            return True
+        said = "not as it was written"
+    except FileNotFoundError:  # of an earlier version, or of a process that died in between
+        with contextlib.suppress(OSError):  # another's cache may not be written
+            _write(known, [_known(path)])
+        return True
+    except (OSError, ValueError, RecursionError) as error:
+        said = first_line(error)
+    _log.warning("warning: cached text %r is damaged (%s); it is made anew", str(path), said)
+    return False
+
+
+def _mapped(path: Path) -> Text:
+    # Nothing cannot be mapped.
+    empty = not path.stat().st_size
+    return np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+
+
 def _map(path: Path) -> Text:
     try:
-        # Nothing cannot be mapped.
-        empty = not path.stat().st_size
-        text: Text = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+        text = _mapped(path)
     except OSError as error:
         raise UserError(
             f"text {str(path)!r} cannot be read ({error.strerror}); may you read it?"
