@@ -17,7 +17,7 @@ FLOORS = {
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
     **dict.fromkeys(["manifest", "memory", "resume", "watch"], 4),
     **dict.fromkeys(["step", "books", "trainer", "display", "bench", "report", "show"], 5),
-    **dict.fromkeys(["cluster", "sweep", "cli"], 6),
+    **dict.fromkeys(["arms", "worker", "cluster", "sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.
     **dict.fromkeys(["__init__", "__main__"], 7),
 }
