@@ -1,6 +1,7 @@
 """The command line in this process, and how it tells of an error."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,3 +42,11 @@ def assert_told(answer: Answer, said: str) -> None:
     assert err.startswith("error: ")
     assert len(err.strip().splitlines()) == 1
     assert said in err
+
+
+def until(come: Callable[[], object], most_s: float = 120) -> None:
+    """Wait for a condition."""
+    began = time.monotonic()
+    while not come():
+        assert time.monotonic() - began < most_s
+        time.sleep(0.05)

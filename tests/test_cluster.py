@@ -1,20 +1,25 @@
 """Runs on a cluster: submitit's local one, which queues and cuts off as Slurm does."""
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 from submitit.local.local import LocalJobEnvironment
 
+from gaugelasso.arms import parse_arms
 from gaugelasso.cluster import Cluster, Command, Submitted, parse_settings
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
-from gaugelasso.sweep import parse_arms, run_sweep
-from tests.test_cli import assert_told, for_real
+from gaugelasso.sweep import Plan, run_sweep
+from gaugelasso.worker import holder
+from tests.command import assert_told, until
+from tests.test_cli import for_real
 from tests.test_config import write_tiny
 from tests.training import assert_same_run, read
 
@@ -43,43 +48,178 @@ def test_a_job_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
     def words(folder: Path) -> list[str]:
         command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
-        return [*command, *changes, "--resume"]
+        return [*command, *changes]
 
     cluster = Cluster("local", SETTINGS, tmp_path)
-    cut = cluster.start(words(tmp_path / "cut"), tmp_path / "cut.log")
+    cut = cluster.start(words(tmp_path / "cut"), tmp_path / "cut", tmp_path / "cut.log")
     until(lambda: len(list(read_rows(tmp_path / "cut" / "metrics.jsonl"))) > 20)
     preempt(cut)
     until(lambda: cut.poll() is not None)
     assert cut.returncode == 0, (tmp_path / "cut.log").read_text()
     assert "stopped by SIGTERM after step" in (tmp_path / "cut.log").read_text()
-    whole = Command(words(tmp_path / "whole"), tmp_path / "whole.log")
+    whole = Command(words(tmp_path / "whole"), tmp_path / "whole", tmp_path / "whole.log")
     assert whole() == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def preempt(submitted: Submitted) -> None:
     """The signal that Slurm sends, to the process that does the job."""
-    controller = submitted._job._process.pid
-    children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
-    for child in children:
-        os.kill(int(child), LocalJobEnvironment._usr_sig())
+    for child in children(submitted._job._process.pid):
+        os.kill(child, LocalJobEnvironment._usr_sig())
 
 
-def until(come: Any, most_s: float = 120) -> None:
-    began = time.monotonic()
-    while not come():
-        assert time.monotonic() - began < most_s
-        time.sleep(0.1)
+def children(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # gone meanwhile
+        return []
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that come from it."""
+    return [pid, *(each for child in children(pid) for each in family(child))]
 
 
 def test_a_run_that_fails_there_fails_here(tmp_path: Path) -> None:
     config = write_tiny(tmp_path)
     arms = parse_arms([], tmp_path / "out")
-    cluster = Cluster("local", SETTINGS, tmp_path)
-    wrong = ["--set", "compress.lr=1e30"]
-    outcomes = run_sweep(config, [4], arms, 1, wrong, Console(), on_gpu=False, cluster=cluster)
+    cluster = Cluster("local", SETTINGS, tmp_path / "out")
+    plan = Plan(config, [4], arms, changes=["compress.lr=1e30"])
+    outcomes = run_sweep(plan, Console(), cluster)
     assert outcomes[0].failed == [4]
     assert "not a number" in (tmp_path / "out" / "seed4.log").read_text()
+
+
+# --- broken off, and given again -----------------------------------------------------
+
+
+def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
+    """Be they still at work or done: none is submitted twice."""
+    config, out = write_tiny(tmp_path), tmp_path / "out"
+    command = ["sweep", config, "--seeds", "4", "--out", out, "--set", "train.steps=400"]
+    command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
+    words = [sys.executable, "-m", "gaugelasso", *map(str, command)]
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: (out / "jobs.json").exists() and holder(out / "seed4"))
+    first.terminate()
+    assert first.wait(timeout=120) == 128 + signal.SIGTERM
+    code, said, _ = for_real(*command)
+    assert code == 0, said
+    assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
+    assert len(list((out / "jobs").glob("*_submitted.pkl"))) == 1
+    assert "in use" not in (out / "seed4.log").read_text()
+    assert read(out / "jobs.json") == {}
+    # All collected: what is there now is an earlier sweep's.
+    assert_told(for_real(*command), "already exists; add --resume")
+
+
+class Jobs:
+    """Jobs of a shell script each, submitted from one sweep's folder after the other."""
+
+    def __init__(self, folder: Path):
+        self.out, self.run, self.log = folder, folder / "seed4", folder / "seed4.log"
+        self.started: list[Submitted] = []
+
+    def start(self, text: str) -> Submitted:
+        """As a sweep does that has just begun."""
+        words = ["sh", "-c", f'cd "{self.out}"; {text}', "run"]
+        self.started.append(Cluster("local", SETTINGS, self.out).start(words, self.run, self.log))
+        return self.started[-1]
+
+    def kill(self) -> None:
+        """All that is left of those that were started here, not found."""
+        for process in filter(None, (each._job._process for each in self.started)):
+            if process.poll() is None:
+                for pid in family(process.pid):
+                    with contextlib.suppress(ProcessLookupError):  # gone by itself
+                        os.kill(pid, signal.SIGKILL)
+                process.wait()
+
+    def files(self, kind: str) -> list[Path]:
+        return list((self.out / "jobs").glob(f"*_{kind}.pkl"))
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path)
+    yield jobs
+    jobs.kill()
+
+
+def code(submitted: Submitted) -> int | None:
+    until(lambda: submitted.poll() is not None)
+    return submitted.returncode
+
+
+def test_a_job_that_runs_is_found(jobs: Jobs) -> None:
+    text = "touch at-work; until [ -e go ]; do sleep 0.05; done; exit 3"
+    first = jobs.start(text)
+    until((jobs.out / "at-work").exists)
+    found = jobs.start(text)
+    assert found.aside == first.aside
+    assert found.poll() is None
+    (jobs.out / "go").touch()
+    assert code(found) == 3
+    assert len(jobs.files("submitted")) == 1
+    # An outcome that was told is not told again: the next sweep tries anew.
+    assert jobs.start("exit 0").aside != first.aside
+
+
+def test_a_job_that_has_ended_meanwhile_is_collected(jobs: Jobs) -> None:
+    first = jobs.start("exit 3")
+    until(lambda: jobs.files("result"))
+    found = jobs.start("exit 3")
+    assert (found.aside, code(found)) == (first.aside, 3)
+    assert len(jobs.files("submitted")) == 1
+
+
+def test_a_summary_that_a_job_found_is_not_its_own_later(jobs: Jobs) -> None:
+    jobs.run.mkdir()
+    (jobs.run / "summary.json").write_text("{}")
+    first = jobs.start("touch seed4/summary.json; exit 2")
+    until(lambda: jobs.files("result"))
+    found = jobs.start("touch seed4/summary.json; exit 2")
+    assert first.summary_before == found.summary_before is not None
+    assert (jobs.run / "summary.json").stat().st_mtime_ns != found.summary_before
+
+
+def test_a_job_that_was_lost_is_submitted_again(jobs: Jobs) -> None:
+    text = "[ -e lost ] && exit 0; touch at-work; sleep 600"
+    first = jobs.start(text)
+    until((jobs.out / "at-work").exists)
+    jobs.kill()
+    (jobs.out / "lost").touch()
+    again = jobs.start(text)
+    assert again.aside != first.aside
+    assert code(again) == 0
+
+
+def test_a_job_with_other_settings_is_not_taken_for_this_one(jobs: Jobs) -> None:
+    first = jobs.start("until [ -e go ]; do sleep 0.05; done")
+    with pytest.raises(UserError, match=r"has a job already \(\d+, --cluster local\), with other"):
+        jobs.start("exit 0")
+    assert len(jobs.files("submitted")) == 1
+    (jobs.out / "go").touch()
+    assert code(first) == 0
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"seed4": 3}', '{"seed4": {"job": 3}}'])
+def test_a_damaged_list_of_jobs_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "jobs.json").write_text(text)
+    with pytest.raises(UserError, match=r"jobs\.json'"):
+        Cluster("local", SETTINGS, tmp_path)
+
+
+def test_a_run_killed_inside_its_job_goes_on(jobs: Jobs) -> None:
+    job = jobs.start('echo "run $1"; [ -e died ] && exit 0; touch died; kill -9 $$')
+    assert code(job) == 0
+    assert jobs.log.read_text().count("run --resume") == 2
+
+
+def test_a_cluster_that_cannot_write_is_told(tmp_path: Path) -> None:
+    (tmp_path / "jobs").touch()
+    with pytest.raises(UserError, match="--cluster local: "):
+        Cluster("local", SETTINGS, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["timeout_min", "=5", "timeout_min="])

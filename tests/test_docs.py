@@ -19,9 +19,9 @@ import torch
 import typer
 
 from gaugelasso import axes, load_model
+from gaugelasso.arms import parse_arms
 from gaugelasso.cli import app
 from gaugelasso.config import Config, load_config
-from gaugelasso.sweep import parse_arms
 from gaugelasso.tasks import TASKS, Draw
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ FLOORS = {
     **dict.fromkeys(
         ["step", "state", "ending", "books", "trainer", "display", "bench", "report", "show"], 5
     ),
-    **dict.fromkeys(["cluster", "sweep", "cli"], 6),
+    **dict.fromkeys(["arms", "worker", "cluster", "sweep", "cli"], 6),
     # The public names and the entry point see everything; nobody inside sees them.
     **dict.fromkeys(["__init__", "__main__"], 7),
 }

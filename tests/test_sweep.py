@@ -2,20 +2,25 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gaugelasso import sweep
+from gaugelasso import checkpoint, signals, sweep
+from gaugelasso.arms import ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
-from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds
-from tests.command import Command, assert_told
+from gaugelasso.sweep import Plan
+from gaugelasso.worker import Worker, holder
+from tests.command import Command, assert_told, until
 from tests.report.folders import make_run
 from tests.test_cli import for_real
 from tests.test_config import write_tiny
@@ -169,29 +174,155 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
     assert contents(swept.out) == before
 
 
-def test_an_interrupted_sweep_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_path: Path) -> None:
+    """As on a disk that is read-only."""
+    out = tmp_path / "out"
+    (out / "seed5.log").mkdir(parents=True)
+    answer = gaugelasso("sweep", write_tiny(tmp_path), "--seeds", "4-5", "--out", out)
+    assert_told(answer, f"output '{out}/seed5.log' cannot be written: Is a directory")
+    assert not (out / "seed4").exists()
+
+
+# --- broken off ----------------------------------------------------------------------
+
+
+class Endless:
+    """A sweep in a process of its own; its runs never end, and save when they are stopped only."""
+
+    def __init__(self, folder: Path):
+        self.out, self.said = folder / "out", folder / "said"
+        self.runs = [self.out / "seed4", self.out / "seed5"]
+        self.config = write_tiny(folder)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "gaugelasso", "sweep", str(self.config)]
+        command += ["--seeds", "4-5", "--jobs", "2", "--out", str(self.out), *words]
+        for key in ("steps", "checkpoint_every"):
+            command += ["--set", f"train.{key}=100000000"]
+        with self.said.open("wb") as said:
+            return subprocess.Popen(command, stdout=said, stderr=said)
+
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def at_work(self, after: Sequence[int] = (0, 0)) -> list[int]:
+        """The processes of both runs, once each has a row of a later step than that."""
+        found = []
+        for run, step in zip(self.runs, after, strict=True):
+            if any(row["step"] > step for row in read_rows(run / "metrics.jsonl")):
+                found += [int(pid) for pid in [holder(run)] if pid]
+        return found if len(found) == 2 else []
+
+    def saved(self) -> list[int]:
+        found = [checkpoint.find(run) for run in self.runs]
+        return [each.step for each in found if each]
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Endless]:
+    made = Endless(tmp_path)
+    yield made
+    for run in made.runs:  # where the test has failed
+        if pid := holder(run):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_sweep_that_is_asked_to_stop_stops_its_runs(endless: Endless) -> None:
+    first = endless.start()
+    until(endless.at_work)
+    first.terminate()
+    assert first.wait(timeout=120) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM with its runs saved; give the command again" in endless.text()
+    assert "Traceback" not in endless.text()
+    assert [holder(run) for run in endless.runs] == [None, None]
+    assert len(endless.saved()) == 2
+
+
+def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
+    """They are not started twice, and taken up where they ended; so are their logs."""
+    first = endless.start()
+    until(endless.at_work)
+    first.kill()
+    first.wait()
+    orphans = endless.at_work()
+    second = endless.start("--resume")
+    until(lambda: all(f"waits for process {pid}, " in endless.text() for pid in orphans))
+    assert endless.at_work() == orphans
+    for pid in orphans:
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: len(endless.saved()) == 2)
+    until(lambda: endless.at_work(endless.saved()))
+    second.terminate()
+    assert second.wait(timeout=120) == 128 + signal.SIGTERM
+    assert "failed" not in endless.text()
+    for run in endless.runs:
+        said = run.with_suffix(".log").read_text()
+        assert "in use by another run" not in said
+        assert said.count("stopped by SIGTERM after step ") == 2
+
+
+def write_script(path: Path, text: str) -> str:
+    """A shell script in the place of Python."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("number", signals._NAMES)
+def test_a_sweep_hears_what_runs_hear(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes: list[sweep._Child] = []
+    """And exits as a shell expects it of a process that was stopped so."""
+    forever = "trap 'exit 143' TERM; touch $0.$$; while :; do sleep 0.05; done"
+    monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", forever))
+    workers: list[Worker] = []
+    begin = Worker.__init__
 
-    def start(config: Path, outcome: ArmOutcome, seed: int, *_: Any) -> sweep._Job:
-        forever = [sys.executable, "-c", "import time; time.sleep(600)"]
-        log = tmp_path / f"seed{seed}.log"
-        processes.append(sweep._Child(forever, log, dict(os.environ)))
-        return sweep._Job(outcome, seed, processes[-1], log)
+    def note(worker: Worker, *arguments: Any) -> None:
+        begin(worker, *arguments)
+        workers.append(worker)
 
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+    def ask(_: float) -> None:
+        monkeypatch.undo()
+        until(lambda: len(list(tmp_path.glob("python.*"))) == 2)
+        os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(sweep, "_start", start)
-    monkeypatch.setattr(sweep.time, "sleep", interrupt)
-    arms = parse_arms([], tmp_path)
+    monkeypatch.setattr(Worker, "__init__", note)
+    monkeypatch.setattr(sweep.time, "sleep", ask)
+    plan = Plan(tmp_path / "c.toml", [1, 2, 3], parse_arms([], tmp_path), jobs=2)
+    with pytest.raises(signals.Stopped) as stopped:
+        sweep.run_sweep(plan, Console())
+    assert stopped.value.exit_code == 128 + number
+    assert [worker._process and worker._process.returncode for worker in workers] == [143, 143]
+
+
+class Calls(list[str]):
+    """Workers that note what is done to them."""
+
+    def worker(self, name: str, impatient: bool = False) -> Any:
+        def wait() -> None:
+            self.append(f"wait {name}")
+            if impatient:
+                raise KeyboardInterrupt
+
+        return SimpleNamespace(
+            stop=lambda: self.append(f"stop {name}"),
+            wait=wait,
+            kill=lambda: self.append(f"kill {name}"),
+        )
+
+
+def test_all_runs_are_asked_before_one_is_waited_for() -> None:
+    calls = Calls()
+    sweep._stop([calls.worker("a"), calls.worker("b")])
+    assert calls == ["stop a", "stop b", "wait a", "wait b"]
+
+
+def test_a_second_interrupt_means_now() -> None:
+    calls = Calls()
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_sweep(tmp_path / "c.toml", [1, 2], arms, 2, [], Console(), on_gpu=False)
-    monkeypatch.undo()  # waiting for a process sleeps too
-    assert len(processes) == 2
-    for process in processes:
-        assert process.wait(timeout=20) != 0
+        sweep._stop([calls.worker("a", impatient=True), calls.worker("b")])
+    assert calls == ["stop a", "stop b", "wait a", "kill a", "kill b"]
 
 
 # --- arms ----------------------------------------------------------------------------
@@ -326,7 +457,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[sweep._Job]:
 
 def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_path: Path) -> None:
     arms = parse_arms(["one:", "two:"], tmp_path)
-    outcomes = sweep.run_sweep(tmp_path, [3, 1], arms, 3, [], Console(), on_gpu=False)
+    outcomes = sweep.run_sweep(Plan(tmp_path, [3, 1], arms, jobs=3), Console())
     assert [str(job) for job in runs] == [
         "one, seed 3",
         "one, seed 1",
@@ -335,7 +466,7 @@ def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_pa
     ]
     assert [(one.ended, sorted(one.failed)) for one in outcomes] == [([], [1, 3])] * 2
     said = "4 of 4 runs failed: one, seeds 1, 3; two, seeds 1, 3; not in the results: one, two"
-    assert sweep.said_failures(outcomes, 2) == said
+    assert said_failures(outcomes, 2) == said
 
 
 def test_an_older_summary_is_not_this_sweeps_unless_written_again(
@@ -343,10 +474,10 @@ def test_an_older_summary_is_not_this_sweeps_unless_written_again(
 ) -> None:
     """A run that misses its target once more, resumed or replaced, has its figures counted."""
     folder = make_run(tmp_path / "seed1")
-    arms = parse_arms([], tmp_path)
+    plan = Plan(tmp_path, [1], parse_arms([], tmp_path), existing="resume")
 
     def outcome() -> ArmOutcome:
-        return sweep.run_sweep(tmp_path, [1], arms, 1, [], Console(), on_gpu=False)[0]
+        return sweep.run_sweep(plan, Console())[0]
 
     assert (outcome().ended, outcome().failed) == ([], [1])
     wait = sweep.time.sleep

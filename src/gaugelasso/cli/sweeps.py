@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gaugelasso.arms import Arm, ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.cli.arguments import (
     Changes,
     ConfigPath,
@@ -26,8 +27,8 @@ from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
-from gaugelasso.runs import RunFolder, make_folder, write_json
-from gaugelasso.sweep import ArmOutcome, parse_arms, parse_seeds, run_sweep, said_failures
+from gaugelasso.runs import make_folder, write_json
+from gaugelasso.sweep import Plan, run_sweep
 
 
 def sweep(
@@ -55,8 +56,8 @@ def sweep(
         typer.Option(
             metavar="NAME",
             help="Hand the runs to a cluster through submitit: slurm, or local to try it. Jobs go "
-            "on when this command is broken off; once they have ended, give it again with "
-            "--resume to collect them.",
+            "on when this command is broken off; given again, it finds them, waits for those "
+            "that have not ended, and collects all.",
         ),
     ] = None,
     cluster_set: Annotated[
@@ -75,47 +76,60 @@ def sweep(
 
     Example: gaugelasso sweep demo.toml --jobs 20 --cluster slurm --cluster-set timeout_min=240
     """
-    numbers = parse_seeds(seeds)
-    if cluster is None and cluster_set:
-        raise UserError(f"--cluster-set {cluster_set[0]}: for use with --cluster")
-    if cluster is not None and overwrite:
-        raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
-    here = cluster is None
-    settings = [load_settings(config, set_, device, here)]
+    existing = choose_existing(resume, overwrite)
     folder = out or Path("runs") / config.stem
     arms = parse_arms(arm or [], folder)
-    for each in arms:
-        try:
-            settings.append(load_settings(config, [*(set_ or []), *each.changes], device, here))
-        except UserError as error:
-            raise UserError(f"--arm {each.name!r}: {error}") from None
-    arguments = [part for change in set_ or [] for part in ("--set", change)]
-    arguments += ["--device", device] if device else []
-    arguments += ["--resume"] if resume or cluster else []
-    arguments += ["--overwrite"] if overwrite else []
-    if choose_existing(resume, overwrite) == "refuse":
-        # Before any run starts: a log of an earlier run must not be touched either.
-        for each in arms:
-            for seed in numbers:
-                RunFolder.check_free(each.run_folder(seed))
+    numbers, changes = parse_seeds(seeds), set_ or []
+    devices = _check_settings(config, changes, arms, device, here=cluster is None)
     if results is not None:
         make_folder(results.parent)
-    home = Cluster(cluster, parse_settings(cluster_set or []), folder) if cluster else None
-    on_gpu = not home and any(
-        choose_device(one.train.device).startswith("cuda") for one in settings
-    )
-    outcomes = run_sweep(config, numbers, arms, jobs, arguments, console, on_gpu, home)
+    home = _open_cluster(cluster, cluster_set or [], folder, overwrite)
+    on_gpu = home is None and any(choose_device(one).startswith("cuda") for one in devices)
+    plan = Plan(config, numbers, arms, jobs, changes, device, existing, on_gpu)
+    outcomes = run_sweep(plan, console, home)
     ended = [outcome for outcome in outcomes if outcome.ended]
     if arm and ended:
         _write_arms(ended, len(numbers), folder, results)
     elif ended:
-        collected = _write_results(ended[0])
-        if results is not None:
-            write_json(results, collected)
-        say(results_table(collected, config.stem))
-        say(f"report: {write_report(ended[0].folders, folder / 'report').page}")
+        _write_only(ended[0], config.stem, results)
     if failures := said_failures(outcomes, len(numbers)):
         raise UserError(failures)
+
+
+def _check_settings(
+    config: Path, changes: list[str], arms: list[Arm], device: str | None, here: bool
+) -> set[str]:
+    """The devices that the arms name; UserError where the settings of one are wrong."""
+    load_settings(config, changes, device, here)  # what is wrong with all is no arm's fault
+    devices = set()
+    for arm in arms:
+        try:
+            settings = load_settings(config, [*changes, *arm.changes], device, here)
+        except UserError as error:
+            raise UserError(f"--arm {arm.name!r}: {error}") from None
+        devices.add(settings.train.device)
+    return devices
+
+
+def _open_cluster(
+    name: str | None, settings: list[str], folder: Path, overwrite: bool
+) -> Cluster | None:
+    if name is None:
+        if settings:
+            raise UserError(f"--cluster-set {settings[0]}: for use with --cluster")
+        return None
+    if overwrite:
+        raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
+    return Cluster(name, parse_settings(settings), folder)
+
+
+def _write_only(outcome: ArmOutcome, name: str, results: Path | None) -> None:
+    """What came of a sweep that compares nothing."""
+    collected = _write_results(outcome)
+    if results is not None:
+        write_json(results, collected)
+    say(results_table(collected, name))
+    say(f"report: {write_report(outcome.folders, outcome.arm.folder / 'report').page}")
 
 
 def _write_results(outcome: ArmOutcome) -> dict[str, Any]:

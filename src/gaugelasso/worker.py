@@ -1,0 +1,166 @@
+"""A run at work: a process, begun once the run's folder is free and again when it is killed.
+
+Sweeps on this machine and jobs of a cluster keep their runs going alike. Saving is the run's own
+business: here it is only asked to.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from gaugelasso import checkpoint, lock
+from gaugelasso.errors import UserError
+from gaugelasso.runs import Existing
+
+# How many times in a row a run is taken up again without a new checkpoint in between.
+TRIES = 3
+_WORDS: Mapping[Existing, list[str]] = {
+    "refuse": [],
+    "resume": ["--resume"],
+    "overwrite": ["--overwrite"],
+}
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+# Asked to stop, runs exit as a shell would say it; before they can listen they just die of it.
+_STOPPED = {code for number in _ASKED for code in (128 + number, -number)}
+
+
+def holder(folder: Path) -> str | None:
+    """Which process a run folder is in use by, as its lock says; None if by none."""
+    try:
+        descriptor = os.open(folder / lock.NAME, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # mostly: no such file
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+    except OSError:  # no locks on this disk: for the run to say
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def open_log(path: Path, mode: str = "ab") -> IO[bytes]:
+    """The file for what runs say; UserError if it cannot be written."""
+    try:
+        return path.open(mode)
+    except OSError as error:
+        raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
+
+
+def written_at(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return None
+
+
+class Worker:
+    """Look at it with `poll`, which also begins what is to begin, until there is a `returncode`.
+
+    A folder that another process has is waited for if the run is to go on there. A run that was
+    asked to stop by somebody else goes on after `rest_s` seconds, or not at all.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        log: Path,
+        existing: Existing = "resume",
+        environment: Mapping[str, str] | None = None,
+        rest_s: float | None = None,
+    ):
+        self.words, self.folder, self.log = list(words), folder, log
+        self.returncode: int | None = None
+        # When the summary was written that is there already, and so is not this run's.
+        self.summary_before: int | None = None
+        # What to say of it beside its figures.
+        self.aside = ""
+        self._existing, self._environment, self._rest_s = existing, environment, rest_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begin_at = 0.0
+        self._reached, self._left = -1, TRIES
+        self._begin()
+
+    def poll(self) -> int | None:
+        """The exit code, once there will be no other; as subprocess has it."""
+        if self._process is None:
+            if self.returncode is None:
+                self._begin()
+        elif (code := self._process.poll()) is not None:
+            self._process = None
+            if self._goes_on(code):
+                self._existing = "resume"
+            else:
+                self.returncode = code
+        return self.returncode
+
+    def stop(self) -> None:
+        """Ask the run to save and end; not to be polled any more."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the process has ended, or subprocess.TimeoutExpired."""
+        if self._process is not None:
+            self._process.wait(timeout)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _begin(self) -> None:
+        if time.monotonic() < self._begin_at:
+            return
+        if self._existing == "resume" and (who := holder(self.folder)):
+            if not self.aside:
+                self.aside = f"waits for process {who}, which is at work in its folder"
+                self._note(self.aside)
+            return
+        self.aside = ""
+        self.summary_before = written_at(self.folder / "summary.json")
+        # What an earlier process said, or one that is still at it, is not to be lost.
+        with open_log(self.log, "ab" if self._existing == "resume" else "wb") as log:
+            self._process = subprocess.Popen(
+                [*self.words, *_WORDS[self._existing]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+
+    def _goes_on(self, code: int) -> bool:
+        if code > 0 and self._existing == "resume" and holder(self.folder):
+            return True  # refused, for another was faster
+        stopped = code in _STOPPED
+        if not (code < 0 or stopped) or (stopped and self._rest_s is None):
+            return False
+        if (reached := _newest(self.folder)) > self._reached:
+            self._reached, self._left = reached, TRIES
+        if not self._left:
+            self._note(f"killed {TRIES + 1} times without a new checkpoint: given up")
+            return False
+        self._left -= 1
+        rest_s = self._rest_s if stopped and self._rest_s else 0
+        self._begin_at = time.monotonic() + rest_s
+        self._note(f"ended with code {code}, not by itself; goes on in {rest_s:.0f} s")
+        return True
+
+    def _note(self, text: str) -> None:
+        with open_log(self.log) as log:
+            log.write(f"{text}\n".encode())
+
+
+def _newest(folder: Path) -> int:
+    """The step of the newest whole checkpoint; -1 if there is none."""
+    with contextlib.suppress(UserError):
+        if found := checkpoint.find(folder):
+            return found.step
+    return -1

@@ -1,0 +1,159 @@
+"""A run at work: it waits for its folder, goes on when it is killed, and gives up in the end."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso import worker
+from gaugelasso.errors import UserError
+from gaugelasso.lock import FolderLock
+from gaugelasso.worker import TRIES, Worker, holder
+from tests.command import until
+
+ONCE = "[ -e died ] && exit 0; touch died"
+
+
+class Script:
+    """A shell script in the place of a run; it says what became of an existing folder."""
+
+    def __init__(self, folder: Path):
+        self.home, self.folder, self.log = folder, folder / "run", folder / "run.log"
+        self.folder.mkdir()
+
+    def __call__(self, text: str, **how: Any) -> Worker:
+        words = ["sh", "-c", f'cd "{self.home}"; echo "run $1"; {text}', "run"]
+        return Worker(words, self.folder, self.log, **how)
+
+    def said(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def begun(self) -> list[str]:
+        return [line for line in self.said() if line.startswith("run ")]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def code(run: Worker) -> int | None:
+    until(lambda: run.poll() is not None)
+    return run.returncode
+
+
+@pytest.mark.parametrize("existing", ["refuse", "overwrite", "resume"])
+def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
+    """Whatever it began with, what it has done since is not replaced."""
+    assert code(script(f"{ONCE}; kill -9 $$", existing=existing)) == 0
+    first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
+    assert script.said() == [
+        first,
+        "ended with code -9, not by itself; goes on in 0 s",
+        "run --resume",
+    ]
+
+
+def test_a_run_that_always_dies_has_failed(script: Script) -> None:
+    assert code(script("kill -9 $$")) == -9
+    assert len(script.begun()) == TRIES + 1
+    assert script.said()[-1] == f"killed {TRIES + 1} times without a new checkpoint: given up"
+
+
+def test_a_run_that_comes_further_may_die_more_often(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: Iterator[int] = iter([-1, -1, 10, 10, 10, 20, 20, 20, 20])
+    monkeypatch.setattr(worker, "_newest", lambda _: next(steps))
+    assert code(script("kill -9 $$")) == -9
+    assert len(script.begun()) == 9
+    assert next(steps, None) is None
+
+
+@pytest.mark.parametrize("end", ["exit 143", "kill -15 $$"])
+def test_a_stopped_run_stays_so_unless_told_otherwise(script: Script, end: str) -> None:
+    assert code(script(f"{ONCE}; {end}")) in (143, -15)
+    (script.home / "died").unlink()
+    assert code(script(f"{ONCE}; {end}", rest_s=0)) == 0
+
+
+def test_a_stopped_run_rests_before_it_goes_on(script: Script) -> None:
+    run = script(f"{ONCE}; exit 143", rest_s=600)
+    until(lambda: run.poll() is not None or "goes on in 600 s" in script.log.read_text())
+    assert run.poll() is None
+    assert len(script.begun()) == 1
+    run.stop()
+    run.wait()
+
+
+def test_an_error_is_the_end(script: Script) -> None:
+    assert code(script("exit 2")) == 2
+    assert script.begun() == ["run --resume"]
+
+
+def test_a_folder_in_use_is_waited_for(script: Script) -> None:
+    other = FolderLock(script.folder)
+    assert holder(script.folder) == str(os.getpid())
+    run = script("exit 0")
+    for _ in range(3):
+        assert run.poll() is None
+    assert run.aside == f"waits for process {os.getpid()}, which is at work in its folder"
+    assert script.said() == [run.aside]
+    other.release()
+    assert holder(script.folder) is None
+    assert code(run) == 0
+    assert run.aside == ""
+
+
+def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
+    run = script('until [ -e late ]; do sleep 0.05; done; [ "$(cat late)" = no ] || exit 2')
+    other = FolderLock(script.folder)
+    (script.home / "late").write_text("yes")
+    until(lambda: run.poll() is not None or run.aside)
+    assert run.returncode is None
+    (script.home / "late").write_text("no")
+    other.release()
+    assert code(run) == 0
+    assert len(script.begun()) == 2
+
+
+def test_a_folder_in_use_is_not_waited_for_to_be_replaced(script: Script) -> None:
+    """Left to the run itself, which refuses."""
+    other = FolderLock(script.folder)
+    assert code(script("exit 2", existing="overwrite")) == 2
+    other.release()
+
+
+def test_an_older_summary_is_the_one_before_the_run(script: Script) -> None:
+    """Not the one before another that was waited for."""
+    other = FolderLock(script.folder)
+    run = script("exit 0")
+    (script.folder / "summary.json").write_text("{}")
+    other.release()
+    assert code(run) == 0
+    assert run.summary_before == (script.folder / "summary.json").stat().st_mtime_ns
+
+
+def test_logs_are_replaced_with_their_run_and_else_kept(script: Script) -> None:
+    script.log.write_text("before\n")
+    assert code(script("exit 0", existing="resume")) == 0
+    assert script.said() == ["before", "run --resume"]
+    assert code(script("exit 0", existing="overwrite")) == 0
+    assert script.said() == ["run --overwrite"]
+
+
+def test_a_log_that_cannot_be_written_is_told(script: Script) -> None:
+    script.log.mkdir()
+    with pytest.raises(UserError, match=r"run\.log' cannot be written: Is a directory"):
+        script("exit 0")
+
+
+def test_a_run_is_asked_to_stop(script: Script) -> None:
+    run = script("trap 'exit 143' TERM; touch listening; while :; do sleep 0.05; done")
+    until((script.home / "listening").exists)
+    run.stop()
+    run.wait()
+    assert run._process
+    assert run._process.returncode == 143
