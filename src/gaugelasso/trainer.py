@@ -348,17 +348,8 @@ class Trainer:
         memory.cut_at = past["cut_at"]
         # What was known is of a state that is no more.
         memory.off_for, memory.hoped_at, memory.loss, memory.unlogged = 0, None, None, []
-        event = Event(
-            step=steps,
-            fma_before=fma,
-            fma=compressor.fma,
-            dropped={},
-            prices={},
-            removed=(),
-            widths=compressor.widths,
-            seconds=time.perf_counter() - began,
-            returned_to=to.step,
-        )
+        spent = time.perf_counter() - began
+        event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, spent)
         history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
         compressor.agree(f"back at the state of step {to.step}")
