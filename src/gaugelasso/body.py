@@ -125,9 +125,12 @@ class Body:
 
     def values(self) -> Undo:
         """Remember all values. The undo copies them back to where they lie: captures hold."""
-        optimizer, weight = self.optimizer, self.plan.store.weight
-        live = [weight, optimizer.momentum, optimizer.second, *self.model.buffers()]
-        kept = [tensor.clone() for tensor in live]
+        optimizer, buffers = self.optimizer, self.model.buffers()
+        live = [self.plan.store.weight, optimizer.momentum, optimizer.second]
+        live += [buffer for buffer in buffers if buffer.is_floating_point()]
+        # Few launches, whatever the number of buffers.
+        kept = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(kept, live)
         return lambda: torch._foreach_copy_(live, kept)
 
     def standing(self) -> Undo:
