@@ -131,9 +131,10 @@ def mean_imbalance(loop: Loop, *kinds: str) -> float:
 
 
 def jumps(loop: Loop) -> list[float]:
-    """How far each balance moved the loss."""
+    """How far each balance moved the loss, or would have if it were not undone."""
     events = loop.compressor.history
-    return [abs(e.loss_balanced - e.loss_before) for e in events]  # type: ignore[operator]
+    losses = [(e.loss_before, e.undone.get("balance", e.loss_balanced)) for e in events]
+    return [abs(after - before) for before, after in losses]  # type: ignore[operator]
 
 
 def test_the_baseline_compresses_and_holds_its_target() -> None:

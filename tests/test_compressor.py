@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, named_tensors, spread
-from gaugelasso.compressor import Compressor, CompressorOptions, Drop
+from gaugelasso.compressor import Compressor, CompressorOptions
 from gaugelasso.errors import UserError
+from gaugelasso.events import Drop
 from gaugelasso.models import Transformer, TransformerSpec
 
 SPEC = TransformerSpec.uniform(

@@ -12,7 +12,7 @@ FLOORS = {
     "ranks": 0,
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     **dict.fromkeys(["models", "means"], 1),
-    **dict.fromkeys(["drop", "accord", "options", "graph", "pace"], 2),
+    **dict.fromkeys(["drop", "accord", "options", "graph", "pace", "guard", "body"], 2),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
     **dict.fromkeys(["manifest", "memory", "resume", "watch", "logs"], 4),
@@ -77,4 +77,4 @@ def test_only_the_command_line_imports_the_report() -> None:
 
 
 def test_the_walk_sees_the_imports_there_are() -> None:
-    assert {"axes", "gauge", "drop", "surgery"} <= imported(PACKAGE / "compressor.py")
+    assert {"axes", "gauge", "drop", "surgery"} <= imported(PACKAGE / "body.py")

@@ -285,7 +285,10 @@ class Compressible(nn.Module):
         raise NotImplementedError
 
     def remove_operator(self, name: str) -> None:
-        """Take out the operator that the table's axes call their owner."""
+        """Take out the operator that the table's axes call their owner.
+
+        A cut may be undone: modules, parameters and buffers are put back, nothing else is.
+        """
         raise NotImplementedError
 
     def structure(self) -> dict:

@@ -9,56 +9,34 @@
 The compressor owns the optimizer: it takes the step and clears the gradients.
 """
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso import gauge, pricing
 from gaugelasso.accord import fingerprint, shared_decision, shared_keeps
-from gaugelasso.axes import Compressible, named_tensors, on_host
-from gaugelasso.drop import Decision, channel_rms, ruling, settle, spare_missed, trust_drop
+from gaugelasso.axes import AxisTable, Compressible, named_tensors
+from gaugelasso.body import Body, Plan
+from gaugelasso.drop import NOTHING, Decision, candidates, channel_rms, settle
 from gaugelasso.errors import UserError
-from gaugelasso.events import Drop, DropHook, Event, allowed_indices
-from gaugelasso.graph import GraphedStep
-from gaugelasso.means import StepMeans
+from gaugelasso.events import DropHook, Event, consult_
+from gaugelasso.guard import Guard
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.pace import Pace
-from gaugelasso.penalty import Penalty
 from gaugelasso.ranks import ALONE, Team
 from gaugelasso.solver import RhoSolver
-from gaugelasso.split import find_splits, split_
-from gaugelasso.storage import FlatStore
-from gaugelasso.surgery import cut, kept_elements, swap_
-
-
-@dataclass
-class _Plan:
-    """What is built anew whenever the structure changes."""
-
-    store: FlatStore
-    means: StepMeans
-    slow: gauge.SlowNorms
-    penalty: Penalty
-    balance: gauge.Balance
-    links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
-    prices: dict[str, np.ndarray] = field(repr=False)
-    fma: float
 
 
 class Compressor:
     """Shrinks `model` while it trains, holding `loss_target`.
 
-    `probe`, if given, returns the loss of the current batch without gradients. It is
-    called at each event: before and after, so that the event's cost is on record, and
-    with the candidates silenced, so that nothing is cut that the batch misses by more
-    than `drop_tolerance` times the target. `graph` lets a GPU repeat the balance as a CUDA
-    graph.
+    `probe`, if given, returns the loss of the current batch without gradients. No event leaves
+    it higher than before by more than `drop_tolerance` times the target: channels that the batch
+    would miss stay, and a split, balance or cut that costs more is undone. `graph` lets a GPU
+    repeat the balance as a CUDA graph.
 
     With a `team` every rank has a compressor of the same model, calls it as often, and has a
     `probe` that returns the same everywhere: gradients, losses and energies are averaged over
@@ -78,37 +56,20 @@ class Compressor:
     ):
         self.model = model
         self.options = options or CompressorOptions()
-        self.accounting = pricing.ACCOUNTINGS[self.options.accounting]
         self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
         self.probe, self.team = probe, team
-        self._micros, self._canonical = micros, canonical
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.steps = 0
-        # How often the structure was taken up anew: captures of older ones are void.
-        self.rebuilds = 0
         self._held: dict[str, float] = {}
         # Above 0 once any rank has wished to stop, and a step has brought the others word of it.
         self.wish = torch.zeros((), device=next(model.parameters()).device)
-        self.table = model.axis_table()
-        self.table.check(named_tensors(model))
-        self._plan = self._build()
-        weight = self._plan.store.weight
-        self.optimizer = CoupledOptimizer(
-            self._plan.store,
-            self.table.matrices,
-            self.options.optimizer,
-            self.options.beta,
-            self.options.beta_second,
-            self.options.weight_decay,
-        )
+        self._body = Body(model, self.options, self.wish, graph, team, micros, canonical)
         # `norm_rate` is what slow weights follow in one interval; this is one step's share.
         norm_rate = 1 - (1 - self.options.norm_rate) ** (1 / self.options.interval)
+        weight = self._plan.store.weight
         self.pace = Pace(weight, self.solver, self.options.loss_smoothing, norm_rate)
         self.set_lr_(self.options.lr)
-        # Most events change no structure: their thousand launches become one.
-        here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
-        self._balancing = GraphedStep(self._balance_, on=graph and here)
         self.fma_initial = self.fma
 
     # --- one step ---------------------------------------------------------------
@@ -176,168 +137,70 @@ class Compressor:
 
     @torch.no_grad()
     def event_(self) -> Event:
-        """Split, balance, decide, cascade, cut."""
-        began = time.perf_counter()
+        """Split, balance, decide, cascade, cut; what costs the batch too much is undone."""
+        began, before, prices, body = time.perf_counter(), self.fma, self.prices, self._body
         self.agree(f"before the event of step {self.steps}")
-        fma_before, loss_before = self.fma, self._probe()
-        splits = find_splits(self.table, self._readable(), self.options.split_share)
-        if splits:
-            split_(self.model, self.table, splits)
-            self._rebuild_()
-        if self._balances:
-            self._balancing()
-        loss_balanced = self._probe()
-        readable, prices = self._readable(), self._plan.prices
-        rms = channel_rms(self._plan.penalty.groups, self._plan.store.weight)
-        candidates = shared_keeps(self.team, lambda: self._candidates(readable, prices, rms))
-        keeps = self._spare(candidates, loss_balanced)
-        decision = shared_decision(
-            self.team, lambda: settle(self.table, readable, keeps, rms, self.options.multiple)
-        )
-        dropped = decision.dropped() if decision else {}
-        spent = (
-            {name: float(prices[name][~decision.keeps[name].numpy()].sum()) for name in dropped}
-            if decision
-            else {}
-        )
-        if decision and dropped:
-            self._cut_(decision)
+        allowance = self.options.drop_tolerance * abs(self.solver.loss_target)
+        guard = Guard(self.model, self.probe, allowance)
+        splits = self._split_(guard)
+        if body.balances:
+            guard.try_("balance", body.balance_, body.values)
+        balanced = guard.loss
+        decision, spared = self._decide(guard)
+        cut = self._cut_(decision or NOTHING, guard)
         event = Event(
             step=self.steps,
-            fma_before=fma_before,
+            fma_before=before,
             fma=self.fma,
-            dropped=dropped,
-            prices=spent,
-            removed=decision.removed if decision else (),
+            dropped=cut.dropped(),
+            prices=cut.saved(prices),
+            removed=cut.removed,
             widths=self.widths,
             seconds=time.perf_counter() - began,
-            loss_before=loss_before,
-            loss_balanced=loss_balanced,
-            loss_after=self._probe() if dropped else loss_balanced,
+            loss_before=guard.before,
+            loss_balanced=balanced,
+            loss_after=guard.loss,
             refused=decision is None,
-            splits=len(splits),
-            spared={
-                name: number
-                for name, keep in keeps.items()
-                if (number := int((keep & ~candidates[name]).sum()))
-            },
+            splits=splits,
+            spared=spared,
+            undone=guard.undone,
         )
         self.history.append(event)
         return event
 
-    def _readable(self) -> dict[str, Tensor]:
-        """The model's tensors, with those that decisions read on the CPU."""
-        tensors = named_tensors(self.model)
-        read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
-        return {**tensors, **self._plan.links, **on_host(tensors, read)}
+    def _split_(self, guard: Guard) -> int:
+        """How many sites became two."""
+        body, splits = self._body, self._body.find_splits()
+        stay = splits and guard.try_("split", lambda: body.split_(splits), body.standing)
+        return len(splits) if stay else 0
 
-    @property
-    def _balances(self) -> bool:
-        anchored = self.options.anchor and self.table.norms
-        return bool(self.options.sinkhorn_sweeps or anchored)
+    def _decide(self, guard: Guard) -> tuple[Decision | None, dict[str, int]]:
+        """What goes, None if that would end the network; and by axis how many the batch spares."""
+        table, options, plan = self.table, self.options, self._plan
+        readable = self._body.readable()
+        rms = channel_rms(plan.penalty.groups, plan.store.weight)
 
-    def _balance_(self) -> None:
-        optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
-        states = optimizer.states()
-        for _ in range(max(sweeps, 1)):
-            if sweeps:
-                weight = self._plan.store.weight
-                self._plan.balance.sweep_(weight, optimizer.momentum, optimizer.second)
-            if self.options.anchor:
-                self._plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
-
-    def _candidates(
-        self,
-        readable: dict[str, Tensor],
-        prices: dict[str, np.ndarray],
-        rms: dict[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Keep-sets by trust-drop, in multiples, after the hooks have had their say."""
-        held = ruling(self.table, readable)
-        keeps = trust_drop(self.table, rms, self.options.trust * float(self.pace.lr), held)
-        multiple = self.options.multiple
-        if multiple > 1 and (likely := settle(self.table, readable, keeps, rms, multiple)):
-            # Hooks and guard should not be asked about what would stay anyway.
-            keeps = {name: keep | likely.keeps[name] for name, keep in keeps.items()}
-        for name, keep in keeps.items():
-            for hook in self.hooks:
-                going = (~keep).nonzero().squeeze(1)
-                if not len(going):
-                    break
-                drop = Drop(
-                    self.steps,
-                    name,
-                    tuple(going.tolist()),
-                    tuple(rms[name][going].tolist()),
-                    tuple(prices[name][going.numpy()].tolist()),
-                )
-                allowed = allowed_indices(hook(drop), drop)
-                keep[[i for i in drop.indices if i not in allowed]] = True
-        return keeps
-
-    def _spare(self, keeps: dict[str, Tensor], loss: float | None) -> dict[str, Tensor]:
-        if loss is None:
+        def propose() -> dict[str, Tensor]:
+            threshold = options.trust * float(self.pace.lr)
+            keeps = candidates(table, readable, rms, threshold, options.multiple)
+            consult_(self.hooks, self.steps, keeps, rms, plan.prices)
             return keeps
-        if not math.isfinite(loss):
-            return {name: torch.ones_like(keep) for name, keep in keeps.items()}
-        bound = loss + self.options.drop_tolerance * abs(self.solver.loss_target)
-        return spare_missed(self.table, named_tensors(self.model), keeps, self._measure, bound)
 
-    def _cut_(self, decision: Decision) -> None:
-        old, table = self._plan.store, self.table
-        staged = cut(named_tensors(self.model), table, decision.keeps)
-        if self.team.size > 1:
-            digest = fingerprint(staged, decision.removed)
-            self.team.agree(digest, f"after the cut of step {self.steps}")
-        swap_(self.model, staged, decision.removed)
-        alive = {name for name, _ in self.model.named_parameters()}
-        self.optimizer.follow_cut_(kept_elements(old, table, decision.keeps, alive))
-        self._rebuild_()
-
-    def _rebuild_(self) -> None:
-        """Take up the model's new structure; the optimizer's state must already fit it."""
-        self.table = self.model.axis_table()
-        self._plan = self._build()
-        self.optimizer.attach(self._plan.store, self.table.matrices)
-        self.rebuilds += 1
-        self._balancing.reset(release=True)
-
-    def _build(self) -> _Plan:
-        buffers = dict(self.model.named_buffers())
-        energies = [buffers[norm.energy] for norm in self.table.norms]
-        room = StepMeans.room(energies, self.team, self._canonical)
-        store = FlatStore(self.model, self.table, room)
-        means = StepMeans(store, energies, self.team, self._micros, self._canonical, self.wish)
-        # After the store has put views of itself in the parameters' place.
-        tensors = named_tensors(self.model)
-        links = on_host(tensors, self.table.links())
-        prices = pricing.prices(self.table, self.accounting, {**tensors, **links})
-        penalty = Penalty(
-            self.table, tensors, store, prices, self.options.penalty, self.options.calibration
+        proposed = shared_keeps(self.team, propose)
+        keeps = guard.spare(table, named_tensors(self.model), proposed)
+        decision = shared_decision(
+            self.team, lambda: settle(table, readable, keeps, rms, options.multiple)
         )
-        return _Plan(
-            store=store,
-            means=means,
-            slow=gauge.SlowNorms(self.table.norms, tensors, self.options.powers_of_two),
-            penalty=penalty,
-            balance=gauge.Balance(self.table, tensors, penalty.groups, self.options.powers_of_two),
-            links=links,
-            prices=prices,
-            fma=pricing.total_fma(self.table, self.accounting, tensors),
+        spared = {name: int((keep & ~proposed[name]).sum()) for name, keep in keeps.items()}
+        return decision, {name: number for name, number in spared.items() if number}
+
+    def _cut_(self, decision: Decision, guard: Guard) -> Decision:
+        """What was cut: the decision, or nothing."""
+        body, when = self._body, f"after the cut of step {self.steps}"
+        cuts = decision.dropped() and guard.try_(
+            "cut", lambda: body.cut_(decision, when), body.standing
         )
-
-    def _probe(self) -> float | None:
-        return self._measure() if self.probe else None
-
-    def _measure(self) -> float:
-        """The probe's loss, with the model not keeping statistics of its inputs."""
-        assert self.probe is not None
-        training = self.model.training
-        self.model.eval()
-        try:
-            return self.probe()
-        finally:
-            self.model.train(training)
+        return decision if cuts else NOTHING
 
     # --- state, for checkpoints ---------------------------------------------------
 
@@ -385,6 +248,24 @@ class Compressor:
             self.team.agree(fingerprint(tensors, self.steps, self.structure), when)
 
     # --- what users look at -----------------------------------------------------
+
+    @property
+    def table(self) -> AxisTable:
+        """The axis table of the model as it stands."""
+        return self._body.table
+
+    @property
+    def optimizer(self) -> CoupledOptimizer:
+        return self._body.optimizer
+
+    @property
+    def rebuilds(self) -> int:
+        """How often the structure was taken up anew: captures of older ones are void."""
+        return self._body.rebuilds
+
+    @property
+    def _plan(self) -> Plan:
+        return self._body.plan
 
     @property
     def widths(self) -> dict[str, int]:

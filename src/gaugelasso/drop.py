@@ -5,7 +5,7 @@ until nothing is left half-connected. Decides only; surgery cuts.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,15 @@ class Decision:
         """Axis name -> how many of its indices go; axes that lose none are left out."""
         counts = {name: int((~keep).sum()) for name, keep in self.keeps.items()}
         return {name: number for name, number in counts.items() if number}
+
+    def saved(self, prices: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Axis name -> what its indices that go saved each on its own."""
+        return {
+            name: float(prices[name][~self.keeps[name].numpy()].sum()) for name in self.dropped()
+        }
+
+
+NOTHING = Decision({})
 
 
 def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
@@ -69,6 +78,19 @@ def trust_drop(
     for axis in table.axes:
         if not axis.silences:
             keeps[axis.name][rms[axis.name].argmax()] = True
+    return keeps
+
+
+def candidates(
+    table: AxisTable, tensors: Tensors, rms: dict[str, Tensor], threshold: float, multiple: int
+) -> dict[str, Tensor]:
+    """Keep-sets by trust-drop, less what would stay anyway to make up a multiple.
+
+    Nobody should be asked about that.
+    """
+    keeps = trust_drop(table, rms, threshold, ruling(table, tensors))
+    if multiple > 1 and (likely := settle(table, tensors, keeps, rms, multiple)):
+        keeps = {name: keep | likely.keeps[name] for name, keep in keeps.items()}
     return keeps
 
 

@@ -1,8 +1,11 @@
 """Structural events as data: what hooks see before a cut, and what is kept after it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Event:
 
     `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
     counts those that were near enough to zero to go but that the batch missed; `splits` the
-    sites that became two, before the loss called balanced. `returned_to` is the step whose
+    sites that became two, before the loss called balanced; `undone` names what was taken back
+    ("split", "balance", "cut"), with the loss that it had led to. `returned_to` is the step whose
     state a run went back to, if that is what the event was.
     """
 
@@ -44,13 +48,51 @@ class Event:
     refused: bool = False
     splits: int = 0
     spared: dict[str, int] = field(default_factory=dict)
+    undone: dict[str, float] = field(default_factory=dict)
     returned_to: int | None = None
+
+    @classmethod
+    def returned(
+        cls,
+        step: int,
+        to: int,
+        fma_before: float,
+        fma: float,
+        widths: dict[str, int],
+        seconds: float,
+    ) -> "Event":
+        """A run went back to the state of step `to`."""
+        return cls(step, fma_before, fma, {}, {}, (), widths, seconds, returned_to=to)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def allowed_indices(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
+def consult_(
+    hooks: Sequence[DropHook],
+    step: int,
+    keeps: Mapping[str, Tensor],
+    rms: Mapping[str, Tensor],
+    prices: Mapping[str, np.ndarray],
+) -> None:
+    """Keep what a hook does not let go; each sees what those before it have allowed."""
+    for name, keep in keeps.items():
+        for hook in hooks:
+            going = (~keep).nonzero().squeeze(1)
+            if not len(going):
+                break
+            drop = Drop(
+                step,
+                name,
+                tuple(going.tolist()),
+                tuple(rms[name][going].tolist()),
+                tuple(prices[name][going.numpy()].tolist()),
+            )
+            allowed = _allowed(hook(drop), drop)
+            keep[[i for i in drop.indices if i not in allowed]] = True
+
+
+def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
     """What a hook's answer lets go: None and True all of the drop, False nothing."""
     if answer is None or answer is True:
         return set(drop.indices)

@@ -84,7 +84,10 @@ def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> in
 
 
 def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
-    """Give each split's late half a new index at the axis's end. No parameter changes."""
+    """Give each split's late half a new index at the axis's end.
+
+    No parameter changes; position maps and the axis's own buffers are replaced.
+    """
     tensors: dict[str, Tensor] = named_tensors(model)
     for axis in table.axes:
         mine = [split for split in splits if split.axis == axis.name]
@@ -96,11 +99,12 @@ def _extend_(
     model: Compressible, axis: Axis, tensors: dict[str, Tensor], splits: list[Split]
 ) -> None:
     new = width(axis, tensors)
-    for offset, split in enumerate(splits):
-        for slot in axis.linked():
+    for slot in axis.linked():
+        link = tensors[str(slot.link)].clone()
+        for offset, split in enumerate(splits):
             if _stage(slot) > split.stage:
-                link = tensors[str(slot.link)]
                 link[link == split.index] = new + offset
+        replace_tensor(model, str(slot.link), link)
     for slot in axis.direct():
         tensor = tensors[slot.tensor]
         halves = torch.tensor([split.index for split in splits], device=tensor.device)

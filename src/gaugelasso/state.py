@@ -148,17 +148,8 @@ class RunState:
         self.failing = self.streak = 0
         watch.returned_(memory, to.step)
         memory.cut_at = past["cut_at"]
-        event = Event(
-            step=steps,
-            fma_before=fma,
-            fma=compressor.fma,
-            dropped={},
-            prices={},
-            removed=(),
-            widths=compressor.widths,
-            seconds=time.perf_counter() - began,
-            returned_to=to.step,
-        )
+        spent = time.perf_counter() - began
+        event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, spent)
         history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
         compressor.agree(f"back at the state of step {to.step}")

@@ -4,7 +4,8 @@ Applies keep-sets that somebody else decided; every tensor stays dense. Knows
 nothing of why an index goes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,24 @@ def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) 
     for name, old in named_tensors(model).items():
         new = tensors[name]
         replace_tensor(model, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+
+
+def standing(model: nn.Module) -> Callable[[], None]:
+    """Remember which modules, parameters and buffers a model has; the result puts them back.
+
+    Holds them without a copy, so it serves where others are put in their place, as in `swap_`.
+    """
+    registers: list[dict[str, Any]] = []
+    for part in model.modules():
+        registers += part._modules, part._parameters, part._buffers
+    held = [dict(register) for register in registers]
+
+    def put_back() -> None:
+        for register, entries in zip(registers, held, strict=True):
+            register.clear()  # for the order too: state lies in that of the parameters
+            register.update(entries)
+
+    return put_back
 
 
 def cut_(

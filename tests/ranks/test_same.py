@@ -34,6 +34,14 @@ def test_canonical_order_gives_the_same_bits(crews: Crews, size: int) -> None:
     assert not (run / "run.lock").exists()
 
 
+def test_ranks_undo_alike(tmp_path: Path) -> None:
+    """Sites are split that should not be."""
+    crews = Crews(tmp_path, (*CANONICAL, "compress.split_share=0.5"))
+    one, two = crews.finish("1", 1), crews.finish("2", 2)
+    assert any(event["undone"] for event in rows(one, "events.jsonl"))
+    assert_same_run(one, two)
+
+
 def test_any_order_gives_the_same_structure(tmp_path: Path) -> None:
     crews = Crews(tmp_path, GENTLE)
     one = crews.finish("1", 1)

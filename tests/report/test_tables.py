@@ -89,6 +89,14 @@ def test_events_come_by_the_work_they_freed(tmp_path: Path) -> None:
     assert table.note.startswith("3 events, 2 with a drop, 0 refused")
 
 
+def test_what_was_undone_is_counted(tmp_path: Path) -> None:
+    widths, events = birth_widths(2), []
+    for step, undone in enumerate([{"balance": 0.5}, {}, {"balance": 0.5, "cut": 0.7}], 1):
+        events.append(event(step, 1000.0, 1000.0, {}, [], widths) | {"undone": undone})
+    note = events_table([load_run(make_run(tmp_path / "r", events=events))]).note
+    assert note.startswith("3 events, 0 with a drop, 0 refused, 2 with the balance undone, 1 with")
+
+
 def test_only_the_largest_events_are_shown(tmp_path: Path) -> None:
     widths = birth_widths(2)
     many = [event(s, 1000.0 - s, 999.0 - 2 * s, {"D": 1}, [], widths) for s in range(1, 31)]

@@ -105,7 +105,9 @@ _MUST: Mapping[str, Shape] = {
 # What early versions did not write, or not every task has.
 _MAY: Mapping[str, Shape] = {
     "initial.json": {"structure": {"layers": WHOLE, "operators": OPERATORS}, "metric": {}},
-    "events.jsonl": {"loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE},
+    "events.jsonl": {
+        "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
+    },
     "summary.json": {
         "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE, "next_to_go": CHANNELS,
     },

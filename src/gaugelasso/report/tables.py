@@ -181,8 +181,11 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
     headers = ["step", "FMA before", "FMA after", "freed", "loss before", "balanced", "after"]
     headers = [*(["seed"] if len(runs) > 1 else []), *headers, "channels dropped", "removed"]
     refused = sum(bool(event["refused"]) for _, event in events)
-    note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused. Losses are on one "
-    note += "training batch: before the event, after balancing, after the cut."
+    note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
+    for what in ("split", "balance", "cut"):
+        if undone := sum(what in event.get("undone", {}) for _, event in events):
+            note += f", {undone} with the {what} undone"
+    note += ". Losses are on one training batch: before the event, after balancing, after the cut."
     text = (len(headers) - 2, len(headers) - 1)
     return Table(f"Largest drops (at most {most})", headers, rows, note, text)
 

@@ -1,0 +1,179 @@
+"""The body: a model, what is built on its structure, and the changes that an event makes to it.
+
+Three changes: split, balance, cut. Two ways to take one back: `values` for what changes in
+place, `standing` for what puts other tensors in the place of these. Decides nothing; knows no
+losses.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaugelasso import gauge, pricing, surgery
+from gaugelasso.accord import fingerprint
+from gaugelasso.axes import Compressible, named_tensors, on_host
+from gaugelasso.drop import Decision
+from gaugelasso.graph import GraphedStep
+from gaugelasso.means import StepMeans
+from gaugelasso.optim import CoupledOptimizer
+from gaugelasso.options import CompressorOptions
+from gaugelasso.penalty import Penalty
+from gaugelasso.ranks import Team
+from gaugelasso.split import Split, find_splits, split_
+from gaugelasso.storage import FlatStore
+
+Undo = Callable[[], None]
+
+
+@dataclass
+class Plan:
+    """What is built anew whenever the structure changes."""
+
+    store: FlatStore
+    means: StepMeans
+    slow: gauge.SlowNorms
+    penalty: Penalty
+    balance: gauge.Balance
+    links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
+    prices: dict[str, np.ndarray] = field(repr=False)
+    fma: float
+
+
+class Body:
+    """A model with its table, its plan and its optimizer, which always fit each other."""
+
+    def __init__(
+        self,
+        model: Compressible,
+        options: CompressorOptions,
+        wish: Tensor,
+        graph: bool,
+        team: Team,
+        micros: int,
+        canonical: bool,
+    ):
+        self.model, self.options, self.team = model, options, team
+        self._wish, self._micros, self._canonical = wish, micros, canonical
+        self._accounting = pricing.ACCOUNTINGS[options.accounting]
+        # How often the structure was taken up anew: captures of older ones are void.
+        self.rebuilds = 0
+        self.table = model.axis_table()
+        self.table.check(named_tensors(model))
+        self.plan = self._build()
+        self.optimizer = CoupledOptimizer(
+            self.plan.store,
+            self.table.matrices,
+            options.optimizer,
+            options.beta,
+            options.beta_second,
+            options.weight_decay,
+        )
+        # Most events change no structure: their thousand launches become one.
+        weight = self.plan.store.weight
+        here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
+        self._balancing = GraphedStep(self._balance_, on=graph and here)
+
+    def readable(self) -> dict[str, Tensor]:
+        """The model's tensors, with those that decisions read on the CPU."""
+        tensors = named_tensors(self.model)
+        read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
+        return {**tensors, **self.plan.links, **on_host(tensors, read)}
+
+    # --- changes ------------------------------------------------------------------
+
+    def find_splits(self) -> list[Split]:
+        return find_splits(self.table, self.readable(), self.options.split_share)
+
+    def split_(self, splits: list[Split]) -> None:
+        split_(self.model, self.table, splits)
+        self._rebuild_()
+
+    @property
+    def balances(self) -> bool:
+        """Whether there is anything for `balance_` to do."""
+        anchored = self.options.anchor and self.table.norms
+        return bool(self.options.sinkhorn_sweeps or anchored)
+
+    def balance_(self) -> None:
+        self._balancing()
+
+    def _balance_(self) -> None:
+        optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
+        states = optimizer.states()
+        for _ in range(max(sweeps, 1)):
+            if sweeps:
+                weight = self.plan.store.weight
+                self.plan.balance.sweep_(weight, optimizer.momentum, optimizer.second)
+            if self.options.anchor:
+                self.plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
+
+    def cut_(self, decision: Decision, when: str) -> None:
+        """Cut model and optimizer; RanksDiffer, saying `when`, unless all ranks cut alike."""
+        old, table = self.plan.store, self.table
+        staged = surgery.cut(named_tensors(self.model), table, decision.keeps)
+        if self.team.size > 1:
+            self.team.agree(fingerprint(staged, decision.removed), when)
+        surgery.swap_(self.model, staged, decision.removed)
+        alive = {name for name, _ in self.model.named_parameters()}
+        self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
+        self._rebuild_()
+
+    # --- and how they are taken back ------------------------------------------------
+
+    def values(self) -> Undo:
+        """Remember all values. The undo copies them back to where they lie: captures hold."""
+        optimizer, buffers = self.optimizer, self.model.buffers()
+        live = [self.plan.store.weight, optimizer.momentum, optimizer.second]
+        live += [buffer for buffer in buffers if buffer.is_floating_point()]
+        # Few launches, whatever the number of buffers.
+        kept = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(kept, live)
+        return lambda: torch._foreach_copy_(live, kept)
+
+    def standing(self) -> Undo:
+        """Remember the structure and its tensors, without a copy; the undo takes them up again."""
+        put_back, optimizer = surgery.standing(self.model), self.optimizer
+        state = optimizer.momentum, optimizer.second
+
+        def undo() -> None:
+            put_back()
+            optimizer.momentum, optimizer.second = state
+            self._rebuild_()
+
+        return undo
+
+    # --- the plan -------------------------------------------------------------------
+
+    def _rebuild_(self) -> None:
+        """Take up the model's new structure; the optimizer's state must already fit it."""
+        self.table = self.model.axis_table()
+        self.plan = self._build()
+        self.optimizer.attach(self.plan.store, self.table.matrices)
+        self.rebuilds += 1
+        self._balancing.reset(release=True)
+
+    def _build(self) -> Plan:
+        options, table = self.options, self.table
+        buffers = dict(self.model.named_buffers())
+        energies = [buffers[norm.energy] for norm in table.norms]
+        room = StepMeans.room(energies, self.team, self._canonical)
+        store = FlatStore(self.model, table, room)
+        means = StepMeans(store, energies, self.team, self._micros, self._canonical, self._wish)
+        # After the store has put views of itself in the parameters' place.
+        tensors = named_tensors(self.model)
+        links = on_host(tensors, table.links())
+        prices = pricing.prices(table, self._accounting, {**tensors, **links})
+        penalty = Penalty(table, tensors, store, prices, options.penalty, options.calibration)
+        return Plan(
+            store=store,
+            means=means,
+            slow=gauge.SlowNorms(table.norms, tensors, options.powers_of_two),
+            penalty=penalty,
+            balance=gauge.Balance(table, tensors, penalty.groups, options.powers_of_two),
+            links=links,
+            prices=prices,
+            fma=pricing.total_fma(table, self._accounting, tensors),
+        )
