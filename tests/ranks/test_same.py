@@ -67,6 +67,13 @@ def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
     assert_same_run(crews.home / "one", crews.home / "relay")
 
 
+def test_tied_norms_are_the_same_too(tmp_path: Path) -> None:
+    """Their energies stay what they were: nobody follows them."""
+    crews = Crews(tmp_path, (*CANONICAL, 'model.norm="tied"', "train.steps=20"))
+    assert_same_run(crews.finish("1", 1), crews.finish("2", 2))
+    assert rows(tmp_path / "2", "events.jsonl")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_asked_to_stop_at_the_end_ranks_come_to_it(crews: Crews, rank: int) -> None:
     """What is left is to sum up: none leaves while others wait for it."""

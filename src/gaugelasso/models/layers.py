@@ -44,10 +44,11 @@ class Extractor(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The stream, to be used from here on, and n [d, N]."""
-        weight = self.weight
-        if self.tied:
-            weight = self.gain.square() / self.gain.square().sum()
-        return kernels.read(x, self.sites, weight, self.energy if self.training else None)
+        if self.tied:  # nothing follows: nobody asks for energies, nor do ranks share them
+            weight, energy = self.gain.square() / self.gain.square().sum(), None
+        else:
+            weight, energy = self.weight, self.energy if self.training else None
+        return kernels.read(x, self.sites, weight, energy)
 
     def norm(self, name: str) -> Norm:
         return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
