@@ -84,7 +84,7 @@ def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> Non
             for name, tensor in state(other).items():
                 tensor.copy_(before[name])
         first, second = plain._step(), other._step()
-        assert float(other.step.loss) == pytest.approx(float(plain.step.loss), rel=1e-5)
+        assert float(other.state.step.loss) == pytest.approx(float(plain.state.step.loss), rel=1e-5)
         if not first:
             gradient, here = (run.compressor.optimizer.store.grad for run in (plain, other))
             assert (here - gradient).norm() <= 1e-4 * gradient.norm()
@@ -97,7 +97,7 @@ def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> Non
 
 
 def test_batches_made_ahead_are_those_of_their_steps(tmp_path: Path) -> None:
-    step = trainer(tmp_path, "run").step
+    step = trainer(tmp_path, "run").state.step
     for number in (0, 1, 2, 5, 6, 3):
         step.load_(number)
         inputs, targets = step._batches(number)

@@ -109,6 +109,25 @@ def test_a_split_leaves_the_optimizer_where_it_was() -> None:
         assert all(torch.equal(view, before[kind][name]) for name, view in views.items())
 
 
+def test_an_event_may_split_one_site_and_cut_another() -> None:
+    """What a cut saves is told by the prices of the structure that it found."""
+    model = relay(1e-6)
+    options = CompressorOptions(lr=1e-4, sinkhorn_sweeps=0, anchor=0)
+    compressor = Compressor(model, 10.0, options)
+    tensors, axis = named_tensors(model), compressor.table["D"]
+    with torch.no_grad():  # site 1 dies
+        for slot in axis.side_a + axis.side_b:
+            tensors[slot.tensor].index_fill_(
+                slot.dim, (tensors[slot.link] == 1).nonzero().flatten(), 0.0
+            )
+        for norm in compressor.table.norms:
+            tensors[norm.weight][tensors[norm.weight.replace(".weight", ".sites")] == 1] = 0.0
+    event = compressor.event_()
+    assert (event.splits, event.dropped["D"]) == (1, 1)
+    assert event.prices["D"] > 0
+    assert event.widths["D"] == 2
+
+
 def test_an_event_splits_and_goes_on_training() -> None:
     model = relay(1e-6)
     compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, interval=2))

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import signal
+import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from gaugelasso.errors import UserError
 from gaugelasso.evaluation import evaluate
 from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
+from gaugelasso.ranks import RankLost, Team
 from gaugelasso.signals import Stopped
+from gaugelasso.state import RunState
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import Trainer
 from gaugelasso.watch import choices, off_target, pressure, returned_
@@ -72,10 +76,23 @@ def test_of_those_that_held_the_target_every_size_has_one() -> None:
     memory = Memory()
     for step, fma in enumerate([900.0, 800.0, 500.0, 300.0, 300.0, 250.0, 240.0, 240.0], 1):
         memory.hold_(step, fma)
-    assert memory.held == {8: 240.0, 7: 240.0, 3: 500.0, 2: 800.0}
+    assert memory.held == {8: 240.0, 7: 240.0, 5: 300.0, 3: 500.0, 2: 800.0}
     memory.hold_(9, 600.0)  # after a return
-    assert memory.held == {8: 240.0, 3: 500.0, 9: 600.0}
+    assert memory.held == {8: 240.0, 5: 300.0, 3: 500.0, 9: 600.0, 2: 800.0}
     assert (memory.held_at, memory.held_before_at) == (9, 8)
+
+
+@pytest.mark.parametrize("shrinking", [0.99, 0.9, 0.7])
+def test_however_slowly_a_run_shrinks_it_remembers_its_way(shrinking: float) -> None:
+    memory, fma, step = Memory(), 1e6, 0
+    while fma > 1e4:
+        fma, step = fma * shrinking, step + 1
+        memory.hold_(step, fma)
+    sizes = sorted(memory.held.values())
+    assert sizes[0] == fma
+    assert sizes[-1] > 4e5
+    assert all(larger <= 2.25 * smaller for smaller, larger in pairwise(sizes))
+    assert len(sizes) < 15
 
 
 def test_what_a_checkpoint_keeps_comes_back() -> None:
@@ -364,6 +381,7 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
         assert trainer.memory.ended_at is not None
         held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
         assert fma in held.values()
+        assert summary["held"]
         for step, size in held.items():
             if size < fma:
                 found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
@@ -407,10 +425,103 @@ def test_a_target_held_in_training_alone_is_missed(
     summary = trainer.run()
     assert summary["held"]
     assert summary["parameters_final"] >= few
-    assert returns(trainer.folder.path) == [(40, summary["structure_step"])]
-    smaller = [fma for fma in trainer.memory.held.values() if fma < summary["fma_final"]]
-    assert len(smaller) < len(trainer.memory.held)
+    assert returns(trainer.folder.path) == [(40, summary["held_step"])]
+    for step, fma in trainer.memory.held.items():
+        if fma < summary["fma_final"]:  # missed, for having too few
+            model = checkpoint.at_step(trainer.folder.checkpoints, step).model()
+            assert sum(p.numel() for p in model.parameters()) < few
     assert newest(trainer.folder.path).name == "step-00000040"
+
+
+def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a task brings its own loss over all held-out data, by that one."""
+    figures = {"loss": 9.0}
+    monkeypatch.setattr("gaugelasso.ending.final_figures", lambda *_: dict(figures))
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    summary = trainer.run()
+    assert (summary["loss"], summary["held"]) == (9.0, False)
+    assert trainer.memory.held  # none of which does better
+    assert returns(trainer.folder.path) == []
+
+
+def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
+    """And the summary is that of the newest checkpoint."""
+    trainer = start(tmp_path, train__checkpoint_every=5, train__cooldown=0, train__log_every=1)
+    spoil_when_new(trainer)
+    summary = trainer.run()
+    run = trainer.folder.path
+    assert trainer.memory.again_at is None
+    assert summary["held"]
+    found = newest(run)
+    assert found.name == f"step-{summary['steps']:08d}"
+    model = checkpoint.load_model(run)
+    batches = trainer.config.train.final_batches
+    assert evaluate(model, trainer.config, batches, "cpu")[0] == summary["loss"]
+
+
+def test_a_rank_that_is_lost_at_the_end_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil_ends(trainer)
+
+    def lost(*_: Any) -> Any:
+        raise RankLost("rank 1 is gone")
+
+    honest = Team.lead
+
+    def lead(team: Team, work: Callable[[], Any]) -> Any:
+        asked_for = work.__qualname__.startswith("RunState._found")
+        return lost() if asked_for and trainer.compressor.steps == 40 else honest(team, work)
+
+    monkeypatch.setattr(Team, "lead", lead)
+    with pytest.raises(RankLost):
+        trainer.run()
+    assert not (trainer.folder.path / "summary.json").exists()
+
+
+def test_the_state_that_is_left_is_gone_before_the_other_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or going back would want the memory of two."""
+    trainer = start(tmp_path)
+    left, alive, take = weakref.ref(trainer.compressor), [], trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.compressor.steps == 20:
+            trainer.compressor.optimizer.store.weight.fill_(math.nan)
+        return event
+
+    taking = RunState._take_up
+
+    def look(state: RunState, model: Transformer) -> None:
+        alive.append(left() is not None)
+        taking(state, model)
+
+    monkeypatch.setattr(trainer, "_step", one)
+    monkeypatch.setattr(RunState, "_take_up", look)
+    trainer.run()
+    assert alive == [False]
+
+
+def test_a_damaged_checkpoint_is_out_of_the_way_once_it_was_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among the newest few it would cost a sound one its place."""
+    poison(monkeypatch, range(22, 27))
+    trainer = start(tmp_path, train__skip_limit=5)
+    take = trainer._step
+
+    def one() -> Any:
+        if trainer.compressor.steps == 23:
+            (trainer.folder.checkpoints / "step-00000020" / "model.safetensors").write_bytes(b"")
+        return take()
+
+    monkeypatch.setattr(trainer, "_step", one)
+    trainer.run()
+    assert returns(trainer.folder.path) == [(30, 10)]
+    assert (trainer.folder.checkpoints / "step-00000020.damaged").exists()
 
 
 def test_a_work_target_that_was_met_stays_so(

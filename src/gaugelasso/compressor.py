@@ -61,7 +61,7 @@ class Compressor:
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.steps = 0
-        self._held: dict[str, float] = {}
+        self._told: dict[str, float] = {}
         # Above 0 once any rank has wished to stop, and a step has brought the others word of it.
         self.wish = torch.zeros((), device=next(model.parameters()).device)
         self._body = Body(model, self.options, self.wish, graph, team, micros, canonical)
@@ -130,7 +130,7 @@ class Compressor:
 
     def _changes(self, name: str, value: float) -> bool:
         """Whether a device scalar was not set to this value last: if not, a launch is saved."""
-        before, self._held[name] = self._held.get(name), value
+        before, self._told[name] = self._told.get(name), value
         return before != value
 
     # --- one structural event ---------------------------------------------------
@@ -138,11 +138,12 @@ class Compressor:
     @torch.no_grad()
     def event_(self) -> Event:
         """Split, balance, decide, cascade, cut; what costs the batch too much is undone."""
-        began, before, prices, body = time.perf_counter(), self.fma, self.prices, self._body
+        began, before, body = time.perf_counter(), self.fma, self._body
         self.agree(f"before the event of step {self.steps}")
         allowance = self.options.drop_tolerance * abs(self.solver.loss_target)
         guard = Guard(self.model, self.probe, allowance)
         splits = self._split_(guard)
+        prices = self.prices  # of what a cut would find
         if body.balances:
             guard.try_("balance", body.balance_, body.values)
         balanced = guard.loss
@@ -225,7 +226,7 @@ class Compressor:
             if tensor.shape != tensors[name].shape:
                 raise UserError(f"optimizer state {name!r} does not fit the model's shape")
             tensor.copy_(tensors[name])
-        self._held.clear()
+        self._told.clear()
         self.steps = steps
 
     def forget_energies_(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from gaugelasso import watch
 from gaugelasso.checkpoint import Checkpoint
-from gaugelasso.evaluation import evaluate
+from gaugelasso.evaluation import evaluate, final_figures
+from gaugelasso.models import Transformer
 from gaugelasso.state import RunState
 
 
@@ -18,14 +19,16 @@ def way_on(state: RunState, summary: dict[str, Any]) -> Callable[[], None] | Non
     Otherwise the run ends on the smallest state on its way that holds the target on held-out
     data, as it was.
     """
-    memory, loss = state.memory, summary["loss"]
+    memory, train = state.memory, state.config.train
     if summary["held"] or memory.ended_at is not None:
         return None
-    why = f"held-out loss {'no number' if loss is None else f'{loss:.4g}'} after the anneal"
+    loss = math.inf if summary["loss"] is None else summary["loss"]
+    why = f"held-out loss {loss:.4g} after the anneal"
     lost = not memory.holds(state.config.target.loss)
-    if lost and memory.again_at is None and (held := state.held(watch.choices(memory))):
+    again = lost and memory.again_at is None and (train.saturation or train.cooldown)
+    if again and (held := state.whole(watch.choices(memory))):
         return functools.partial(_anneal_again, state, held, why)
-    end = _better_end(state, loss if lost else None)
+    end = _better_end(state, loss if lost or math.isinf(loss) else -math.inf)
     return functools.partial(_end_on, state, end, why) if end else None
 
 
@@ -40,23 +43,31 @@ def _end_on(state: RunState, held: Checkpoint, why: str) -> None:
     state.save()
 
 
-def _better_end(state: RunState, lost: float | None) -> Checkpoint | None:
+def _better_end(state: RunState, bar: float) -> Checkpoint | None:
     """The smallest state that held the target and does so on held-out data.
 
-    Where none does, the smallest that is at least better than what was `lost`. A work target
-    that is met stays so.
+    Where none does, the smallest whose loss is at least below `bar`. A work target that is met
+    stays so.
     """
-    config, better = state.config, None
-    most = config.target.fma if state.spent else math.inf
+    target, better = state.config.target, None
+    most = target.fma if state.spent else math.inf
     for _, step in sorted((fma, step) for step, fma in state.memory.held.items() if fma <= most):
-        if held := state.held([step]):
-            model = held.model(state.device)
-            loss, _ = evaluate(model, config, config.train.final_batches, state.device, state.team)
-            if loss <= config.target.loss:
+        if held := state.whole([step]):
+            loss, _, _ = final(state, held.model(state.device))
+            if loss <= target.loss:
                 return held
-            if lost is not None and loss < lost:
+            if loss < bar:
                 better = better or held
     return better
+
+
+def final(state: RunState, model: Transformer) -> tuple[float, float, dict[str, float]]:
+    """What a run is judged by: loss and metric on held-out data, and the task's further figures."""
+    config, device, team = state.config, state.device, state.team
+    batches, name = config.train.final_batches, config.task.metric_name
+    loss, metric = evaluate(model, config, batches, device, team)
+    figures = team.lead(lambda: final_figures(model, config, batches, device))
+    return figures.pop("loss", loss), figures.pop(name, metric), figures
 
 
 def said_missed(state: RunState, summary: dict[str, Any]) -> str:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Of the checkpoints that held the target, each that stays is this many times the next smaller
-# one: together they take no more room than a few of the largest.
+# Of the checkpoints that held the target one stays of every size, and a size is this many times
+# the next smaller one: together they take no more room than a few of the largest.
 RUNG = 1.5
 
 
@@ -63,11 +63,12 @@ class Memory:
         return self.loss is not None and self.loss <= target
 
     def hold_(self, step: int, fma: float) -> None:
-        """A checkpoint held the target. Of those before it, some sizes stay on record."""
-        self.held_before_at, self.held_at = self.held_at, step
-        kept: dict[int, float] = {}
-        smallest = 0.0
+        """A checkpoint held the target. It stays on record, with the smallest of every size."""
+        last = self.held_before_at, self.held_at = self.held_at, step
+        seen, kept = set(), {}
         for each, size in sorted({**self.held, step: fma}.items(), key=lambda h: (h[1], -h[0])):
-            if size >= RUNG * smallest or each in (self.held_at, self.held_before_at):
-                kept[each] = smallest = size
+            rung = math.floor(math.log(size, RUNG)) if size > 0 else None
+            if rung not in seen or each in last:
+                kept[each] = size
+            seen.add(rung)
         self.held = kept

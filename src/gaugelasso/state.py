@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -42,7 +42,8 @@ class RunState:
         self.failing = self.streak = 0
         self._data = data_of(config.task)
         team.agree(json.dumps(self._data), "by its data")
-        if found := self.find() if resume else None:
+        found = self._found(lambda: checkpoint.find(folder.checkpoints)) if resume else None
+        if found:
             self._resume(found)
         else:
             if resume:
@@ -100,34 +101,44 @@ class RunState:
         self.team.lead(lambda: self.folder.rewind(found.marks()))
         self.team.lead(lambda: checkpoint.put_aside_newer(found))
 
-    def find(self, step: int | None = None) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint, or that of a step, found by rank 0 for all."""
+    def newest(self) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint; damaged ones that were passed over are put aside."""
+        found = self._found(lambda: checkpoint.find(self.folder.checkpoints))
+        if found:
+            self.team.lead(lambda: checkpoint.put_aside_newer(found))
+        return found
 
-        def look() -> tuple[str, int] | None:
-            folder = self.folder.checkpoints
-            found = checkpoint.find(folder) if step is None else checkpoint.at_step(folder, step)
-            return (found.path.name, found.step) if found else None
+    def whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
+        """Of the checkpoints of these steps, which held the target, the first that is whole."""
 
-        told = self.team.lead(look)
+        def look() -> checkpoint.Checkpoint | None:
+            for step in steps:
+                try:
+                    return checkpoint.at_step(self.folder.checkpoints, step)
+                except UserError as error:
+                    _logger.warning("warning: %s; it held the target, but is no more", error)
+            return None
+
+        return self._found(look)
+
+    def _found(
+        self, look: Callable[[], checkpoint.Checkpoint | None]
+    ) -> checkpoint.Checkpoint | None:
+        """What rank 0 finds, for all."""
+        told = self.team.lead(lambda: (f := look()) and (f.path.name, f.step))
         return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
-
-    def held(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
-        """The first of these checkpoints, which held the target, that is still whole."""
-        for step in steps:
-            try:
-                return self.find(step)
-            except UserError as error:
-                _logger.warning("warning: %s; it held the target, but is no more", error)
-        return None
 
     def save(self) -> None:
         """Write a checkpoint; those that held the target stay beside the newest ones."""
         memory = self.memory
-        logs = self.folder.sync()
         hoped = [memory.hoped_at] if memory.hoped_at is not None else []
         spare, keep = [*hoped, *memory.held], self.config.train.checkpoint_keep
-        folder, kept = self.folder.checkpoints, {**dataclasses.asdict(memory), "logs": logs}
-        self.team.lead(lambda: checkpoint.save(folder, self.compressor, kept, keep, spare))
+
+        def write() -> None:
+            kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
+            checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
+
+        self.team.lead(write)
 
     def go_back(self, to: checkpoint.Checkpoint, why: str) -> None:
         """Take up an earlier state and go on from it, at the step that training has come to."""

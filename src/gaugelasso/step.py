@@ -87,20 +87,26 @@ class TrainingStep:
 
     def _follow_structure(self) -> None:
         """Forget captures of a structure that is no more."""
-        if self._rebuilds == self.compressor.rebuilds:
-            return
-        self._rebuilds = self.compressor.rebuilds
-        # Memory that a larger structure needed is given back once it is a good part of it.
-        release = self.compressor.parameters < 0.8 * self._parameters
-        for graph in (self._step, self._probe):
-            graph.reset(release)
-        if release:
+        if self._rebuilds != self.compressor.rebuilds:
+            self._rebuilds = self.compressor.rebuilds
+            for graph in (self._step, self._probe):
+                graph.reset()
+
+    def _give_back(self) -> None:
+        """Memory that a larger structure needed, once it is a good part of it.
+
+        Not amid an event: what it cuts is still there, to be put back if the batch misses it.
+        """
+        if self.compressor.parameters < 0.8 * self._parameters:
             self._parameters = self.compressor.parameters
+            for graph in (self._step, self._probe):
+                graph.reset(release=True)
             if self._side is not None:
                 torch.cuda.empty_cache()
 
     def __call__(self) -> None:
         self._follow_structure()
+        self._give_back()
         self._step()
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from gaugelasso import checkpoint, watch
 from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
-from gaugelasso.ending import said_missed, way_on
+from gaugelasso.ending import final, said_missed, way_on
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, final_figures, samples, settle_cpu_
+from gaugelasso.evaluation import choose_device, evaluate, samples, settle_cpu_
 from gaugelasso.events import Event
 from gaugelasso.memory import Memory
 from gaugelasso.models import Transformer
@@ -209,16 +209,16 @@ class Trainer:
         return last or freezing or step % getattr(self.train, f"{what}_every") == 0
 
     def _save(self, stopping: bool = False) -> None:
-        memory, compressor, due = self.memory, self.compressor, self._due("checkpoint")
-        last = compressor.steps == self.schedule.end(memory.frozen_at)
-        if due and self.state.failing and not (stopping or last):
+        memory, failing, due = self.memory, self.state.failing, self._due("checkpoint")
+        last = self.compressor.steps == self.schedule.end(memory.frozen_at)
+        if due and failing and not (stopping or last):
             return  # until a step succeeds; the one before stays
-        if self.state.failing:
-            compressor.forget_energies_()
-        if not compressor.finite():
+        if failing:
+            self.compressor.forget_energies_()
+        if not self.compressor.finite():
             self._return_from_failure("a weight is not a number")
         elif due and memory.holds(self.config.target.loss) and self._compressing():
-            memory.hoped_at, memory.hoped_fma = compressor.steps, compressor.fma
+            memory.hoped_at, memory.hoped_fma = self.compressor.steps, self.compressor.fma
         self.state.save()
 
     def _compressing(self) -> bool:
@@ -234,7 +234,7 @@ class Trainer:
         watch.note_(memory, self.config.target.loss, self._compressing(), every)
         if not 0 < self.train.patience <= memory.off_for:
             return
-        if held := self.state.held(watch.choices(memory)):
+        if held := self.state.whole(watch.choices(memory)):
             why = f"loss off its target for {memory.off_for} steps, pressure halved"
             self.state.go_back(held, why)
         else:
@@ -243,7 +243,7 @@ class Trainer:
     def _return_from_failure(self, what: str) -> None:
         steps = self.compressor.steps
         why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
-        found = self.state.find()
+        found = self.state.newest()
         if found is None or self.memory.in_vain >= watch.TRIES:
             raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
         self.memory.in_vain += 1
@@ -294,12 +294,8 @@ class Trainer:
             )
 
     def _summary(self) -> dict[str, Any]:
-        loss, metric = self.evaluate(self.train.final_batches)
-        batches = self.train.final_batches
-        figures = self.team.lead(
-            lambda: final_figures(self.model, self.config, batches, self.device)
-        )
-        loss, metric = figures.pop("loss", loss), figures.pop(self.task.metric_name, metric)
+        loss, metric, figures = final(self.state, self.model)
+        self.model.train()
         return summary(
             self.config, self.device, self.compressor, self.memory, loss, metric, figures
         )
