@@ -43,7 +43,7 @@ class Tally:
         try:
             return work(*arguments)
         except Exception as error:  # one fault must not hide those after it
-            self.faults.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+            self.faults.append(f"{name}: {type(error).__name__}: {str(error)[-300:]}")
             return None
 
     def figures(self) -> Figures:
