@@ -14,6 +14,7 @@ from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
 from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
+from tests.test_watch import poison
 from tests.training import (
     Stop,
     assert_same_run,
@@ -216,6 +217,18 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
         start(tmp_path, existing="resume")
     assert contents(tmp_path / "run") == before
     start(tmp_path, existing="overwrite").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_run_that_never_had_a_checkpoint_starts_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        poison(patch, range(9, 10))  # the last step before the first checkpoint is due
+        stop_at(start(tmp_path, train__log_every=1, train__checkpoint_every=10), 15)
+    assert rows(tmp_path / "run", "metrics.jsonl")[-1]["step"] > 10
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from gaugelasso import logs
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.runs import CHECKPOINTS, read_json, read_rows
+from gaugelasso.runs import CHECKPOINTS, UNSAVED, read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import known
 
@@ -66,10 +66,13 @@ def _said(data: Any) -> str:
 
 
 def check_little_lost(run: Path, first: int) -> None:
-    """UserError if a run without a checkpoint had come beyond step `first`, or to its end.
+    """UserError if a run that lost its checkpoints had come beyond step `first`, or to its end.
 
-    It would start over, and what it has written be lost.
+    It would start over, and what it has written be lost. One that never had a checkpoint, as
+    its steps failed when the first was due, has nothing else to do.
     """
+    if (run / UNSAVED).exists():
+        return
     rows = (row["step"] for name in logs.NAMES for row in read_rows(run / name))
     summary = (run / "summary.json").exists()
     reached = max(rows, default=0)
