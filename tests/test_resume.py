@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gaugelasso import durable
+from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
+from gaugelasso.report import write_report
 from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
 from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
@@ -230,6 +232,19 @@ def test_a_run_that_never_had_a_checkpoint_starts_over(
     assert not (tmp_path / "run" / "checkpoints").exists()
     start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
+
+
+def test_a_run_of_an_earlier_version_is_read_but_not_resumed(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = newest(tmp_path / "run")
+    known = read(path / "state.json")
+    older = {key: known[key] for key in known.keys() - {"held", "hoped_fma", "logs"}}
+    (path / "state.json").write_text(json.dumps(older))
+    sign(path)
+    assert load_model(tmp_path / "run").spec() == load_model(run).spec()
+    assert write_report([tmp_path / "run"])
+    with pytest.raises(UserError, match=r"state\.json': not a run's state, 'h.* is missing"):
+        start(tmp_path, existing="resume")
 
 
 def test_an_onlooker_does_nothing_that_a_folder_can_be_told(

@@ -46,7 +46,7 @@ def check_same_data(data: Mapping[str, Any], path: Path) -> None:
     if not data:
         return
     initial = read_json(path)
-    # Earlier versions did not tell, nor may a task have when the run began.
+    # A task may have learned to tell since the run began.
     before = initial.get("data") if isinstance(initial, dict) else None
     if not isinstance(before, dict):
         return
