@@ -26,7 +26,7 @@ from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
-from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw, stored
+from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw, stored, text
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
 from tests.command import Command, assert_told
@@ -387,6 +387,24 @@ def test_a_damaged_cache_is_made_anew(
     (tmp_path / "cache" / f"{cached.name}.json").unlink()  # as earlier versions left it
     assert [part.tobytes() for part in CharLM(**task).texts] == before
     assert len(caplog.messages) == 2
+
+
+def test_others_may_unpack_the_same_text_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, files = text._unpacked, [write(tmp_path / "a.txt.gz")]
+
+    def unpacked(path: Path) -> Iterator[bytes]:
+        monkeypatch.setattr(text, "_unpacked", inner)
+        for block in inner(path):
+            # By another process of the same number, as on two machines that share a disk.
+            text.load(files, tmp_path / "cache")
+            yield block
+
+    monkeypatch.setattr(text, "_unpacked", unpacked)
+    held = text.load(files, tmp_path / "cache").tobytes()
+    assert held == gzip.decompress(files[0].read_bytes())
+    assert len(list((tmp_path / "cache").iterdir())) == 2, "the text, and what it is known by"
 
 
 def test_the_cache_is_flushed_before_it_has_its_name(

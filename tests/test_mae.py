@@ -5,7 +5,9 @@ import json
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from gaugelasso import durable
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
@@ -233,6 +236,41 @@ def test_a_damaged_cache_is_made_anew(
     assert np.array_equal(held.parts["valid"], pictures(3, seed=1))
     [told] = caplog.messages
     assert told.startswith(f"warning: cache '{cached.parent}' is damaged")
+
+
+def test_many_may_mend_a_damaged_cache_at_once(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    images.load(str(path), 12)
+    cache = tmp_path / "cache" / "images"
+    with ThreadPoolExecutor(4) as runs:
+        for _ in range(8):
+            [cached] = cache.glob("*/train.npy")
+            cached.write_bytes(cached.read_bytes()[:-1] + b"#")
+            together = Barrier(4)
+            loads = [runs.submit(_load_together, path, together) for _ in range(4)]
+            for load in loads:
+                assert np.array_equal(load.result().parts["train"], pictures(5))
+            [left] = cache.iterdir()
+            assert images._cached(left), "what is left is whole"
+
+
+def _load_together(path: Path, together: Barrier) -> images.Images:
+    together.wait()
+    return images.load.__wrapped__(str(path), 12)
+
+
+def test_what_was_made_is_used_even_if_another_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = durable.rename
+
+    def rename(old: Path, new: Path) -> None:
+        inner(old, new)
+        inner(new, tmp_path / "moved")  # by who saw a damaged one there
+
+    path = packed(tmp_path)
+    monkeypatch.setattr(durable, "rename", rename)
+    assert np.array_equal(images.load(str(path), 12).parts["train"], pictures(5))
 
 
 def test_a_run_goes_on_with_the_images_it_began_with(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from gaugelasso import durable
+from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
+from gaugelasso.report import write_report
 from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
 from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
+from tests.test_watch import poison
 from tests.training import (
     Stop,
     assert_same_run,
@@ -217,6 +220,31 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     assert contents(tmp_path / "run") == before
     start(tmp_path, existing="overwrite").run()
     assert_same_run(run, tmp_path / "run")
+
+
+def test_a_run_that_never_had_a_checkpoint_starts_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        poison(patch, range(9, 10))  # the last step before the first checkpoint is due
+        stop_at(start(tmp_path, train__log_every=1, train__checkpoint_every=10), 15)
+    assert rows(tmp_path / "run", "metrics.jsonl")[-1]["step"] > 10
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+
+
+def test_a_run_of_an_earlier_version_is_read_but_not_resumed(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = newest(tmp_path / "run")
+    known = read(path / "state.json")
+    older = {key: known[key] for key in known.keys() - {"held", "hoped_fma", "logs"}}
+    (path / "state.json").write_text(json.dumps(older))
+    sign(path)
+    assert load_model(tmp_path / "run").spec() == load_model(run).spec()
+    assert write_report([tmp_path / "run"])
+    with pytest.raises(UserError, match=r"state\.json': not a run's state, 'h.* is missing"):
+        start(tmp_path, existing="resume")
 
 
 def test_an_onlooker_does_nothing_that_a_folder_can_be_told(

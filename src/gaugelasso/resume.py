@@ -8,7 +8,7 @@ from typing import Any
 from gaugelasso import logs
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.runs import CHECKPOINTS, read_json, read_rows
+from gaugelasso.runs import CHECKPOINTS, UNSAVED, read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import known
 
@@ -46,7 +46,7 @@ def check_same_data(data: Mapping[str, Any], path: Path) -> None:
     if not data:
         return
     initial = read_json(path)
-    # Earlier versions did not tell, nor may a task have when the run began.
+    # A task may have learned to tell since the run began.
     before = initial.get("data") if isinstance(initial, dict) else None
     if not isinstance(before, dict):
         return
@@ -66,10 +66,13 @@ def _said(data: Any) -> str:
 
 
 def check_little_lost(run: Path, first: int) -> None:
-    """UserError if a run without a checkpoint had come beyond step `first`, or to its end.
+    """UserError if a run that lost its checkpoints had come beyond step `first`, or to its end.
 
-    It would start over, and what it has written be lost.
+    It would start over, and what it has written be lost. One that never had a checkpoint, as
+    its steps failed when the first was due, has nothing else to do.
     """
+    if (run / UNSAVED).exists():
+        return
     rows = (row["step"] for name in logs.NAMES for row in read_rows(run / name))
     summary = (run / "summary.json").exists()
     reached = max(rows, default=0)

@@ -6,8 +6,9 @@ metrics.jsonl     one row per log interval
 events.jsonl      one row per structural event
 samples.npz       what the task shows of the finished model, where it shows something
 summary.json      the outcome; written last
-checkpoints/      the newest few states (see checkpoint.py)
+checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
 initial.json      structure and widths before training, and how to read the metric
+unsaved           there until the first checkpoint is written
 run.lock          there while a run is writing (see lock.py)
 """
 
@@ -32,6 +33,8 @@ from gaugelasso.version import __version__
 
 Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
+# Where there is no checkpoint, it tells a run that never had one from a run that lost them.
+UNSAVED = "unsaved"
 # There while an older run is being removed.
 _CLEARING = "overwriting.tmp"
 # Bytes and values of a row: an event has some for every axis, of which there may be thousands.
@@ -110,10 +113,12 @@ class RunFolder:
             self._logs[name].append(row)
 
     def sync(self) -> dict[str, logs.Mark]:
-        """Flush the logs to the disk, and mark where they end.
+        """Before a checkpoint: flush the logs to the disk, and mark where they end.
 
         A checkpoint must not outlive the rows before it.
         """
+        with _writing(self.path / UNSAVED):
+            durable.remove(self.path / UNSAVED)
         for log in self._logs.values():
             with _writing(log.path):
                 log.sync()
@@ -124,6 +129,8 @@ class RunFolder:
 
         UserError, with nothing changed, where those before a mark are not as they were.
         """
+        if marks is None:
+            write_text(self.path / UNSAVED, "")
         for name, mark in (marks or {}).items():
             self._logs[name] = logs.Log.known(self.path / name, mark)
         for log in self._logs.values():
@@ -154,6 +161,7 @@ _FILES = (
     "events.jsonl",
     "samples.npz",
     "summary.json",
+    UNSAVED,
 )
 
 

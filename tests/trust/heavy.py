@@ -26,8 +26,14 @@ from tests.trust.mutants import Patient, changed
 
 # What a reader may take for itself, however small the file.
 _ITS_OWN = 2**22
+# Seconds until whoever reads a pipe is taken to wait for ever.
+PATIENCE = 20
 _LISTS = b"[" + b"[]," * 2**19 + b"[]]"
 _NUMBERS = b"[" + b"257," * MOST_VALUES + b"257]"
+
+
+class Waits(BaseException):
+    """Of a reader that does not come back. No OSError: that the reader itself would make a line."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +135,13 @@ def piped(patient: Patient, kind: Kind, home: Path) -> str | None:
 
 def _in_time(kind: Kind, run: Path) -> str | None:
     def hangs(*_: object) -> None:
-        raise TimeoutError("waits for ever")
+        raise Waits("waits for ever")
 
     before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(20)
+    signal.alarm(PATIENCE)
     try:
         return met(kind, run)
-    except TimeoutError as error:
+    except Waits as error:
         return str(error)
     finally:
         signal.alarm(0)

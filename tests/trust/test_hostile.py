@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaugelasso import strict
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.errors import UserError
 from gaugelasso.trainer import Trainer
@@ -139,6 +140,17 @@ def test_the_scales_show_a_file_that_grows(patient: Patient, tmp_path: Path) -> 
 def test_a_pipe_keeps_nobody_waiting(patient: Patient, tmp_path: Path) -> None:
     met = {kind.file: heavy.piped(patient, kind, tmp_path) for kind in heavy.kinds(patient)}
     assert {name: said for name, said in met.items() if said} == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_the_clock_shows_a_reader_that_waits(
+    patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Or the test above would see nothing."""
+    monkeypatch.setattr(heavy, "PATIENCE", 1)
+    monkeypatch.setattr(strict, "open_plain", lambda path: path.open("rb"))
+    [kind] = [kind for kind in heavy.kinds(patient) if kind.file == name]
+    assert heavy.piped(patient, kind, tmp_path) == "waits for ever"
 
 
 def test_objects_in_an_archive_are_not_loaded(tmp_path: Path, canary: Path) -> None:

@@ -5,6 +5,8 @@ training part. Every image must be square and of the size asked for: what to cut
 an image is the user's to decide. Draws no batches and shows no picture.
 """
 
+import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -66,12 +68,7 @@ def load(path: str, size: int) -> Images:
     name = hashlib.sha256(json.dumps([_LAYOUT, size, source.identity]).encode()).hexdigest()[:24]
     home = stored.cache_folder() / "images" / name
     held = _cached(home) if home.exists() else None
-    if held is None:
-        _decode_into(home, source, size)
-        held = _cached(home)
-    if held is None:
-        raise UserError(f"cache {str(home)!r} is damaged as soon as it is made; is its disk sound?")
-    return held
+    return held or _decoded(home, source, size)
 
 
 def _cached(home: Path) -> Images | None:
@@ -92,36 +89,56 @@ def _cached(home: Path) -> Images | None:
     return None
 
 
-def _decode_into(home: Path, source: _Source, size: int) -> None:
-    """Write aside, then rename the whole folder: no run ever sees half of it."""
+def _decoded(home: Path, source: _Source, size: int) -> Images:
+    """Written aside, then renamed as a whole folder: no run ever sees half of it.
+
+    Others may do the same at the same time. So what is damaged is moved, never emptied where it
+    lies, and what was made here is mapped before anybody else can move it.
+    """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        durable.remove(home)  # it is damaged
-        with tempfile.TemporaryDirectory(dir=home.parent) as aside:
+        # What is still mapped cannot be removed on some network disks; it does no harm there.
+        with tempfile.TemporaryDirectory(dir=home.parent, ignore_cleanup_errors=True) as aside:
+            with contextlib.suppress(FileNotFoundError):  # there was none, or another moved it
+                durable.rename(home, Path(aside) / "damaged")
             folder = Path(aside) / "images"
-            folder.mkdir()
-            known = {}
-            for part in PARTS:
-                shape = (source.counts[part], size, size, 3)
-                array = np.lib.format.open_memmap(
-                    folder / f"{part}.npy", mode="w+", dtype=np.uint8, shape=shape
+            _write(folder, source, size)
+            held = _cached(folder)
+            if held is None:
+                raise UserError(
+                    f"cache {str(home)!r} is damaged as soon as it is made; is its disk sound?"
                 )
-                for index, pixels in enumerate(source.images[part]):
-                    array[index] = pixels
-                if part == "train":
-                    mean, std = _statistics(array)
-                array.flush()
-                known[part] = stored.known(array)
-                durable.sync(folder / f"{part}.npy")
-            about = json.dumps({"mean": mean, "std": std, "known": known})
-            durable.write_new(folder / "about.json", [about.encode()])
-            if not home.exists():  # another run may have been faster
+            try:
                 durable.rename(folder, home)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                held = _cached(home) or held  # another was faster: all share the same pages
+            return held
     except OSError as error:
         raise UserError(
             f"cannot keep decoded images under {str(home.parent)!r} ({error.strerror or error}); "
             "set GAUGELASSO_CACHE to a folder with room"
         ) from None
+
+
+def _write(folder: Path, source: _Source, size: int) -> None:
+    folder.mkdir()
+    known = {}
+    for part in PARTS:
+        shape = (source.counts[part], size, size, 3)
+        array = np.lib.format.open_memmap(
+            folder / f"{part}.npy", mode="w+", dtype=np.uint8, shape=shape
+        )
+        for index, pixels in enumerate(source.images[part]):
+            array[index] = pixels
+        if part == "train":
+            mean, std = _statistics(array)
+        array.flush()
+        known[part] = stored.known(array)
+        durable.sync(folder / f"{part}.npy")
+    about = json.dumps({"mean": mean, "std": std, "known": known})
+    durable.write_new(folder / "about.json", [about.encode()])
 
 
 def _statistics(array: np.ndarray) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import lzma
-import os
+import tempfile
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -154,13 +154,11 @@ def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    # Its own name for every process: runs side by side may make the same file.
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        durable.write_new(aside, pieces)
-        durable.rename(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    # A place of its own for each: runs side by side, on other machines too, may make the same file.
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as aside:
+        written = Path(aside) / path.name
+        durable.write_new(written, pieces)
+        durable.rename(written, path)
 
 
 def _known(path: Path) -> bytes:
