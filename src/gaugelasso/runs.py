@@ -117,12 +117,15 @@ class RunFolder:
 
         A checkpoint must not outlive the rows before it.
         """
-        with _writing(self.path / UNSAVED):
-            durable.remove(self.path / UNSAVED)
         for log in self._logs.values():
             with _writing(log.path):
                 log.sync()
         return {name: log.mark() for name, log in self._logs.items()}
+
+    def saved(self) -> None:
+        """A checkpoint was written: from now on one is missed if there is none."""
+        with _writing(self.path / UNSAVED):
+            durable.remove(self.path / UNSAVED)
 
     def rewind(self, marks: Mapping[str, logs.Mark] | None = None) -> None:
         """Forget rows after these marks, or all: they will be written again.

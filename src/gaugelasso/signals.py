@@ -1,4 +1,7 @@
-"""SIGTERM, Ctrl-C and Slurm's SIGUSR2 as a wish to stop: granted where nothing is lost by it."""
+"""SIGTERM, Ctrl-C, a closed terminal and Slurm's SIGUSR2 as a wish to stop.
+
+Granted where nothing is lost by it.
+"""
 
 import contextlib
 import signal

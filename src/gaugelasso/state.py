@@ -137,6 +137,7 @@ class RunState:
         def write() -> None:
             kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
             checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
+            self.folder.saved()
 
         self.team.lead(write)
 
