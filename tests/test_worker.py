@@ -1,13 +1,15 @@
 """A run at work: it waits for its folder, goes on when it is killed, and gives up in the end."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gaugelasso import worker
+from gaugelasso import lock, worker
 from gaugelasso.errors import UserError
 from gaugelasso.lock import FolderLock
 from gaugelasso.worker import TRIES, Worker, holder
@@ -105,6 +107,25 @@ def test_a_folder_in_use_is_waited_for(script: Script) -> None:
     assert holder(script.folder) is None
     assert code(run) == 0
     assert run.aside == ""
+
+
+def test_a_look_at_a_lock_refuses_nobody(script: Script) -> None:
+    """`holder` has it too, for a moment."""
+    with (script.folder / lock.NAME).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        looked = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
+        looked.start()
+        FolderLock(script.folder).release()
+        looked.join()
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_no_lock(script: Script) -> None:
+    os.mkfifo(script.folder / lock.NAME)
+    said: list[str | None] = []
+    look = threading.Thread(target=lambda: said.append(holder(script.folder)), daemon=True)
+    look.start()
+    look.join(timeout=10)
+    assert said == [None]
 
 
 def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:

@@ -6,7 +6,6 @@ business: here it is only asked to.
 
 import contextlib
 import fcntl
-import os
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from gaugelasso import checkpoint, lock
+from gaugelasso import checkpoint, lock, strict
 from gaugelasso.errors import UserError
 from gaugelasso.runs import Existing
 
@@ -33,17 +32,16 @@ _STOPPED = {code for number in _ASKED for code in (128 + number, -number)}
 def holder(folder: Path) -> str | None:
     """Which process a run folder is in use by, as its lock says; None if by none."""
     try:
-        descriptor = os.open(folder / lock.NAME, os.O_RDONLY | os.O_NOFOLLOW)
+        file = strict.open_plain(folder / lock.NAME, links=False)
     except OSError:  # mostly: no such file
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
-    except OSError:  # no locks on this disk: for the run to say
-        return None
-    finally:
-        os.close(descriptor)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return lock.named(file.fileno())
+        except OSError:  # no locks on this disk: for the run to say
+            return None
     return None
 
 
