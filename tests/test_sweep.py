@@ -1,5 +1,6 @@
 """Many seeds and arms side by side: all of them run, and one that fails stops nobody."""
 
+import io
 import json
 import os
 import signal
@@ -181,6 +182,24 @@ def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_pa
     answer = gaugelasso("sweep", write_tiny(tmp_path), "--seeds", "4-5", "--out", out)
     assert_told(answer, f"output '{out}/seed5.log' cannot be written: Is a directory")
     assert not (out / "seed4").exists()
+
+
+def test_a_log_that_fails_later_stops_its_own_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full when a killed run is noted; the other run is not stopped for it."""
+    other = "until [ -e $0.1 ]; do sleep 0.05; done; sleep 2; exit 3"
+    text = f'case "$*" in *seed=1*) touch $0.1; kill -9 $$;; esac; {other}'
+    monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "seed1.log").symlink_to("/dev/full")
+    plan = Plan(tmp_path / "c.toml", [1, 2], parse_arms([], tmp_path / "out"), jobs=2)
+    said = io.StringIO()
+    (outcome,) = sweep.run_sweep(plan, Console(file=said, width=200))
+    assert outcome.failed == [1, 2]
+    first = f"output '{tmp_path}/out/seed1.log' cannot be written: No space left on device"
+    assert f"seed 1: failed with code 2, {first}" in said.getvalue()
+    assert "seed 2: failed with code 3, see " in said.getvalue()
 
 
 # --- broken off ----------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gaugelasso import lock, worker
-from gaugelasso.errors import UserError
 from gaugelasso.lock import FolderLock
 from gaugelasso.worker import TRIES, Worker, holder
 from tests.command import until
@@ -165,10 +164,25 @@ def test_logs_are_replaced_with_their_run_and_else_kept(script: Script) -> None:
     assert script.said() == ["run --overwrite"]
 
 
-def test_a_log_that_cannot_be_written_is_told(script: Script) -> None:
+def test_a_log_that_cannot_be_written_is_the_runs_failure(script: Script) -> None:
     script.log.mkdir()
-    with pytest.raises(UserError, match=r"run\.log' cannot be written: Is a directory"):
-        script("exit 0")
+    run = script("exit 0")
+    assert run.returncode == 2
+    assert run.error == f"output {str(script.log)!r} cannot be written: Is a directory"
+
+
+def test_a_full_disk_is_the_runs_failure(script: Script) -> None:
+    """Met only as the worker notes that the run was killed."""
+    script.log = Path("/dev/full")
+    run = script("kill -9 $$")
+    assert code(run) == 2
+    assert run.error == "output '/dev/full' cannot be written: No space left on device"
+
+
+def test_what_cannot_be_started_has_failed(script: Script) -> None:
+    run = Worker([str(script.home / "none")], script.folder, script.log)
+    assert run.returncode == 2
+    assert "none' cannot be run: No such file or directory" in run.error
 
 
 def test_a_run_is_asked_to_stop(script: Script) -> None:

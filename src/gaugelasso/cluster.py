@@ -38,6 +38,8 @@ class Command:
         # Not wait(): it would keep a signal's handler from waiting.
         while (code := self._worker.poll()) is None:
             time.sleep(_LOOK_S)
+        if self._worker.error:  # in no log: the job's own has it
+            raise UserError(self._worker.error)
         return code
 
     def checkpoint(self) -> Any:
@@ -71,11 +73,14 @@ class Submitted:
         self._job, self._done, self._on_end = job, done, on_end
         self.summary_before, self.aside = entry.summary_before, f"job {entry.job}"
         self.returncode: int | None = None
+        self.error = ""
 
     def poll(self) -> int | None:
         if self.returncode is None and self._done():
-            failure = self._job.exception()
-            self.returncode = self._job.result() if failure is None else 1
+            if self._job.exception() is None:
+                self.returncode = self._job.result()
+            else:  # not the run's own failure, but the job's
+                self.returncode, self.error = 1, f"see {self._job.paths.stderr}"
             self._on_end()
         return self.returncode
 

@@ -144,7 +144,8 @@ def _end(job: _Job, console: Console) -> None:
         _say(console, f"{job}: done, {_last(job.folder)}")
     else:
         job.outcome.failed.append(job.seed)
-        _say(console, f"{job}: failed with code {code}, see {_log(job.folder)}")
+        why = job.process.error or f"see {_log(job.folder)}"
+        _say(console, f"{job}: failed with code {code}, {why}")
 
 
 def _log(folder: Path) -> Path:
