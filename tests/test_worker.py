@@ -48,13 +48,30 @@ def code(run: Worker) -> int | None:
 @pytest.mark.parametrize("existing", ["refuse", "overwrite", "resume"])
 def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
     """Whatever it began with, what it has done since is not replaced."""
-    assert code(script(f"{ONCE}; kill -9 $$", existing=existing)) == 0
+    (script.folder / "config.json").write_text("old")
+    new = "rm run/config.json; echo new > run/config.json"
+    assert code(script(f"{ONCE}; {new}; kill -9 $$", existing=existing)) == 0
     first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
     assert script.said() == [
         first,
         "ended with code -9, not by itself; goes on in 0 s",
         "run --resume",
     ]
+
+
+def test_an_old_run_is_replaced_however_often_that_is_broken_off(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its config is gone, it is not gone on with; its checkpoints do not count."""
+    (script.folder / "config.json").write_text("old")
+    monkeypatch.setattr(worker, "_newest", lambda _: 100 if (script.folder / "old").exists() else 5)
+    (script.folder / "old").touch()
+    stages = "[ -e two ] && exit 0; [ -e one ] && touch two && rm run/*; touch one"
+    run = script(f"{stages}; kill -9 $$", existing="overwrite")
+    assert code(run) == 0
+    assert script.begun() == ["run --overwrite", "run --overwrite", "run --resume"]
+    assert len(script.said()) == 5
+    assert run._reached == 5
 
 
 def test_a_run_that_always_dies_has_failed(script: Script) -> None:

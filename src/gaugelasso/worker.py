@@ -89,6 +89,10 @@ class Worker:
         self.error = ""
         self._existing, self._environment, self._rest_s = existing, environment, rest_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._config = folder / "config.json"
+        self._replaced = written_at(self._config) if existing == "overwrite" else None
+        # What an earlier process said, or one that is still at it, is not to be lost.
+        self._log_mode = "ab" if existing == "resume" else "wb"
         self._begin_at = 0.0
         self._reached, self._left = -1, TRIES
         self.poll()
@@ -101,9 +105,7 @@ class Worker:
                     self._begin()
             elif (code := self._process.poll()) is not None:
                 self._process = None
-                if self._goes_on(code):
-                    self._existing = "resume"
-                else:
+                if not self._goes_on(code):
                     self.returncode = code
         except UserError as error:
             self.returncode, self.error = error.exit_code, str(error)
@@ -133,9 +135,9 @@ class Worker:
             return
         self.aside = ""
         self.summary_before = written_at(self.folder / "summary.json")
-        # What an earlier process said, or one that is still at it, is not to be lost.
-        with open_log(self.log, "ab" if self._existing == "resume" else "wb") as log:
+        with open_log(self.log, self._log_mode) as log:
             self._process = self._started(log)
+        self._log_mode = "ab"
 
     def _started(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         try:
@@ -155,8 +157,11 @@ class Worker:
         stopped = code in _STOPPED
         if not (code < 0 or stopped) or (stopped and self._rest_s is None):
             return False
-        if (reached := _newest(self.folder)) > self._reached:
-            self._reached, self._left = reached, TRIES
+        # The old run is not gone on with, nor are its checkpoints new; its config goes last.
+        if self._replaced is None or written_at(self._config) != self._replaced:
+            self._existing = "resume"
+            if (reached := _newest(self.folder)) > self._reached:
+                self._reached, self._left = reached, TRIES
         if not self._left:
             self._note(f"killed {TRIES + 1} times without a new checkpoint: given up")
             return False
