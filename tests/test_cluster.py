@@ -203,6 +203,38 @@ def test_a_job_with_other_settings_is_not_taken_for_this_one(jobs: Jobs) -> None
     assert code(first) == 0
 
 
+def test_other_settings_are_found_before_anything_starts(jobs: Jobs) -> None:
+    (jobs.out / "jobs.json").write_text(
+        '{"seed4": {"cluster": "local", "job": "1", "words": [], "summary_before": null}}'
+    )
+    plan = Plan(jobs.out / "tiny.toml", [3, 4], parse_arms([], jobs.out), jobs=2)
+    with pytest.raises(UserError, match=r"seed4' has a job already"):
+        run_sweep(plan, Console(), Cluster("local", SETTINGS, jobs.out))
+    assert not jobs.files("submitted")
+    assert not jobs.log.exists()
+
+
+def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken from the book, as the documentation says, its run is submitted again."""
+    for name, said in (("srun", ""), ("sbatch", "job 7$(date +%N)"), ("sacct", "JobID|State")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def start() -> Submitted:
+        cluster = Cluster("slurm", SETTINGS, tmp_path)
+        return cluster.start(["true"], tmp_path / "seed4", tmp_path / "seed4.log")
+
+    first, found = start(), start()
+    assert found.poll() is None
+    assert found.aside == first.aside
+    assert found.aside.endswith(", unknown to the cluster")
+    (tmp_path / "jobs.json").write_text("{}")
+    assert start().aside != first.aside
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"seed4": 3}', '{"seed4": {"job": 3}}'])
 def test_a_damaged_list_of_jobs_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "jobs.json").write_text(text)

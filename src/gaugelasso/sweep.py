@@ -54,7 +54,11 @@ class Plan:
 
     def prepare(self, cluster: Cluster | None) -> None:
         """Fail before any run starts: neither runs nor logs of an earlier sweep are touched."""
-        folders = [arm.run_folder(seed) for arm in self.arms for seed in self.seeds]
+        runs = [(arm, seed) for arm in self.arms for seed in self.seeds]
+        folders = [arm.run_folder(seed) for arm, seed in runs]
+        if cluster:
+            for (arm, seed), folder in zip(runs, folders, strict=True):
+                cluster.check(self.words(arm, seed), folder)
         if self.existing == "refuse":
             for folder in folders:
                 if not (cluster and cluster.has(folder)):
