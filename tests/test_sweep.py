@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from gaugelasso import checkpoint, signals, sweep
+from gaugelasso import runs as runs_module
 from gaugelasso.arms import ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
@@ -537,4 +538,27 @@ def test_a_damaged_log_of_one_run_does_not_stop_the_others(tmp_path: Path) -> No
     run = make_run(tmp_path / "run")
     assert sweep._last(run) == "step 100, loss 0.0500, FMA 100"
     (run / "metrics.jsonl").write_text("[]\n")
-    assert "metrics.jsonl': line 1 is damaged" in sweep._last(run)
+    assert "metrics.jsonl': its last line is damaged" in sweep._last(run)
+
+
+def test_of_a_long_log_the_last_row_alone_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f'{{"step": {step}, "loss": 0.5, "fma": 7}}\n' for step in range(5000)]
+    log = tmp_path / "metrics.jsonl"
+    read: list[bytes] = []
+    parse = runs_module._row
+    monkeypatch.setattr(runs_module, "_row", lambda line: read.append(line) or parse(line))
+    for text, said in (
+        ("", "starting"),
+        (rows[0][:9], "starting"),
+        (rows[0], "step 0, "),
+        ("".join(rows), "step 4999, "),
+        ("".join(rows) + rows[0][:9], "step 4999, "),
+        ("".join(rows) + "x" * 2**17, "its last line is damaged"),
+        ("".join(rows) + "x" * 2**17 + "\n", "its last line is damaged"),
+    ):
+        read.clear()
+        log.write_text(text)
+        assert said in sweep._last(tmp_path)
+        assert len(read) <= 1

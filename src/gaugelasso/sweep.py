@@ -19,7 +19,7 @@ from rich.console import Console
 from gaugelasso.arms import Arm, ArmOutcome
 from gaugelasso.cluster import Cluster, Submitted
 from gaugelasso.errors import UserError
-from gaugelasso.runs import Existing, RunFolder, make_folder, read_rows
+from gaugelasso.runs import Existing, RunFolder, last_row, make_folder
 from gaugelasso.signals import stop_wishes
 from gaugelasso.worker import Worker, open_log, written_at
 
@@ -170,12 +170,11 @@ def _say(console: Console, text: str) -> None:
 
 def _last(folder: Path) -> str:
     try:
-        rows = list(read_rows(folder / "metrics.jsonl"))
+        row = last_row(folder / "metrics.jsonl")
     except UserError as error:  # of one run: the others go on
         return str(error)
-    if not rows:
+    if row is None:
         return "starting"
-    row = rows[-1]
     return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
 
 
