@@ -41,22 +41,38 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     }
 
 
+# The command line, of which a run waits at a step until it is asked to stop, if a file is there.
+HELD = """
+import pathlib, sys, time
+from gaugelasso import cli
+from gaugelasso.trainer import Trainer
+hold, is_stopping = pathlib.Path(sys.argv.pop(1)), Trainer._is_stopping
+def held(self, wish):
+    while self.compressor.steps == 20 and hold.exists() and not wish.asked:
+        time.sleep(0.01)
+    return is_stopping(self, wish)
+Trainer._is_stopping = held
+cli.main()
+"""
+
+
 def test_a_job_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     """Given back to the queue by the cluster, as by a preemption."""
     config = write_tiny(tmp_path)
-    changes = ["--set", "train.steps=400", "--set", "train.log_every=1"]
 
     def words(folder: Path) -> list[str]:
-        command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out", str(folder)]
-        return [*command, *changes]
+        command = [sys.executable, "-c", HELD, str(folder.with_suffix(".hold"))]
+        command += ["train", str(config), "--out", str(folder)]
+        return [*command, "--set", "train.log_every=1"]
 
     cluster = Cluster("local", SETTINGS, tmp_path)
+    (tmp_path / "cut.hold").touch()
     cut = cluster.start(words(tmp_path / "cut"), tmp_path / "cut", tmp_path / "cut.log")
-    until(lambda: len(list(read_rows(tmp_path / "cut" / "metrics.jsonl"))) > 20)
+    until(lambda: len(list(read_rows(tmp_path / "cut" / "metrics.jsonl"))) == 19)
     preempt(cut)
     until(lambda: cut.poll() is not None)
     assert cut.returncode == 0, (tmp_path / "cut.log").read_text()
-    assert "stopped by SIGTERM after step" in (tmp_path / "cut.log").read_text()
+    assert "stopped by SIGTERM after step 20" in (tmp_path / "cut.log").read_text()
     whole = Command(words(tmp_path / "whole"), tmp_path / "whole", tmp_path / "whole.log")
     assert whole() == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
@@ -201,6 +217,38 @@ def test_a_job_with_other_settings_is_not_taken_for_this_one(jobs: Jobs) -> None
     assert len(jobs.files("submitted")) == 1
     (jobs.out / "go").touch()
     assert code(first) == 0
+
+
+def test_other_settings_are_found_before_anything_starts(jobs: Jobs) -> None:
+    (jobs.out / "jobs.json").write_text(
+        '{"seed4": {"cluster": "local", "job": "1", "words": [], "summary_before": null}}'
+    )
+    plan = Plan(jobs.out / "tiny.toml", [3, 4], parse_arms([], jobs.out), jobs=2)
+    with pytest.raises(UserError, match=r"seed4' has a job already"):
+        run_sweep(plan, Console(), Cluster("local", SETTINGS, jobs.out))
+    assert not jobs.files("submitted")
+    assert not jobs.log.exists()
+
+
+def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken from the book, as the documentation says, its run is submitted again."""
+    for name, said in (("srun", ""), ("sbatch", "job 7$(date +%N)"), ("sacct", "JobID|State")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def start() -> Submitted:
+        cluster = Cluster("slurm", SETTINGS, tmp_path)
+        return cluster.start(["true"], tmp_path / "seed4", tmp_path / "seed4.log")
+
+    first, found = start(), start()
+    assert found.poll() is None
+    assert found.aside == first.aside
+    assert found.aside.endswith(", unknown to the cluster")
+    (tmp_path / "jobs.json").write_text("{}")
+    assert start().aside != first.aside
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"seed4": 3}', '{"seed4": {"job": 3}}'])

@@ -1,5 +1,6 @@
 """Many seeds and arms side by side: all of them run, and one that fails stops nobody."""
 
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from gaugelasso import checkpoint, signals, sweep
+from gaugelasso import runs as runs_module
 from gaugelasso.arms import ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
@@ -181,6 +183,24 @@ def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_pa
     answer = gaugelasso("sweep", write_tiny(tmp_path), "--seeds", "4-5", "--out", out)
     assert_told(answer, f"output '{out}/seed5.log' cannot be written: Is a directory")
     assert not (out / "seed4").exists()
+
+
+def test_a_log_that_fails_later_stops_its_own_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full when a killed run is noted; the other run is not stopped for it."""
+    other = "until [ -e $0.1 ]; do sleep 0.05; done; sleep 2; exit 3"
+    text = f'case "$*" in *seed=1*) touch $0.1; kill -9 $$;; esac; {other}'
+    monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "seed1.log").symlink_to("/dev/full")
+    plan = Plan(tmp_path / "c.toml", [1, 2], parse_arms([], tmp_path / "out"), jobs=2)
+    said = io.StringIO()
+    (outcome,) = sweep.run_sweep(plan, Console(file=said, width=200))
+    assert outcome.failed == [1, 2]
+    first = f"output '{tmp_path}/out/seed1.log' cannot be written: No space left on device"
+    assert f"seed 1: failed with code 2, {first}" in said.getvalue()
+    assert "seed 2: failed with code 3, see " in said.getvalue()
 
 
 # --- broken off ----------------------------------------------------------------------
@@ -518,4 +538,27 @@ def test_a_damaged_log_of_one_run_does_not_stop_the_others(tmp_path: Path) -> No
     run = make_run(tmp_path / "run")
     assert sweep._last(run) == "step 100, loss 0.0500, FMA 100"
     (run / "metrics.jsonl").write_text("[]\n")
-    assert "metrics.jsonl': line 1 is damaged" in sweep._last(run)
+    assert "metrics.jsonl': its last line is damaged" in sweep._last(run)
+
+
+def test_of_a_long_log_the_last_row_alone_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f'{{"step": {step}, "loss": 0.5, "fma": 7}}\n' for step in range(5000)]
+    log = tmp_path / "metrics.jsonl"
+    read: list[bytes] = []
+    parse = runs_module._row
+    monkeypatch.setattr(runs_module, "_row", lambda line: read.append(line) or parse(line))
+    for text, said in (
+        ("", "starting"),
+        (rows[0][:9], "starting"),
+        (rows[0], "step 0, "),
+        ("".join(rows), "step 4999, "),
+        ("".join(rows) + rows[0][:9], "step 4999, "),
+        ("".join(rows) + "x" * 2**17, "its last line is damaged"),
+        ("".join(rows) + "x" * 2**17 + "\n", "its last line is damaged"),
+    ):
+        read.clear()
+        log.write_text(text)
+        assert said in sweep._last(tmp_path)
+        assert len(read) <= 1

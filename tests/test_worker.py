@@ -1,14 +1,15 @@
 """A run at work: it waits for its folder, goes on when it is killed, and gives up in the end."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gaugelasso import worker
-from gaugelasso.errors import UserError
+from gaugelasso import lock, worker
 from gaugelasso.lock import FolderLock
 from gaugelasso.worker import TRIES, Worker, holder
 from tests.command import until
@@ -47,13 +48,30 @@ def code(run: Worker) -> int | None:
 @pytest.mark.parametrize("existing", ["refuse", "overwrite", "resume"])
 def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
     """Whatever it began with, what it has done since is not replaced."""
-    assert code(script(f"{ONCE}; kill -9 $$", existing=existing)) == 0
+    (script.folder / "config.json").write_text("old")
+    new = "rm run/config.json; echo new > run/config.json"
+    assert code(script(f"{ONCE}; {new}; kill -9 $$", existing=existing)) == 0
     first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
     assert script.said() == [
         first,
         "ended with code -9, not by itself; goes on in 0 s",
         "run --resume",
     ]
+
+
+def test_an_old_run_is_replaced_however_often_that_is_broken_off(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its config is gone, it is not gone on with; its checkpoints do not count."""
+    (script.folder / "config.json").write_text("old")
+    monkeypatch.setattr(worker, "_newest", lambda _: 100 if (script.folder / "old").exists() else 5)
+    (script.folder / "old").touch()
+    stages = "[ -e two ] && exit 0; [ -e one ] && touch two && rm run/*; touch one"
+    run = script(f"{stages}; kill -9 $$", existing="overwrite")
+    assert code(run) == 0
+    assert script.begun() == ["run --overwrite", "run --overwrite", "run --resume"]
+    assert len(script.said()) == 5
+    assert run._reached == 5
 
 
 def test_a_run_that_always_dies_has_failed(script: Script) -> None:
@@ -107,6 +125,25 @@ def test_a_folder_in_use_is_waited_for(script: Script) -> None:
     assert run.aside == ""
 
 
+def test_a_look_at_a_lock_refuses_nobody(script: Script) -> None:
+    """`holder` has it too, for a moment."""
+    with (script.folder / lock.NAME).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        looked = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
+        looked.start()
+        FolderLock(script.folder).release()
+        looked.join()
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_no_lock(script: Script) -> None:
+    os.mkfifo(script.folder / lock.NAME)
+    said: list[str | None] = []
+    look = threading.Thread(target=lambda: said.append(holder(script.folder)), daemon=True)
+    look.start()
+    look.join(timeout=10)
+    assert said == [None]
+
+
 def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
     run = script('until [ -e late ]; do sleep 0.05; done; [ "$(cat late)" = no ] || exit 2')
     other = FolderLock(script.folder)
@@ -144,10 +181,25 @@ def test_logs_are_replaced_with_their_run_and_else_kept(script: Script) -> None:
     assert script.said() == ["run --overwrite"]
 
 
-def test_a_log_that_cannot_be_written_is_told(script: Script) -> None:
+def test_a_log_that_cannot_be_written_is_the_runs_failure(script: Script) -> None:
     script.log.mkdir()
-    with pytest.raises(UserError, match=r"run\.log' cannot be written: Is a directory"):
-        script("exit 0")
+    run = script("exit 0")
+    assert run.returncode == 2
+    assert run.error == f"output {str(script.log)!r} cannot be written: Is a directory"
+
+
+def test_a_full_disk_is_the_runs_failure(script: Script) -> None:
+    """Met only as the worker notes that the run was killed."""
+    script.log = Path("/dev/full")
+    run = script("kill -9 $$")
+    assert code(run) == 2
+    assert run.error == "output '/dev/full' cannot be written: No space left on device"
+
+
+def test_what_cannot_be_started_has_failed(script: Script) -> None:
+    run = Worker([str(script.home / "none")], script.folder, script.log)
+    assert run.returncode == 2
+    assert "none' cannot be run: No such file or directory" in run.error
 
 
 def test_a_run_is_asked_to_stop(script: Script) -> None:

@@ -38,6 +38,8 @@ class Command:
         # Not wait(): it would keep a signal's handler from waiting.
         while (code := self._worker.poll()) is None:
             time.sleep(_LOOK_S)
+        if self._worker.error:  # in no log: the job's own has it
+            raise UserError(self._worker.error)
         return code
 
     def checkpoint(self) -> Any:
@@ -69,13 +71,22 @@ class Submitted:
         self, job: Any, entry: Entry, done: Callable[[], bool], on_end: Callable[[], None]
     ):
         self._job, self._done, self._on_end = job, done, on_end
-        self.summary_before, self.aside = entry.summary_before, f"job {entry.job}"
+        self.summary_before, self._name = entry.summary_before, f"job {entry.job}"
         self.returncode: int | None = None
+        self.error = ""
+
+    @property
+    def aside(self) -> str:
+        # Slurm does not know a job yet, is not to be asked just now, or has forgotten it: none of
+        # these says that it has ended.
+        return self._name + (", unknown to the cluster" if self._job.state == "UNKNOWN" else "")
 
     def poll(self) -> int | None:
         if self.returncode is None and self._done():
-            failure = self._job.exception()
-            self.returncode = self._job.result() if failure is None else 1
+            if self._job.exception() is None:
+                self.returncode = self._job.result()
+            else:  # not the run's own failure, but the job's
+                self.returncode, self.error = 1, f"see {self._job.paths.stderr}"
             self._on_end()
         return self.returncode
 
@@ -105,9 +116,19 @@ class Cluster:
         """Whether a run was submitted and not collected."""
         return self._key(folder) in self._jobs
 
+    def check(self, words: Sequence[str], folder: Path) -> None:
+        """UserError if a run's job is another than would be submitted."""
+        entry = self._jobs.get(self._key(folder))
+        if entry and (entry.cluster, entry.words) != (self.name, list(words)):
+            raise UserError(
+                f"{str(folder)!r} has a job already ({entry.job}, --cluster {entry.cluster}), with "
+                f"other settings: give those, or cancel it and remove it from {str(self._book)!r}"
+            )
+
     def start(self, words: Sequence[str], folder: Path, log: Path) -> Submitted:
         """The job of a run: the one it has already, or a new one."""
-        return self._found(words, folder) or self._submit(words, folder, log)
+        self.check(words, folder)
+        return self._found(folder) or self._submit(words, folder, log)
 
     def _submit(self, words: Sequence[str], folder: Path, log: Path) -> Submitted:
         before = written_at(folder / "summary.json")
@@ -119,16 +140,11 @@ class Cluster:
         self._write(self._jobs | {self._key(folder): entry})
         return Submitted(job, entry, job.done, lambda: self._forget(folder))
 
-    def _found(self, words: Sequence[str], folder: Path) -> Submitted | None:
+    def _found(self, folder: Path) -> Submitted | None:
         """The job that a run has; None if there is none, or it was lost without a word."""
         entry = self._jobs.get(self._key(folder))
         if entry is None:
             return None
-        if (entry.cluster, entry.words) != (self.name, list(words)):
-            raise UserError(
-                f"{str(folder)!r} has a job already ({entry.job}, --cluster {entry.cluster}), with "
-                f"other settings: give those, or cancel it and remove it from {str(self._book)!r}"
-            )
         from submitit import LocalJob, SlurmJob
 
         at = self._executor.folder

@@ -7,6 +7,7 @@ file left behind by a dead process blocks nobody.
 import contextlib
 import fcntl
 import os
+import time
 import weakref
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gaugelasso.errors import UserError
 
 NAME = "run.lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+# Who only looks at a lock has it for a moment: nobody is refused for that.
+_PATIENCE_S, _LOOK_S = 1.0, 0.05
 
 
 class FolderLock:
@@ -28,6 +31,7 @@ class FolderLock:
             os.write(descriptor, f"{os.getpid()}\n".encode())
 
     def _acquire(self) -> int:
+        until = time.monotonic() + _PATIENCE_S
         while True:
             try:
                 descriptor = os.open(self.path, _FLAGS, 0o666)
@@ -37,11 +41,14 @@ class FolderLock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.read(descriptor, 20).decode(errors="replace").strip()
+                holder = named(descriptor)
                 os.close(descriptor)
+                if time.monotonic() < until:
+                    time.sleep(_LOOK_S)
+                    continue
                 raise UserError(
                     f"output {str(self.path.parent)!r} is in use by another run (process "
-                    f"{holder or 'unknown'}); wait until it ends, or choose another --out"
+                    f"{holder}); wait until it ends, or choose another --out"
                 ) from None
             except OSError as error:
                 os.close(descriptor)
@@ -65,3 +72,10 @@ class FolderLock:
             with contextlib.suppress(OSError):  # left behind, it blocks nobody
                 self.path.unlink(missing_ok=True)
             self._close()
+
+
+def named(descriptor: int) -> str:
+    """The process that a lock's file names."""
+    with contextlib.suppress(OSError):
+        return os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+    return "unknown"

@@ -29,8 +29,9 @@ _ARRIVAL = datetime.timedelta(minutes=5)
 # While one rank works alone (saves, evaluates) the others wait this long: a rank that dies is
 # noticed at once, so this is for one that hangs.
 _PATIENCE = datetime.timedelta(hours=1)
-# How long a rank that lost another waits to hear who is still there.
-_ROLL_CALL_S = 2.0
+# A rank that lost another hears who is still there until nobody new has answered for so long:
+# machines may be slow just then.
+_ROLL_CALL_S = 3.0
 
 
 class RankLost(UserError):
@@ -198,7 +199,9 @@ class Ranks(Team):
                 silent, until = list(range(self.size)), time.monotonic() + _ROLL_CALL_S
                 while silent and time.monotonic() < until:
                     time.sleep(0.05)
-                    silent = [rank for rank in silent if not self._store.check([f"here/{rank}"])]
+                    left = [rank for rank in silent if not self._store.check([f"here/{rank}"])]
+                    if left != silent:
+                        silent, until = left, time.monotonic() + _ROLL_CALL_S
                 self._store.compare_set("gone", "", json.dumps(silent))
             gone = json.loads(self._store.get("gone"))
         except RuntimeError:  # rank 0 kept the store, and is gone or has left

@@ -39,6 +39,8 @@ UNSAVED = "unsaved"
 _CLEARING = "overwriting.tmp"
 # Bytes and values of a row: an event has some for every axis, of which there may be thousands.
 _LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
+# Bytes at the end of a log that are read for its last row: of figures, which are few.
+_TAIL = 2**16
 
 
 class RunFolder:
@@ -240,6 +242,28 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """The newest whole row of a log, however long that is; None if there is none.
+
+    UserError where it is damaged.
+    """
+    try:
+        with strict.open_plain(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            # What follows the last newline was cut short, or is being written.
+            lines = file.read(_TAIL).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
+    if not lines and size <= _TAIL:
+        return None
+    if not lines or (row := _row(lines[-1])) is None:
+        raise UserError(f"{str(path)!r}: its last line is damaged, no table with a step")
+    return row
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from gaugelasso.arms import Arm, ArmOutcome
 from gaugelasso.cluster import Cluster, Submitted
 from gaugelasso.errors import UserError
-from gaugelasso.runs import Existing, RunFolder, make_folder, read_rows
+from gaugelasso.runs import Existing, RunFolder, last_row, make_folder
 from gaugelasso.signals import stop_wishes
 from gaugelasso.worker import Worker, open_log, written_at
 
@@ -54,7 +54,11 @@ class Plan:
 
     def prepare(self, cluster: Cluster | None) -> None:
         """Fail before any run starts: neither runs nor logs of an earlier sweep are touched."""
-        folders = [arm.run_folder(seed) for arm in self.arms for seed in self.seeds]
+        runs = [(arm, seed) for arm in self.arms for seed in self.seeds]
+        folders = [arm.run_folder(seed) for arm, seed in runs]
+        if cluster:
+            for (arm, seed), folder in zip(runs, folders, strict=True):
+                cluster.check(self.words(arm, seed), folder)
         if self.existing == "refuse":
             for folder in folders:
                 if not (cluster and cluster.has(folder)):
@@ -144,7 +148,8 @@ def _end(job: _Job, console: Console) -> None:
         _say(console, f"{job}: done, {_last(job.folder)}")
     else:
         job.outcome.failed.append(job.seed)
-        _say(console, f"{job}: failed with code {code}, see {_log(job.folder)}")
+        why = job.process.error or f"see {_log(job.folder)}"
+        _say(console, f"{job}: failed with code {code}, {why}")
 
 
 def _log(folder: Path) -> Path:
@@ -165,12 +170,11 @@ def _say(console: Console, text: str) -> None:
 
 def _last(folder: Path) -> str:
     try:
-        rows = list(read_rows(folder / "metrics.jsonl"))
+        row = last_row(folder / "metrics.jsonl")
     except UserError as error:  # of one run: the others go on
         return str(error)
-    if not rows:
+    if row is None:
         return "starting"
-    row = rows[-1]
     return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
 
 

@@ -6,7 +6,6 @@ business: here it is only asked to.
 
 import contextlib
 import fcntl
-import os
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from gaugelasso import checkpoint, lock
+from gaugelasso import checkpoint, lock, strict
 from gaugelasso.errors import UserError
 from gaugelasso.runs import Existing
 
@@ -33,17 +32,16 @@ _STOPPED = {code for number in _ASKED for code in (128 + number, -number)}
 def holder(folder: Path) -> str | None:
     """Which process a run folder is in use by, as its lock says; None if by none."""
     try:
-        descriptor = os.open(folder / lock.NAME, os.O_RDONLY | os.O_NOFOLLOW)
+        file = strict.open_plain(folder / lock.NAME, links=False)
     except OSError:  # mostly: no such file
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
-    except OSError:  # no locks on this disk: for the run to say
-        return None
-    finally:
-        os.close(descriptor)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return lock.named(file.fileno())
+        except OSError:  # no locks on this disk: for the run to say
+            return None
     return None
 
 
@@ -52,7 +50,11 @@ def open_log(path: Path, mode: str = "ab") -> IO[bytes]:
     try:
         return path.open(mode)
     except OSError as error:
-        raise UserError(f"output {str(path)!r} cannot be written: {error.strerror}") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"output {str(path)!r} cannot be written: {error.strerror}")
 
 
 def written_at(path: Path) -> int | None:
@@ -65,7 +67,8 @@ class Worker:
     """Look at it with `poll`, which also begins what is to begin, until there is a `returncode`.
 
     A folder that another process has is waited for if the run is to go on there. A run that was
-    asked to stop by somebody else goes on after `rest_s` seconds, or not at all.
+    asked to stop by somebody else goes on after `rest_s` seconds, or not at all. One that cannot
+    be started, or whose log cannot be written, has failed: `error` says why.
     """
 
     def __init__(
@@ -83,23 +86,29 @@ class Worker:
         self.summary_before: int | None = None
         # What to say of it beside its figures.
         self.aside = ""
+        self.error = ""
         self._existing, self._environment, self._rest_s = existing, environment, rest_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._config = folder / "config.json"
+        self._replaced = written_at(self._config) if existing == "overwrite" else None
+        # What an earlier process said, or one that is still at it, is not to be lost.
+        self._log_mode = "ab" if existing == "resume" else "wb"
         self._begin_at = 0.0
         self._reached, self._left = -1, TRIES
-        self._begin()
+        self.poll()
 
     def poll(self) -> int | None:
         """The exit code, once there will be no other; as subprocess has it."""
-        if self._process is None:
-            if self.returncode is None:
-                self._begin()
-        elif (code := self._process.poll()) is not None:
-            self._process = None
-            if self._goes_on(code):
-                self._existing = "resume"
-            else:
-                self.returncode = code
+        try:
+            if self._process is None:
+                if self.returncode is None:
+                    self._begin()
+            elif (code := self._process.poll()) is not None:
+                self._process = None
+                if not self._goes_on(code):
+                    self.returncode = code
+        except UserError as error:
+            self.returncode, self.error = error.exit_code, str(error)
         return self.returncode
 
     def stop(self) -> None:
@@ -126,15 +135,21 @@ class Worker:
             return
         self.aside = ""
         self.summary_before = written_at(self.folder / "summary.json")
-        # What an earlier process said, or one that is still at it, is not to be lost.
-        with open_log(self.log, "ab" if self._existing == "resume" else "wb") as log:
-            self._process = subprocess.Popen(
+        with open_log(self.log, self._log_mode) as log:
+            self._process = self._started(log)
+        self._log_mode = "ab"
+
+    def _started(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
                 [*self.words, *_WORDS[self._existing]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
             )
+        except OSError as error:
+            raise UserError(f"{self.words[0]!r} cannot be run: {error.strerror}") from None
 
     def _goes_on(self, code: int) -> bool:
         if code > 0 and self._existing == "resume" and holder(self.folder):
@@ -142,8 +157,11 @@ class Worker:
         stopped = code in _STOPPED
         if not (code < 0 or stopped) or (stopped and self._rest_s is None):
             return False
-        if (reached := _newest(self.folder)) > self._reached:
-            self._reached, self._left = reached, TRIES
+        # The old run is not gone on with, nor are its checkpoints new; its config goes last.
+        if self._replaced is None or written_at(self._config) != self._replaced:
+            self._existing = "resume"
+            if (reached := _newest(self.folder)) > self._reached:
+                self._reached, self._left = reached, TRIES
         if not self._left:
             self._note(f"killed {TRIES + 1} times without a new checkpoint: given up")
             return False
@@ -154,8 +172,11 @@ class Worker:
         return True
 
     def _note(self, text: str) -> None:
-        with open_log(self.log) as log:
-            log.write(f"{text}\n".encode())
+        try:
+            with self.log.open("ab") as log:
+                log.write(f"{text}\n".encode())
+        except OSError as error:  # on a full disk, not before it is closed
+            raise _unwritable(self.log, error) from None
 
 
 def _newest(folder: Path) -> int:

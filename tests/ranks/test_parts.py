@@ -1,17 +1,20 @@
 """What ranks are made of, in one process: the tree, the fingerprint, the variables."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 
+from gaugelasso import ranks
 from gaugelasso.accord import fingerprint
 from gaugelasso.errors import UserError
 from gaugelasso.means import pairwise_sum
 from gaugelasso.models import Transformer
-from gaugelasso.ranks import ALONE, Team, started_as
+from gaugelasso.ranks import ALONE, Ranks, Team, started_as
 from gaugelasso.step import TrainingStep
 from tests.test_config import tiny
 
@@ -91,3 +94,21 @@ def test_variables_that_are_not_torchruns(
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(UserError, match=said):
         started_as()
+
+
+def test_a_roll_call_goes_on_while_ranks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late: on a machine that does much else they take turns."""
+    team, now = object.__new__(Ranks), 0.0
+    team.rank, team.size, team._store = 0, 5, HashStore()
+    answers = {rank: 0.9 * ranks._ROLL_CALL_S * turn for rank, turn in enumerate((1, 2, 3, 99, 1))}
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        for rank, at in answers.items():
+            if now >= at:
+                team._store.set(f"here/{rank}", "")
+
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert team._roll_call() == "rank 3 is gone"
+    assert now < answers[2] + 2 * ranks._ROLL_CALL_S

@@ -56,8 +56,8 @@ def sweep(
         typer.Option(
             metavar="NAME",
             help="Hand the runs to a cluster through submitit: slurm, or local to try it. Jobs go "
-            "on when this command is broken off; given again, it finds them, waits for those "
-            "that have not ended, and collects all.",
+            "on when this command is broken off; given again with --resume, it finds them, waits "
+            "for those that have not ended, and collects all.",
         ),
     ] = None,
     cluster_set: Annotated[
