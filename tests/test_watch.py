@@ -287,6 +287,19 @@ def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path
     assert trainer.memory.returns == 1
 
 
+def spoil_ends(trainer: Trainer, after: int = 33) -> None:
+    """No step after this one, and no anneal, succeeds."""
+    take = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.memory.frozen_at or trainer.compressor.steps > after:
+            trainer.compressor.optimizer.store.weight.mul_(3)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]
+
+
 def test_a_cut_that_costs_the_target_is_not_gone_back_to(tmp_path: Path) -> None:
     """The checkpoint of a step lies behind its event: judged by the steps after it."""
     trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5)
@@ -317,15 +330,7 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__checkpoint_every=5)
-    take = trainer._step
-
-    def one() -> Any:
-        event = take()
-        if trainer.memory.frozen_at or trainer.compressor.steps > 35:
-            trainer.compressor.optimizer.store.weight.mul_(3)
-        return event
-
-    trainer._step = one  # type: ignore[method-assign]
+    spoil_ends(trainer, after=35)
     summary = trainer.run()
     run = trainer.folder.path
     assert [step for step, _ in returns(run)] == [40, 50]
@@ -387,19 +392,6 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
                 found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
                 loss, _ = evaluate(found.model(), trainer.config, 2, "cpu")
                 assert loss > summary["loss_target"]
-
-
-def spoil_ends(trainer: Trainer) -> None:
-    """No anneal succeeds."""
-    take = trainer._step
-
-    def one() -> Any:
-        event = take()
-        if trainer.memory.frozen_at or trainer.compressor.steps > 33:
-            trainer.compressor.optimizer.store.weight.mul_(3)
-        return event
-
-    trainer._step = one  # type: ignore[method-assign]
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:

@@ -43,8 +43,8 @@ class Memory:
 
     def hear_(self, losses: Sequence[float], steps: int, target: float) -> None:
         """Take in the losses of the last steps of `steps`."""
-        sound = [(step, loss) for step, loss in enumerate(losses, steps - len(losses) + 1)
-                 if math.isfinite(loss)]  # fmt: skip
+        numbered = enumerate(losses, steps - len(losses) + 1)
+        sound = [(step, loss) for step, loss in numbered if math.isfinite(loss)]
         if self.reached_at is None:
             self.reached_at = next((step for step, loss in sound if loss <= target), None)
         if self.first_loss is None and sound:
