@@ -38,11 +38,11 @@ def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype, within
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("width", [8, 11, 40])
-def test_a_gpu_decodes_one_sequence_at_any_width(width: int) -> None:
+@pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (10, 11), (40, 40)])
+def test_a_gpu_decodes_one_sequence_at_any_width(d_k: int, d_v: int) -> None:
     """One position of one sequence has odd strides at even widths, and attention looks at them."""
     spec = TransformerSpec.uniform(
-        width=16, layers=2, heads=2, d_k=width, d_v=width, d_f=8, length=6, inputs=9, outputs=9,
+        width=16, layers=2, heads=2, d_k=d_k, d_v=d_v, d_f=8, length=6, inputs=9, outputs=9,
         positions=True,
     )  # fmt: skip
     model = Transformer(spec, seed=3).cuda().eval()
