@@ -76,6 +76,11 @@ class Body:
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
         self._balancing = GraphedStep(self._balance_, on=graph and here)
 
+    def work_after(self, decision: Decision) -> float:
+        """Work per token once a decision is carried out."""
+        widths = {name: int(keep.sum()) for name, keep in decision.keeps.items()}
+        return float(pricing.count(self.table, self._accounting, widths))
+
     def readable(self) -> dict[str, Tensor]:
         """The model's tensors, with those that decisions read on the CPU."""
         tensors = named_tensors(self.model)

@@ -19,6 +19,7 @@ from torch import Tensor
 from gaugelasso.accord import fingerprint, shared_decision, shared_keeps
 from gaugelasso.axes import AxisTable, Compressible, named_tensors
 from gaugelasso.body import Body, Plan
+from gaugelasso.budget import no_further
 from gaugelasso.drop import NOTHING, Decision, candidates, channel_rms, settle
 from gaugelasso.errors import UserError
 from gaugelasso.events import DropHook, Event, consult_
@@ -26,6 +27,7 @@ from gaugelasso.guard import Guard
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.pace import Pace
+from gaugelasso.penalty import ranked
 from gaugelasso.ranks import ALONE, Team
 from gaugelasso.solver import RhoSolver
 
@@ -35,8 +37,9 @@ class Compressor:
 
     `probe`, if given, returns the loss of the current batch without gradients. No event leaves
     it higher than before by more than `drop_tolerance` times the target: channels that the batch
-    would miss stay, and a split, balance or cut that costs more is undone. `graph` lets a GPU
-    repeat the balance as a CUDA graph.
+    would miss stay, and a split, balance or cut that costs more is undone. No cut goes further
+    than it must to bring the work per token to `fma_target`. `graph` lets a GPU repeat the balance
+    as a CUDA graph.
 
     With a `team` every rank has a compressor of the same model, calls it as often, and has a
     `probe` that returns the same everywhere: gradients, losses and energies are averaged over
@@ -53,11 +56,12 @@ class Compressor:
         team: Team = ALONE,
         micros: int = 1,
         canonical: bool = False,
+        fma_target: float = 0.0,
     ):
         self.model = model
         self.options = options or CompressorOptions()
         self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
-        self.probe, self.team = probe, team
+        self.probe, self.team, self.fma_target = probe, team, fma_target
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.steps = 0
@@ -189,8 +193,16 @@ class Compressor:
 
         proposed = shared_keeps(self.team, propose)
         keeps = guard.spare(table, named_tensors(self.model), proposed)
+
+        def settled(keeps: dict[str, Tensor]) -> Decision | None:
+            return settle(table, readable, keeps, rms, options.multiple)
+
+        def ranking() -> list[tuple[str, int]]:
+            return [(name, index) for _, name, index in ranked(self.utility(), plan.prices)]
+
         decision = shared_decision(
-            self.team, lambda: settle(table, readable, keeps, rms, options.multiple)
+            self.team,
+            lambda: no_further(settled, keeps, self._body.work_after, self.fma_target, ranking),
         )
         spared = {name: int((keep & ~proposed[name]).sum()) for name, keep in keeps.items()}
         return decision, {name: number for name, number in spared.items() if number}

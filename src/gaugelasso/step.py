@@ -39,6 +39,7 @@ class TrainingStep:
             team,
             len(self.micros),
             config.train.canonical,
+            config.target.fma,
         )
         self.inputs, self.targets = self._batches(0)
         self.loss = torch.zeros((), device=device)
