@@ -1,17 +1,20 @@
 """The budget: a work target is met by the last cut, and not passed by more than it must."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from gaugelasso.budget import no_further
+from gaugelasso.axes import named_tensors
+from gaugelasso.budget import Keeps, no_further
 from gaugelasso.compressor import Compressor, CompressorOptions
 from gaugelasso.drop import Decision
 from gaugelasso.models import Transformer
 from gaugelasso.runs import read_rows
-from tests.test_compressor import FILTERS, SPEC, fade_
+from tests.test_compressor import FILTERS, SPEC, fade_, train
 from tests.training import finish, read
 
 SITES = "D"
@@ -20,8 +23,12 @@ SITES = "D"
 # --- by itself --------------------------------------------------------------------------
 
 
-def kept(decision: Decision) -> float:
-    return float(sum(int(keep.sum()) for keep in decision.keeps.values()))
+def kept(keeps: Keeps) -> float:
+    return float(sum(int(keep.sum()) for keep in keeps.values()))
+
+
+def gone(keeps: Keeps) -> set[tuple[str, int]]:
+    return {(name, i) for name, keep in keeps.items() for i in range(len(keep)) if not keep[i]}
 
 
 @pytest.mark.parametrize("target", range(7))
@@ -29,76 +36,141 @@ def test_as_few_go_as_the_target_needs_and_the_first_in_order(target: int) -> No
     keeps = {"a": torch.tensor([True, False, False]), "b": torch.tensor([False, True, False])}
     order = [("b", 2), ("a", 0), ("a", 2), ("b", 1), ("a", 1), ("b", 0)]
     going = [(name, index) for name, index in order if not keeps[name][index]]
-    decision = no_further(Decision, keeps, kept, target, lambda: order)
-    assert decision is not None
-    number = min(6 - target, len(going))
-    gone = {(name, i) for name, keep in decision.keeps.items() for i in range(3) if not keep[i]}
-    assert gone == set(going[:number])
+    chosen = no_further(keeps, kept, target, lambda: order)
+    assert gone(chosen) == set(going[: 6 - target])
 
 
-def test_nobody_is_asked_for_an_order_above_the_target() -> None:
-    keeps = {"a": torch.tensor([True, False])}
-    whole = no_further(Decision, keeps, kept, 1.0, lambda: pytest.fail("asked"))
-    assert whole is not None
-    assert whole.keeps == keeps
+@pytest.mark.parametrize("second", [True, False], ids=["nothing goes", "above the target"])
+def test_nobody_is_asked_for_an_order_where_there_is_no_choice(second: bool) -> None:
+    keeps = {"a": torch.tensor([True, second])}
+    target = 5.0 if second else 1.0
+    assert no_further(keeps, kept, target, lambda: pytest.fail("asked")) is keeps
 
 
-def test_a_cut_that_would_end_the_network_is_none() -> None:
-    assert no_further(lambda keeps: None, {}, kept, 5.0, list) is None
-
-
-def test_steps_in_work_are_passed_by_no_more_than_one_of_them() -> None:
+def test_work_that_falls_by_steps_is_passed_by_no_more_than_one_of_them() -> None:
     """As where widths are rounded: some drops change nothing until others join them."""
 
-    def by_pairs(keeps: dict[str, Tensor]) -> Decision:
-        (keep,) = keeps.values()
-        even = keep.clone()
-        even[1::2] = even[::2] = keep[1::2] | keep[::2]
-        return Decision({"a": even})
+    def by_pairs(keeps: Keeps) -> float:
+        return 2 * math.ceil(kept(keeps) / 2)
 
     keeps = {"a": torch.zeros(10, dtype=torch.bool)}
     order = [("a", i) for i in range(10)]
-    decision = no_further(by_pairs, keeps, kept, 5.0, lambda: order)
-    assert decision is not None
-    assert kept(decision) == 4
+    assert kept(no_further(keeps, by_pairs, 5.0, lambda: order)) == 4
+
+
+def test_where_all_would_end_the_network_as_many_go_as_the_target_needs() -> None:
+    def work(keeps: Keeps) -> float:
+        return kept(keeps) or -math.inf
+
+    keeps = {"a": torch.zeros(4, dtype=torch.bool)}
+    order = [("a", i) for i in range(4)]
+    assert kept(no_further(keeps, work, 3.0, lambda: order)) == 3
+    assert kept(no_further(keeps, work, 0.5, lambda: order)) == 0
 
 
 # --- in an event ------------------------------------------------------------------------
 
 
-def start(fma_target: float) -> Compressor:
+def start(
+    fma_target: float, probe: Callable[[Transformer], float] | None = None, **options: Any
+) -> Compressor:
     model = Transformer(SPEC).double()
-    compressor = Compressor(model, 1e9, CompressorOptions(lr=1e-3), fma_target=fma_target)
-    for indices, name in (([0, 1, 3, 4], FILTERS), ([2, 5], SITES)):
+    return Compressor(
+        model,
+        1e9,
+        CompressorOptions(**({"lr": 1e-3} | options)),
+        (lambda: probe(model)) if probe else None,
+        fma_target=fma_target,
+    )
+
+
+def faded(fma_target: float, **more: Any) -> Compressor:
+    """Four filters and two sites might go."""
+    compressor = start(fma_target, **more)
+    for name, indices in ((FILTERS, [0, 1, 3, 4]), (SITES, [2, 5])):
         fade_(compressor, name, indices)
     return compressor
 
 
-def test_a_cut_stops_at_the_target_and_would_not_meet_it_with_one_drop_less() -> None:
-    free = start(0.0)
-    full = free.fma
-    free.event_()
-    least = free.fma
+def asked_for_two(loss: Callable[[set[int]], float] = lambda silent: 0.0) -> Compressor:
+    """Of four filters that might go; `loss` is that of a model without these filters."""
+
+    def probe(model: Transformer) -> float:
+        up = model.operators["mlp_0"].up
+        silent = up.abs().amax(0).eq(0).nonzero().view(-1).tolist()
+        return loss(set(silent) if up.shape[1] == 5 else set(range(-(5 - up.shape[1]), 0)))
+
+    compressor = start(0.0, probe, drop_tolerance=0.1)
+    compressor.fma_target = compressor.fma - 2 * float(compressor.prices[FILTERS][0])
+    fade_(compressor, FILTERS, [0, 1, 3, 4])
+    return compressor
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+def test_cuts_stop_where_their_target_is(multiple: int) -> None:
+    free = faded(0.0, multiple=multiple)
+    full, all_of_it = free.fma, free.event_()
+    assert not all_of_it.withheld
     reached = set()
     for share in torch.linspace(0, 1, 9).tolist():
-        target = least + share * (full - least)
-        compressor = start(target)
-        prices = compressor.prices
+        target = free.fma + share * (full - free.fma)
+        compressor = faded(target, multiple=multiple)
         event = compressor.event_()
-        dropped = sum(event.dropped.values())
-        assert event.fma <= target
-        if dropped:
-            dearest = max(float(values.max()) for values in prices.values())
-            assert event.fma > target - dearest
+        assert free.fma <= event.fma <= target
+        # What is withheld and what goes is what might have gone.
+        assert set(event.withheld) <= set(all_of_it.dropped)
+        assert (event.fma == free.fma) == (not event.withheld) or multiple > 1
         reached.add(event.fma)
-    assert {least, full} <= reached
-    assert len(reached) > 4
+    assert {full, free.fma} <= reached
+    assert len(reached) > 2
+
+
+def test_what_gives_least_for_its_cost_goes_first_and_one_less_would_not_do() -> None:
+    compressor = start(0.0, sinkhorn_sweeps=0, norm_rate=0, anchor=0)
+    price, before = float(compressor.prices[FILTERS][0]), compressor.fma
+    compressor.fma_target = before - 2 * price
+    up = named_tensors(compressor.model)["operators.mlp_0.up"].detach()
+    for strength, index in enumerate([3, 0, 4, 1]):
+        fade_(compressor, FILTERS, [index])
+        up[:, index] *= 10**strength
+    assert compressor.utility()[FILTERS].argsort().tolist() == [3, 0, 4, 1, 2]
+    up = up.clone()
+    event = compressor.event_()
+    assert event.fma == before - 2 * price
+    assert (event.dropped, event.withheld) == ({FILTERS: 2}, {FILTERS: 2})
+    left = named_tensors(compressor.model)["operators.mlp_0.up"]
+    assert torch.equal(left, up[:, [1, 2, 4]])
+
+
+def test_a_veto_makes_others_go() -> None:
+    compressor = asked_for_two()
+    first = compressor.utility()[FILTERS].argsort().tolist()[0]
+    compressor.on_drop(lambda drop: tuple(i for i in drop.indices if i != first))
+    event = compressor.event_()
+    assert event.fma == compressor.fma_target
+    assert event.withheld == {FILTERS: 1}
+
+
+def test_what_the_batch_misses_makes_others_go() -> None:
+    compressor = asked_for_two(lambda silent: 1e9 * (first in silent))
+    first = compressor.utility()[FILTERS].argsort().tolist()[0]
+    event = compressor.event_()
+    assert event.fma == compressor.fma_target
+    assert (event.spared, event.withheld) == ({FILTERS: 1}, {FILTERS: 1})
+
+
+def test_a_part_that_costs_more_than_the_whole_is_tried_for_itself() -> None:
+    """The batch takes all four or one of them, and the target asks for two."""
+    compressor = asked_for_two(lambda silent: 1e9 * (len(silent) in (2, 3)))
+    event = compressor.event_()
+    assert event.dropped == {FILTERS: 1}
+    assert not event.undone
 
 
 def test_what_a_decision_leaves_is_counted_before_the_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compressor = start(0.0)
+    compressor = faded(1.0)
     counted = []
     after = compressor._body.work_after
 
@@ -112,9 +184,37 @@ def test_what_a_decision_leaves_is_counted_before_the_cut(
     assert event.fma < event.fma_before
 
 
+# --- afterwards -------------------------------------------------------------------------
+
+
+def test_nothing_presses_once_the_target_is_met() -> None:
+    compressor = start(0.0, interval=2)
+    train(compressor, 2)
+    assert float(compressor.rho) > 0
+    price = float(compressor.prices[FILTERS][0])
+    compressor.fma_target = compressor.fma - price
+    fade_(compressor, FILTERS, [0, 1, 3])
+    event = train(compressor, 2)[-1]
+    assert event.dropped == {FILTERS: 1}
+    assert compressor.spent
+    assert train(compressor, 4) == [None] * 4
+    assert float(compressor.rho) == 0
+    compressor.press_(1.0)
+    assert train(compressor, 4) == [None] * 4
+    assert float(compressor.rho) == 0
+
+
+def test_a_model_below_its_target_is_never_pressed() -> None:
+    compressor = start(1e9, interval=2)
+    assert train(compressor, 4) == [None] * 4
+    assert float(compressor.rho) == 0
+
+
 def test_a_run_ends_at_its_work_target(tmp_path: Path) -> None:
     free, run = finish(tmp_path, "free"), finish(tmp_path, target__fma=450, train__saturation=7)
     passed = [event["fma"] for event in read_rows(free / "events.jsonl")]
     assert 450 not in passed
     below = next(fma for fma in passed if fma < 450)
     assert below < read(run / "summary.json")["fma_final"] <= 450
+    *_, last = read_rows(run / "events.jsonl")
+    assert last["withheld"]

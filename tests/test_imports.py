@@ -12,7 +12,9 @@ FLOORS = {
     "ranks": 0,
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     **dict.fromkeys(["models", "means"], 1),
-    **dict.fromkeys(["drop", "budget", "accord", "options", "graph", "pace", "guard", "body"], 2),
+    **dict.fromkeys(
+        ["drop", "budget", "accord", "options", "graph", "pace", "guard", "body", "choice"], 2
+    ),
     "compressor": 3,
     **dict.fromkeys(["tasks", "config", "checkpoint", "schedule", "runs", "evaluation"], 4),
     **dict.fromkeys(["manifest", "memory", "resume", "watch", "logs"], 4),

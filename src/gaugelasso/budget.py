@@ -4,40 +4,33 @@ Channels that nobody misses now are room to learn in once nothing presses on the
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from gaugelasso.drop import Decision
-
-Settle = Callable[[dict[str, Tensor]], Decision | None]
+Keeps = dict[str, Tensor]
 
 
 def no_further(
-    settle: Settle,
-    keeps: dict[str, Tensor],
-    work: Callable[[Decision], float],
+    keeps: Keeps,
+    work: Callable[[Keeps], float],
     target: float,
-    order: Callable[[], list[tuple[str, int]]],
-) -> Decision | None:
-    """What `settle` makes of the keep-sets, or of as few of their drops as bring work to `target`.
+    order: Callable[[], Iterable[tuple[str, int]]],
+) -> Keeps:
+    """The shortest run of drops that brings work to `target`; all of them if none does.
 
-    `order` is asked only where all of them lead below it: every index, the first to go first.
+    `work` is what is left to do after keep-sets are carried out, and never more for another
+    drop. `order` is asked only where a choice has to be made: every index, first to go first.
     """
-    whole = settle(keeps)
-    if whole is None or work(whole) >= target:
-        return whole
+    if all(bool(keep.all()) for keep in keeps.values()) or work(keeps) >= target:
+        return keeps
     drops = [(name, index) for name, index in order() if not keeps[name][index]]
 
-    def first(number: int) -> Decision:
+    def first(number: int) -> Keeps:
         some = {name: torch.ones_like(keep) for name, keep in keeps.items()}
         for name, index in drops[:number]:
             some[name][index] = False
-        decision = settle(some)
-        assert decision is not None  # for even all drops leave a network
-        return decision
+        return some
 
-    # Not searched to the end where widths are rounded and work does not fall with every drop,
-    # but what is found has been looked at, or is all of them.
     return first(bisect_left(range(len(drops)), True, key=lambda n: work(first(n)) <= target))

@@ -16,18 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.accord import fingerprint, shared_decision, shared_keeps
+from gaugelasso.accord import fingerprint
 from gaugelasso.axes import AxisTable, Compressible, named_tensors
 from gaugelasso.body import Body, Plan
-from gaugelasso.budget import no_further
-from gaugelasso.drop import NOTHING, Decision, candidates, channel_rms, settle
+from gaugelasso.choice import choose
+from gaugelasso.drop import NOTHING, Decision
 from gaugelasso.errors import UserError
-from gaugelasso.events import DropHook, Event, consult_
+from gaugelasso.events import DropHook, Event
 from gaugelasso.guard import Guard
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.options import CompressorOptions
 from gaugelasso.pace import Pace
-from gaugelasso.penalty import ranked
 from gaugelasso.ranks import ALONE, Team
 from gaugelasso.solver import RhoSolver
 
@@ -37,9 +36,9 @@ class Compressor:
 
     `probe`, if given, returns the loss of the current batch without gradients. No event leaves
     it higher than before by more than `drop_tolerance` times the target: channels that the batch
-    would miss stay, and a split, balance or cut that costs more is undone. No cut goes further
-    than it must to bring the work per token to `fma_target`. `graph` lets a GPU repeat the balance
-    as a CUDA graph.
+    would miss stay, and a split, balance or cut that costs more is undone. With an `fma_target` no
+    cut goes further than it must to bring the work per token there, and then nothing presses any
+    more. `graph` lets a GPU repeat the balance as a CUDA graph.
 
     With a `team` every rank has a compressor of the same model, calls it as often, and has a
     `probe` that returns the same everywhere: gradients, losses and energies are averaged over
@@ -75,6 +74,7 @@ class Compressor:
         self.pace = Pace(weight, self.solver, self.options.loss_smoothing, norm_rate)
         self.set_lr_(self.options.lr)
         self.fma_initial = self.fma
+        self._rest_()
 
     # --- one step ---------------------------------------------------------------
 
@@ -122,11 +122,21 @@ class Compressor:
         return self.event_()
 
     def press_(self, share: float) -> None:
-        """Press with a share of the strength that the margin allows; 0: plain training."""
-        if self._changes("pressure", float(share)):
-            self.pace.pressure.fill_(float(share))
+        """Press with a share of the strength that the margin allows; 0: plain training.
+
+        Of no effect once the work target is met: pressure that comes with every lucky batch would
+        keep the mean loss above its own target.
+        """
+        share = 0.0 if self.spent else float(share)
+        if self._changes("pressure", share):
+            self.pace.pressure.fill_(share)
             if not share:
                 self.pace.pressed.zero_()
+
+    def _rest_(self) -> None:
+        """Where the work target is met, press no more."""
+        if self.spent:
+            self.press_(0.0)
 
     def set_lr_(self, lr: float) -> None:
         if self._changes("lr", lr):
@@ -151,8 +161,9 @@ class Compressor:
         if body.balances:
             guard.try_("balance", body.balance_, body.values)
         balanced = guard.loss
-        decision, spared = self._decide(guard)
-        cut = self._cut_(decision or NOTHING, guard)
+        threshold = self.options.trust * float(self.pace.lr)
+        choice = choose(body, guard, self.hooks, self.steps, threshold, self.fma_target)
+        cut = self._cut_(choice.decision or NOTHING, guard)
         event = Event(
             step=self.steps,
             fma_before=before,
@@ -165,12 +176,14 @@ class Compressor:
             loss_before=guard.before,
             loss_balanced=balanced,
             loss_after=guard.loss,
-            refused=decision is None,
+            refused=choice.decision is None,
             splits=splits,
-            spared=spared,
+            spared=choice.spared,
+            withheld=choice.withheld,
             undone=guard.undone,
         )
         self.history.append(event)
+        self._rest_()
         return event
 
     def _split_(self, guard: Guard) -> int:
@@ -178,34 +191,6 @@ class Compressor:
         body, splits = self._body, self._body.find_splits()
         stay = splits and guard.try_("split", lambda: body.split_(splits), body.standing)
         return len(splits) if stay else 0
-
-    def _decide(self, guard: Guard) -> tuple[Decision | None, dict[str, int]]:
-        """What goes, None if that would end the network; and by axis how many the batch spares."""
-        table, options, plan = self.table, self.options, self._plan
-        readable = self._body.readable()
-        rms = channel_rms(plan.penalty.groups, plan.store.weight)
-
-        def propose() -> dict[str, Tensor]:
-            threshold = options.trust * float(self.pace.lr)
-            keeps = candidates(table, readable, rms, threshold, options.multiple)
-            consult_(self.hooks, self.steps, keeps, rms, plan.prices)
-            return keeps
-
-        proposed = shared_keeps(self.team, propose)
-        keeps = guard.spare(table, named_tensors(self.model), proposed)
-
-        def settled(keeps: dict[str, Tensor]) -> Decision | None:
-            return settle(table, readable, keeps, rms, options.multiple)
-
-        def ranking() -> list[tuple[str, int]]:
-            return [(name, index) for _, name, index in ranked(self.utility(), plan.prices)]
-
-        decision = shared_decision(
-            self.team,
-            lambda: no_further(settled, keeps, self._body.work_after, self.fma_target, ranking),
-        )
-        spared = {name: int((keep & ~proposed[name]).sum()) for name, keep in keeps.items()}
-        return decision, {name: number for name, number in spared.items() if number}
 
     def _cut_(self, decision: Decision, guard: Guard) -> Decision:
         """What was cut: the decision, or nothing."""
@@ -240,6 +225,7 @@ class Compressor:
             tensor.copy_(tensors[name])
         self._told.clear()
         self.steps = steps
+        self._rest_()
 
     def forget_energies_(self) -> None:
         """After a skipped step: what its inputs' energies were, the next step overwrites."""
@@ -294,6 +280,11 @@ class Compressor:
     def fma(self) -> float:
         """Work per token, by the chosen accounting."""
         return self._plan.fma
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is a work target, and it is met."""
+        return 0 < self.fma <= self.fma_target
 
     @property
     def parameters(self) -> int:

@@ -41,6 +41,12 @@ class Decision:
 NOTHING = Decision({})
 
 
+def added(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, int]:
+    """Axis name -> how many indices the later keep-sets keep besides; axes without are left out."""
+    counts = {name: int((after[name] & ~keep).sum()) for name, keep in before.items()}
+    return {name: number for name, number in counts.items() if number}
+
+
 def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
     """sqrt(eps_A eps_B) of every index: its gauge-invariant distance to zero (CPU)."""
     rms = (groups.sums(weight.square()) / groups.counts.clamp(min=1)).sqrt()
@@ -234,7 +240,7 @@ def settle(
     rms: dict[str, Tensor],
     multiple: int,
 ) -> Decision | None:
-    """The cascade, and `hold_back_` from what goes by it: the last word on an event.
+    """The cascade, and `hold_back_` from what goes by it: what keep-sets come to.
 
     What the cascade takes does nothing, and is as good as any to fill up a width. It
     leaves once enough others leave with it.

@@ -50,7 +50,7 @@ def _better_end(state: RunState, bar: float) -> Checkpoint | None:
     stays so.
     """
     target, better = state.config.target, None
-    most = target.fma if state.spent else math.inf
+    most = target.fma if state.compressor.spent else math.inf
     for _, step in sorted((fma, step) for step, fma in state.memory.held.items() if fma <= most):
         if held := state.whole([step]):
             loss, _, _ = final(state, held.model(state.device))

@@ -28,7 +28,8 @@ class Event:
     """What a structural event did. Losses are on one batch, None without a probe.
 
     `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
-    counts those that were near enough to zero to go but that the batch missed; `splits` the
+    counts those that were near enough to zero to go but that the batch missed, `withheld` those
+    that a work target did not ask for; `splits` the
     sites that became two, before the loss called balanced; `undone` names what was taken back
     ("split", "balance", "cut"), with the loss that it had led to. `returned_to` is the step whose
     state a run went back to, if that is what the event was.
@@ -48,6 +49,7 @@ class Event:
     refused: bool = False
     splits: int = 0
     spared: dict[str, int] = field(default_factory=dict)
+    withheld: dict[str, int] = field(default_factory=dict)
     undone: dict[str, float] = field(default_factory=dict)
     returned_to: int | None = None
 

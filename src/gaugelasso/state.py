@@ -55,15 +55,6 @@ class RunState:
     def steps(self) -> int:
         return self.compressor.steps
 
-    @property
-    def spent(self) -> bool:
-        """Whether there is a work target, and it is met.
-
-        From then on nothing presses: pressure that comes with every lucky batch would keep the
-        mean loss above its target, and the anneal would never begin.
-        """
-        return 0 < self.compressor.fma <= self.config.target.fma
-
     def _take_up(self, model: Transformer) -> None:
         self.model = model
         self.step = TrainingStep(model, self.config, self.device, self.team)

@@ -98,7 +98,7 @@ class Trainer:
 
     def _step(self) -> Event | None:
         step, frozen_at = self.compressor.steps, self.memory.frozen_at
-        pressing = self.schedule.phase(step, frozen_at) == "compression" and not self.state.spent
+        pressing = self.schedule.phase(step, frozen_at) == "compression"
         self.compressor.press_(pressing * watch.pressure(self.memory.returns))
         self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
         self.state.step.load_(step)
@@ -265,7 +265,7 @@ class Trainer:
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""
         phase = self.schedule.phase(self.compressor.steps, self.memory.frozen_at)
-        if phase == "compression" and self.state.spent and loss <= self.config.target.loss:
+        if phase == "compression" and self.compressor.spent and loss <= self.config.target.loss:
             self.memory.frozen_at = self.compressor.steps
 
     def _log(self, step_s: float) -> None:

@@ -42,6 +42,14 @@ def test_ranks_undo_alike(tmp_path: Path) -> None:
     assert_same_run(one, two)
 
 
+def test_ranks_stop_alike_at_a_work_target(tmp_path: Path) -> None:
+    crews = Crews(tmp_path, (*CANONICAL, "target.fma=450"))
+    one, two = crews.finish("1", 1), crews.finish("2", 2)
+    assert any(event["withheld"] for event in rows(one, "events.jsonl"))
+    assert outcome(one)["fma_final"] <= 450
+    assert_same_run(one, two)
+
+
 def test_any_order_gives_the_same_structure(tmp_path: Path) -> None:
     crews = Crews(tmp_path, GENTLE)
     one = crews.finish("1", 1)

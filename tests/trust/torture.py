@@ -24,7 +24,7 @@ from tests.ranks.torture import lost_ranks
 from tests.training import assert_same_run, newest, read
 from tests.trust.children import Runs, assert_intact, assert_resumes
 from tests.trust.memory import memory_over_events, peaks_of_a_run
-from tests.trust.traps import Bytes, Flushes, Lines, ReadOnly, Trap
+from tests.trust.traps import Bytes, Flushes, Lines, ReadOnly, Signals, Trap
 from tests.trust.weighed import weigh_mutants
 
 Figures = dict[str, Any]
@@ -191,16 +191,17 @@ def two_runs(runs: Runs) -> Figures:
 
 def _refused(runs: Runs, option: str) -> None:
     name = f"shared{option}"
-    first = runs.start(name)
+    # It halts itself: else it might be done before the second one asks.
+    first = runs.start(name, trap=Signals(6, signal.SIGSTOP))
     while not (runs.home / name / "metrics.jsonl").exists():
         time.sleep(0.002)
-    os.kill(first.pid or 0, signal.SIGSTOP)  # else it might be done before the second one asks
-    try:
-        assert runs.run(name, option) == 2, runs.log(name)
-    finally:
-        os.kill(first.pid or 0, signal.SIGCONT)
-    assert "is in use by another run" in runs.log(name)
-    first.join()
+    code, said = runs.run(name, option), runs.log(name)
+    while first.is_alive():
+        assert first.pid
+        os.kill(first.pid, signal.SIGCONT)
+        first.join(0.05)
+    assert code == 2, said
+    assert "is in use by another run" in said
     assert first.exitcode == 0
     assert_same_run(runs.home / "whole", runs.home / name)
 
