@@ -258,6 +258,18 @@ def test_a_sweep_that_is_asked_to_stop_stops_its_runs(endless: Endless) -> None:
     assert len(endless.saved()) == 2
 
 
+def test_a_stopped_sweep_tells_which_old_runs_it_has_not_replaced(endless: Endless) -> None:
+    make_run(endless.runs[1])
+    before = contents(endless.runs[1])
+    first = endless.start("--overwrite", "--jobs", "1", "--seeds", "4-6")
+    until(lambda: (endless.runs[0] / "metrics.jsonl").exists())
+    first.terminate()
+    assert first.wait(timeout=120) == 128 + signal.SIGTERM
+    # Seed 6 has no old run: --resume begins it.
+    assert "for what it has not come to: seed 5\n" in endless.text()
+    assert contents(endless.runs[1]) == before
+
+
 def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
     """They are not started twice, and taken up where they ended; so are their logs."""
     first = endless.start()

@@ -94,7 +94,6 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
     outcomes = [ArmOutcome(arm) for arm in plan.arms]
     waiting = [(outcome, seed) for outcome in outcomes for seed in plan.seeds]
     running: list[_Job] = []
-    rest = "while its jobs go on" if cluster else "with its runs saved"
     shared = _shared_gpu() if plan.on_gpu and plan.jobs > 1 else contextlib.nullcontext()
     with shared, stop_wishes() as wish:
         try:
@@ -102,7 +101,7 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
                 while waiting and len(running) < plan.jobs:
                     running.append(_start(plan, *waiting.pop(0), cluster))
                 # Nowhere else: a process that was just started must not be forgotten.
-                with wish.granted_at_once(f"{rest}; give the command again with --resume"):
+                with wish.granted_at_once(_way_on(plan, waiting, cluster)):
                     time.sleep(_LOOK_S)
                 for job in list(running):
                     # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
@@ -113,6 +112,16 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
         finally:
             _stop([job.process for job in running if isinstance(job.process, Worker)])
     return outcomes
+
+
+def _way_on(plan: Plan, waiting: list[tuple[ArmOutcome, int]], cluster: Cluster | None) -> str:
+    """What to do after a stop."""
+    rest = "while its jobs go on" if cluster else "with its runs saved"
+    rest += "; give the command again with --resume"
+    old = [outcome.arm.say(s) for outcome, s in waiting if outcome.arm.run_folder(s).exists()]
+    if plan.existing == "overwrite" and old:
+        rest += f", but first with --overwrite for what it has not come to: {'; '.join(old)}"
+    return rest
 
 
 def _start(plan: Plan, outcome: ArmOutcome, seed: int, cluster: Cluster | None) -> _Job:
