@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gaugelasso import checkpoint, signals, sweep
 from gaugelasso import runs as runs_module
-from gaugelasso.arms import ArmOutcome, parse_arms, parse_seeds, said_failures
+from gaugelasso.arms import Arm, ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
 from gaugelasso.sweep import Plan
@@ -268,6 +268,27 @@ def test_a_stopped_sweep_tells_which_old_runs_it_has_not_replaced(endless: Endle
     # Seed 6 has no old run: --resume begins it.
     assert "for what it has not come to: seed 5\n" in endless.text()
     assert contents(endless.runs[1]) == before
+
+
+class Idle(Plan):
+    """Its runs begin, and never come to anything."""
+
+    def words(self, arm: Arm, seed: int) -> list[str]:
+        return [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_a_run_that_has_begun_but_replaced_nothing_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (arm,) = parse_arms([], tmp_path)
+    for seed in (4, 5):
+        make_run(arm.run_folder(seed))
+    before = contents(tmp_path / "seed4")
+    monkeypatch.setattr(sweep, "_report", lambda *_: signal.raise_signal(signal.SIGTERM))
+    plan = Idle(tmp_path / "any.toml", [4, 5, 6], [arm], existing="overwrite")
+    with pytest.raises(signals.Stopped, match=r"has not come to: seed 4; seed 5$"):
+        sweep.run_sweep(plan, Console(file=io.StringIO()))
+    assert contents(tmp_path / "seed4") == before
 
 
 def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:

@@ -1,4 +1,4 @@
-"""The budget: of what may go, no more goes than a work target asks for.
+"""The budget: what may go goes one after the other, until a work target is met.
 
 Channels that nobody misses now are room to learn in once nothing presses on them any more.
 """

@@ -61,12 +61,13 @@ def choose(
         return ((name, index) for _, name, index in ranked(utility, plan.prices))
 
     proposed = shared_keeps(team, near_zero)
-    keeps = allowed = guard.spare(table, tensors, proposed)
+    allowed = guard.spare(table, tensors, proposed)
+    spared = added(proposed, allowed)
+    decision = whole = shared_decision(team, lambda: settled(allowed))
     if fma_target:
-        keeps = shared_keeps(team, lambda: no_further(allowed, work, fma_target, ranking))
-    if fewer := bool(added(allowed, keeps)):
-        # A part may cost more than the whole, where drops make up for each other.
-        keeps = guard.spare(table, tensors, keeps)
-    decision = shared_decision(team, lambda: settled(keeps))
-    withheld = added(allowed, decision.keeps) if fewer and decision else {}
-    return Choice(decision, added(proposed, allowed), withheld)
+        some = shared_keeps(team, lambda: no_further(allowed, work, fma_target, ranking))
+        # Where drops make up for each other a part may cost more than the whole, which then goes.
+        if added(allowed, some) and guard.allows(table, tensors, some):
+            decision = shared_decision(team, lambda: settled(some))
+    before = whole.keeps if whole else allowed
+    return Choice(decision, spared, added(before, decision.keeps) if decision else {})

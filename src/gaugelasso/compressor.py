@@ -36,9 +36,9 @@ class Compressor:
 
     `probe`, if given, returns the loss of the current batch without gradients. No event leaves
     it higher than before by more than `drop_tolerance` times the target: channels that the batch
-    would miss stay, and a split, balance or cut that costs more is undone. With an `fma_target` no
-    cut goes further than it must to bring the work per token there, and then nothing presses any
-    more. `graph` lets a GPU repeat the balance as a CUDA graph.
+    would miss stay, and a split, balance or cut that costs more is undone. With an `fma_target` the
+    last cut goes no further than the channel that brings the work per token there, and then
+    nothing presses any more. `graph` lets a GPU repeat the balance as a CUDA graph.
 
     With a `team` every rank has a compressor of the same model, calls it as often, and has a
     `probe` that returns the same everywhere: gradients, losses and energies are averaged over
@@ -125,7 +125,7 @@ class Compressor:
         """Press with a share of the strength that the margin allows; 0: plain training.
 
         Of no effect once the work target is met: pressure that comes with every lucky batch would
-        keep the mean loss above its own target.
+        keep the mean loss above its own target. To be called again where a new target is lower.
         """
         share = 0.0 if self.spent else float(share)
         if self._changes("pressure", share):

@@ -29,7 +29,7 @@ class Event:
 
     `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
     counts those that were near enough to zero to go but that the batch missed, `withheld` those
-    that a work target did not ask for; `splits` the
+    without which a work target was met; `splits` the
     sites that became two, before the loss called balanced; `undone` names what was taken back
     ("split", "balance", "cut"), with the loss that it had led to. `returned_to` is the step whose
     state a run went back to, if that is what the event was.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable, Tensors
-from gaugelasso.drop import spare_missed
+from gaugelasso.drop import silenced, spare_missed
 
 
 class Guard:
@@ -56,6 +56,13 @@ class Guard:
         if not math.isfinite(self._bound):
             return {name: torch.ones_like(keep) for name, keep in keeps.items()}
         return spare_missed(table, tensors, keeps, self._measure, self._bound)
+
+    def allows(self, table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> bool:
+        """Whether the batch does without all that would go."""
+        if self._probe is None:
+            return True
+        with silenced(table, tensors, keeps):
+            return self._measure() <= self._bound
 
     def _measure(self) -> float:
         """The probe's loss, with the model not keeping statistics of its inputs."""

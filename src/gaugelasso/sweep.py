@@ -20,7 +20,7 @@ from gaugelasso.arms import Arm, ArmOutcome
 from gaugelasso.cluster import Cluster, Submitted
 from gaugelasso.errors import UserError
 from gaugelasso.runs import Existing, RunFolder, last_row, make_folder
-from gaugelasso.signals import stop_wishes
+from gaugelasso.signals import Stopped, stop_wishes
 from gaugelasso.worker import Worker, open_log, written_at
 
 # Seconds between looks at the runs, and between a run's progress lines.
@@ -94,34 +94,40 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
     outcomes = [ArmOutcome(arm) for arm in plan.arms]
     waiting = [(outcome, seed) for outcome in outcomes for seed in plan.seeds]
     running: list[_Job] = []
+    rest = "while its jobs go on" if cluster else "with its runs saved"
     shared = _shared_gpu() if plan.on_gpu and plan.jobs > 1 else contextlib.nullcontext()
-    with shared, stop_wishes() as wish:
-        try:
-            while waiting or running:
-                while waiting and len(running) < plan.jobs:
-                    running.append(_start(plan, *waiting.pop(0), cluster))
-                # Nowhere else: a process that was just started must not be forgotten.
-                with wish.granted_at_once(_way_on(plan, waiting, cluster)):
-                    time.sleep(_LOOK_S)
-                for job in list(running):
-                    # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
-                    if job.process.poll() is not None and not wish.asked:
-                        running.remove(job)
-                        _end(job, console)
-                _report(running, console)
-        finally:
-            _stop([job.process for job in running if isinstance(job.process, Worker)])
+    try:
+        with shared, stop_wishes() as wish:
+            try:
+                while waiting or running:
+                    while waiting and len(running) < plan.jobs:
+                        running.append(_start(plan, *waiting.pop(0), cluster))
+                    # Nowhere else: a process that was just started must not be forgotten.
+                    with wish.granted_at_once(f"{rest}; give the command again with --resume"):
+                        time.sleep(_LOOK_S)
+                    for job in list(running):
+                        # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
+                        if job.process.poll() is not None and not wish.asked:
+                            running.remove(job)
+                            _end(job, console)
+                    _report(running, console)
+            finally:
+                _stop([job.process for job in running if isinstance(job.process, Worker)])
+    except Stopped as stopped:
+        if old := _not_replaced(plan, waiting, running):
+            text = f"{stopped}, but first with --overwrite for what it has not come to: {old}"
+            raise Stopped(text, stopped.exit_code) from None
+        raise
     return outcomes
 
 
-def _way_on(plan: Plan, waiting: list[tuple[ArmOutcome, int]], cluster: Cluster | None) -> str:
-    """What to do after a stop."""
-    rest = "while its jobs go on" if cluster else "with its runs saved"
-    rest += "; give the command again with --resume"
-    old = [outcome.arm.say(s) for outcome, s in waiting if outcome.arm.run_folder(s).exists()]
-    if plan.existing == "overwrite" and old:
-        rest += f", but first with --overwrite for what it has not come to: {'; '.join(old)}"
-    return rest
+def _not_replaced(plan: Plan, waiting: list[tuple[ArmOutcome, int]], running: list[_Job]) -> str:
+    """The runs that were to be replaced and still stand as they did."""
+    if plan.existing != "overwrite":
+        return ""
+    old = [str(job) for job in running if isinstance(job.process, Worker) and job.process.to_come]
+    old += [outcome.arm.say(s) for outcome, s in waiting if outcome.arm.run_folder(s).exists()]
+    return "; ".join(old)
 
 
 def _start(plan: Plan, outcome: ArmOutcome, seed: int, cluster: Cluster | None) -> _Job:

@@ -111,6 +111,12 @@ class Worker:
             self.returncode, self.error = error.exit_code, str(error)
         return self.returncode
 
+    @property
+    def to_come(self) -> bool:
+        """Whether an older run, which is to be replaced, is still there."""
+        # Its config goes last.
+        return self._replaced is not None and written_at(self._config) == self._replaced
+
     def stop(self) -> None:
         """Ask the run to save and end; not to be polled any more."""
         if self._process is not None:
@@ -157,8 +163,8 @@ class Worker:
         stopped = code in _STOPPED
         if not (code < 0 or stopped) or (stopped and self._rest_s is None):
             return False
-        # The old run is not gone on with, nor are its checkpoints new; its config goes last.
-        if self._replaced is None or written_at(self._config) != self._replaced:
+        # The old run is not gone on with, nor are its checkpoints new.
+        if not self.to_come:
             self._existing = "resume"
             if (reached := _newest(self.folder)) > self._reached:
                 self._reached, self._left = reached, TRIES

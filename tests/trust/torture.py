@@ -194,13 +194,16 @@ def _refused(runs: Runs, option: str) -> None:
     name = f"shared{option}"
     # It halts itself: else it might be done before the second one asks.
     first = runs.start(name, trap=Signals(6, signal.SIGSTOP))
-    while not (runs.home / name / "metrics.jsonl").exists():
-        time.sleep(0.002)
-    code, said = runs.run(name, option), runs.log(name)
-    while first.is_alive():
-        assert first.pid
-        os.kill(first.pid, signal.SIGCONT)
-        first.join(0.05)
+    try:
+        while not (runs.home / name / "metrics.jsonl").exists():
+            assert first.is_alive(), runs.log(name)
+            time.sleep(0.002)
+        code, said = runs.run(name, option), runs.log(name)
+    finally:
+        while first.is_alive():
+            assert first.pid
+            os.kill(first.pid, signal.SIGCONT)
+            first.join(0.05)
     assert code == 2, said
     assert "is in use by another run" in said
     assert first.exitcode == 0
