@@ -50,3 +50,10 @@ def until(come: Callable[[], object], most_s: float = 120) -> None:
     while not come():
         assert time.monotonic() - began < most_s
         time.sleep(0.05)
+
+
+def write_script(path: Path, text: str) -> str:
+    """A shell script in the place of Python."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)

@@ -3,26 +3,21 @@
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gaugelasso import checkpoint, signals, sweep
 from gaugelasso import runs as runs_module
-from gaugelasso.arms import Arm, ArmOutcome, parse_arms, parse_seeds, said_failures
-from gaugelasso.errors import UserError
+from gaugelasso import sweep
+from gaugelasso.arms import ArmOutcome, parse_arms, said_failures
 from gaugelasso.runs import read_rows
 from gaugelasso.sweep import Plan
-from gaugelasso.worker import Worker, holder
-from tests.command import Command, assert_told, until
+from tests.command import Command, assert_told, write_script
 from tests.report.folders import make_run
 from tests.test_cli import for_real
 from tests.test_config import write_tiny
@@ -30,27 +25,6 @@ from tests.training import contents, finish
 
 # More than a seed may be: this run alone is refused, in its own process.
 BROKEN = 2**62 + 1
-
-
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [
-        ("7", [7]),
-        ("42-46", [42, 43, 44, 45, 46]),
-        ("1,5,9", [1, 5, 9]),
-        ("1-3, 9", [1, 2, 3, 9]),
-        ("3,1-4", [3, 1, 2, 4]),
-        ("5-5", [5]),
-    ],
-)
-def test_seeds_are_read(text: str, seeds: list[int]) -> None:
-    assert parse_seeds(text) == seeds
-
-
-@pytest.mark.parametrize("text", ["x", "", "1,,2", "1-", "-1", "1-2-3", "1.5", "5-3"])
-def test_what_are_no_seeds_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=f"--seeds {text!r}"):
-        parse_seeds(text)
 
 
 @pytest.mark.parametrize(
@@ -203,213 +177,7 @@ def test_a_log_that_fails_later_stops_its_own_run_alone(
     assert "seed 2: failed with code 3, see " in said.getvalue()
 
 
-# --- broken off ----------------------------------------------------------------------
-
-
-class Endless:
-    """A sweep in a process of its own; its runs never end, and save when they are stopped only."""
-
-    def __init__(self, folder: Path):
-        self.out, self.said = folder / "out", folder / "said"
-        self.runs = [self.out / "seed4", self.out / "seed5"]
-        self.config = write_tiny(folder)
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "gaugelasso", "sweep", str(self.config)]
-        command += ["--seeds", "4-5", "--jobs", "2", "--out", str(self.out), *words]
-        for key in ("steps", "checkpoint_every"):
-            command += ["--set", f"train.{key}=100000000"]
-        with self.said.open("wb") as said:
-            return subprocess.Popen(command, stdout=said, stderr=said)
-
-    def text(self) -> str:
-        return self.said.read_text()
-
-    def at_work(self, after: Sequence[int] = (0, 0)) -> list[int]:
-        """The processes of both runs, once each has a row of a later step than that."""
-        found = []
-        for run, step in zip(self.runs, after, strict=True):
-            if any(row["step"] > step for row in read_rows(run / "metrics.jsonl")):
-                found += [int(pid) for pid in [holder(run)] if pid]
-        return found if len(found) == 2 else []
-
-    def saved(self) -> list[int]:
-        found = [checkpoint.find(run) for run in self.runs]
-        return [each.step for each in found if each]
-
-
-@pytest.fixture
-def endless(tmp_path: Path) -> Iterator[Endless]:
-    made = Endless(tmp_path)
-    yield made
-    for run in made.runs:  # where the test has failed
-        if pid := holder(run):
-            os.kill(int(pid), signal.SIGKILL)
-
-
-def test_a_sweep_that_is_asked_to_stop_stops_its_runs(endless: Endless) -> None:
-    first = endless.start()
-    until(endless.at_work)
-    first.terminate()
-    assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM with its runs saved; give the command again" in endless.text()
-    assert "Traceback" not in endless.text()
-    assert [holder(run) for run in endless.runs] == [None, None]
-    assert len(endless.saved()) == 2
-
-
-def test_a_stopped_sweep_tells_which_old_runs_it_has_not_replaced(endless: Endless) -> None:
-    make_run(endless.runs[1])
-    before = contents(endless.runs[1])
-    first = endless.start("--overwrite", "--jobs", "1", "--seeds", "4-6")
-    until(lambda: (endless.runs[0] / "metrics.jsonl").exists())
-    first.terminate()
-    assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    # Seed 6 has no old run: --resume begins it.
-    assert "for what it has not come to: seed 5\n" in endless.text()
-    assert contents(endless.runs[1]) == before
-
-
-class Idle(Plan):
-    """Its runs begin, and never come to anything."""
-
-    def words(self, arm: Arm, seed: int) -> list[str]:
-        return [sys.executable, "-c", "import time; time.sleep(600)"]
-
-
-def test_a_run_that_has_begun_but_replaced_nothing_is_told_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (arm,) = parse_arms([], tmp_path)
-    for seed in (4, 5):
-        make_run(arm.run_folder(seed))
-    before = contents(tmp_path / "seed4")
-    monkeypatch.setattr(sweep, "_report", lambda *_: signal.raise_signal(signal.SIGTERM))
-    plan = Idle(tmp_path / "any.toml", [4, 5, 6], [arm], existing="overwrite")
-    with pytest.raises(signals.Stopped, match=r"has not come to: seed 4; seed 5$"):
-        sweep.run_sweep(plan, Console(file=io.StringIO()))
-    assert contents(tmp_path / "seed4") == before
-
-
-def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
-    """They are not started twice, and taken up where they ended; so are their logs."""
-    first = endless.start()
-    until(endless.at_work)
-    first.kill()
-    first.wait()
-    orphans = endless.at_work()
-    second = endless.start("--resume")
-    until(lambda: all(f"waits for process {pid}, " in endless.text() for pid in orphans))
-    assert endless.at_work() == orphans
-    for pid in orphans:
-        os.kill(pid, signal.SIGTERM)
-    until(lambda: len(endless.saved()) == 2)
-    until(lambda: endless.at_work(endless.saved()))
-    second.terminate()
-    assert second.wait(timeout=120) == 128 + signal.SIGTERM
-    assert "failed" not in endless.text()
-    for run in endless.runs:
-        said = run.with_suffix(".log").read_text()
-        assert "in use by another run" not in said
-        assert said.count("stopped by SIGTERM after step ") == 2
-
-
-def write_script(path: Path, text: str) -> str:
-    """A shell script in the place of Python."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize("number", signals._NAMES)
-def test_a_sweep_hears_what_runs_hear(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And exits as a shell expects it of a process that was stopped so."""
-    forever = "trap 'exit 143' TERM; touch $0.$$; while :; do sleep 0.05; done"
-    monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", forever))
-    workers: list[Worker] = []
-    begin = Worker.__init__
-
-    def note(worker: Worker, *arguments: Any) -> None:
-        begin(worker, *arguments)
-        workers.append(worker)
-
-    def ask(_: float) -> None:
-        monkeypatch.undo()
-        until(lambda: len(list(tmp_path.glob("python.*"))) == 2)
-        os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(Worker, "__init__", note)
-    monkeypatch.setattr(sweep.time, "sleep", ask)
-    plan = Plan(tmp_path / "c.toml", [1, 2, 3], parse_arms([], tmp_path), jobs=2)
-    with pytest.raises(signals.Stopped) as stopped:
-        sweep.run_sweep(plan, Console())
-    assert stopped.value.exit_code == 128 + number
-    assert [worker._process and worker._process.returncode for worker in workers] == [143, 143]
-
-
-class Calls(list[str]):
-    """Workers that note what is done to them."""
-
-    def worker(self, name: str, impatient: bool = False) -> Any:
-        def wait() -> None:
-            self.append(f"wait {name}")
-            if impatient:
-                raise KeyboardInterrupt
-
-        return SimpleNamespace(
-            stop=lambda: self.append(f"stop {name}"),
-            wait=wait,
-            kill=lambda: self.append(f"kill {name}"),
-        )
-
-
-def test_all_runs_are_asked_before_one_is_waited_for() -> None:
-    calls = Calls()
-    sweep._stop([calls.worker("a"), calls.worker("b")])
-    assert calls == ["stop a", "stop b", "wait a", "wait b"]
-
-
-def test_a_second_interrupt_means_now() -> None:
-    calls = Calls()
-    with pytest.raises(KeyboardInterrupt):
-        sweep._stop([calls.worker("a", impatient=True), calls.worker("b")])
-    assert calls == ["stop a", "stop b", "wait a", "kill a", "kill b"]
-
-
 # --- arms ----------------------------------------------------------------------------
-
-
-def test_arms_are_read() -> None:
-    none, wide, odd = parse_arms(
-        ["  base  line :", "k = 4: compress.trust=4  train.steps=9", "Über_x: task.length=5"],
-        Path("out"),
-    )
-    assert (none.name, none.changes, none.folder) == ("base line", (), Path("out/base-line"))
-    assert wide.changes == ("compress.trust=4", "train.steps=9")
-    assert wide.run_folder(7) == Path("out/k-4/seed7")
-    assert odd.folder == Path("out/über_x")
-
-
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["compress.trust=4"], "write it as 'NAME: KEY=VALUE ...'"),
-        ([": compress.trust=4"], "give it a name of letters or digits"),
-        (["../..:"], "give it a name of letters or digits"),
-        (["a" * 61 + ":"], "at most 60 characters, not 61"),
-        (["a: compress.trust = 4"], "write 'compress.trust' as key=value"),
-        (["a: train.seed=3"], "leave out train.seed=3; seeds are given by --seeds"),
-        (["a:", "a: compress.trust=4"], "the folder 'a' is taken by the arm 'a'"),
-        (["k = 4:", "K 4: compress.trust=4"], "the folder 'k-4' is taken by the arm 'k = 4'"),
-    ],
-)
-def test_what_are_no_arms_is_refused(texts: list[str], said: str) -> None:
-    with pytest.raises(UserError) as told:
-        parse_arms(texts, Path("out"))
-    assert said in str(told.value)
-    assert f"--arm {texts[-1]!r}: " in str(told.value)
 
 
 ARMS = [
