@@ -52,10 +52,6 @@ def choose(
     def settled(keeps: dict[str, Tensor]) -> Decision | None:
         return settle(table, readable, keeps, rms, multiple)
 
-    def work(keeps: dict[str, Tensor]) -> float:
-        decision = settled(keeps)
-        return -math.inf if decision is None else body.work_after(decision)
-
     def ranking() -> Iterator[tuple[str, int]]:
         utility = plan.penalty.utility(plan.store.weight)
         return ((name, index) for _, name, index in ranked(utility, plan.prices))
@@ -64,6 +60,11 @@ def choose(
     allowed = guard.spare(table, tensors, proposed)
     spared = added(proposed, allowed)
     decision = whole = shared_decision(team, lambda: settled(allowed))
+
+    def work(keeps: dict[str, Tensor]) -> float:
+        left = whole if keeps is allowed else settled(keeps)
+        return -math.inf if left is None else body.work_after(left)
+
     if fma_target:
         some = shared_keeps(team, lambda: no_further(allowed, work, fma_target, ranking))
         # Where drops make up for each other a part may cost more than the whole, which then goes.

@@ -94,31 +94,43 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
     outcomes = [ArmOutcome(arm) for arm in plan.arms]
     waiting = [(outcome, seed) for outcome in outcomes for seed in plan.seeds]
     running: list[_Job] = []
-    rest = "while its jobs go on" if cluster else "with its runs saved"
     shared = _shared_gpu() if plan.on_gpu and plan.jobs > 1 else contextlib.nullcontext()
     try:
-        with shared, stop_wishes() as wish:
-            try:
-                while waiting or running:
-                    while waiting and len(running) < plan.jobs:
-                        running.append(_start(plan, *waiting.pop(0), cluster))
-                    # Nowhere else: a process that was just started must not be forgotten.
-                    with wish.granted_at_once(f"{rest}; give the command again with --resume"):
-                        time.sleep(_LOOK_S)
-                    for job in list(running):
-                        # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
-                        if job.process.poll() is not None and not wish.asked:
-                            running.remove(job)
-                            _end(job, console)
-                    _report(running, console)
-            finally:
-                _stop([job.process for job in running if isinstance(job.process, Worker)])
+        with shared:
+            _train(plan, waiting, running, console, cluster)
     except Stopped as stopped:
         if old := _not_replaced(plan, waiting, running):
             text = f"{stopped}, but first with --overwrite for what it has not come to: {old}"
             raise Stopped(text, stopped.exit_code) from None
         raise
     return outcomes
+
+
+def _train(
+    plan: Plan,
+    waiting: list[tuple[ArmOutcome, int]],
+    running: list[_Job],
+    console: Console,
+    cluster: Cluster | None,
+) -> None:
+    """Until nothing waits or runs any more. Stopped, the lists have what was not done."""
+    rest = "while its jobs go on" if cluster else "with its runs saved"
+    with stop_wishes() as wish:
+        try:
+            while waiting or running:
+                while waiting and len(running) < plan.jobs:
+                    running.append(_start(plan, *waiting.pop(0), cluster))
+                # Nowhere else: a process that was just started must not be forgotten.
+                with wish.granted_at_once(f"{rest}; give the command again with --resume"):
+                    time.sleep(_LOOK_S)
+                for job in list(running):
+                    # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
+                    if job.process.poll() is not None and not wish.asked:
+                        running.remove(job)
+                        _end(job, console)
+                _report(running, console)
+        finally:
+            _stop([job.process for job in running if isinstance(job.process, Worker)])
 
 
 def _not_replaced(plan: Plan, waiting: list[tuple[ArmOutcome, int]], running: list[_Job]) -> str:
