@@ -15,8 +15,8 @@ from gaugelasso.report import write_report
 from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
 from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
+from tests.spoilers import poison
 from tests.test_config import tiny
-from tests.test_watch import poison
 from tests.training import (
     Stop,
     assert_same_run,

@@ -1,0 +1,72 @@
+"""Runs that are made to fail: losses that are no numbers, weights that are spoiled."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.trainer import Trainer
+from tests.training import rows
+
+SEED = 3  # of the tiny run
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+    """The batches of these steps, counted from 0, have no loss."""
+    honest = Retrieval.batch
+
+    def batch(self: Retrieval, size: int, of: Draw, device: str) -> tuple[Tensor, Tensor]:
+        inputs, targets = honest(self, size, of, device)
+        poisoned = any(of == Draw(SEED, step) for step in steps)
+        return inputs, torch.full_like(targets, -100) if poisoned else targets
+
+    monkeypatch.setattr(Retrieval, "batch", batch)
+
+
+def returns(folder: Path) -> list[tuple[int, int]]:
+    """When the run went back, and where to."""
+    events = rows(folder, "events.jsonl")
+    return [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+
+
+def spoil(trainer: Trainer, at: int) -> None:
+    """After this step, once, the weights are a hundred times what they were."""
+    finish_step = trainer.compressor.finish_step_
+
+    def spoiling() -> Any:
+        event = finish_step()
+        if trainer.compressor.steps == at:
+            trainer.compressor.optimizer.store.weight.mul_(100)
+        return event
+
+    trainer.compressor.finish_step_ = spoiling  # type: ignore[method-assign]
+
+
+def spoil_ends(trainer: Trainer, after: int = 33) -> None:
+    """No step after this one, and no anneal, succeeds."""
+    take = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.memory.frozen_at or trainer.compressor.steps > after:
+            trainer.compressor.optimizer.store.weight.mul_(3)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]
+
+
+def spoil_when_new(trainer: Trainer) -> None:
+    """Spoil the weights after step 38, whatever compressor is at work then."""
+    take: Callable[[], Any] = trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.compressor.steps == 38:
+            trainer.compressor.optimizer.store.weight.mul_(100)
+        return event
+
+    trainer._step = one  # type: ignore[method-assign]

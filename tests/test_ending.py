@@ -1,0 +1,200 @@
+"""Ends that miss the target: a run ends on the smallest state that holds it."""
+
+import math
+import signal
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso import checkpoint
+from gaugelasso.evaluation import evaluate
+from gaugelasso.models import Transformer
+from gaugelasso.ranks import RankLost, Team
+from gaugelasso.signals import Stopped
+from gaugelasso.state import RunState
+from tests.spoilers import poison, returns, spoil_ends, spoil_when_new
+from tests.training import assert_same_run, finish, newest, read, start
+
+
+def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
+    """A run that cannot anneal has tried the last that held; as it was, it is still the one."""
+    for seed in (3, 5, 8):
+        changes = {"train__checkpoint_every": 5, "compress__trust": 1.2, "train__seed": seed}
+        trainer = start(tmp_path, f"seed{seed}", **changes)
+        spoil_ends(trainer)
+        summary = trainer.run()
+        run = trainer.folder.path
+        assert trainer.memory.ended_at is not None
+        held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
+        assert fma in held.values()
+        assert summary["held"]
+        for step, size in held.items():
+            if size < fma:
+                found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
+                loss, _ = evaluate(found.model(), trainer.config, 2, "cpu")
+                assert loss > summary["loss_target"]
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:
+    """Models with so few parameters do worse on held-out data."""
+
+    def worse(model: Transformer, *rest: Any) -> tuple[float, float]:
+        loss, metric = evaluate(model, *rest)
+        return loss + (sum(p.numel() for p in model.parameters()) < fewer_than), metric
+
+    for room in ("trainer", "ending"):
+        monkeypatch.setattr(f"gaugelasso.{room}.evaluate", worse)
+
+
+def test_a_target_held_in_training_alone_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends on the smallest structure on its way that holds it on held-out data too."""
+    changes = {"train__checkpoint_every": 5, "train__log_every": 1}
+    plain = finish(tmp_path, "plain", **changes)
+    few = read(plain / "summary.json")["parameters_final"] + 1
+    forgetful(monkeypatch, few)
+    trainer = start(tmp_path, **changes)
+    summary = trainer.run()
+    assert summary["held"]
+    assert summary["parameters_final"] >= few
+    assert returns(trainer.folder.path) == [(40, summary["held_step"])]
+    for step, fma in trainer.memory.held.items():
+        if fma < summary["fma_final"]:  # missed, for having too few
+            model = checkpoint.at_step(trainer.folder.checkpoints, step).model()
+            assert sum(p.numel() for p in model.parameters()) < few
+    assert newest(trainer.folder.path).name == "step-00000040"
+
+
+def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a task brings its own loss over all held-out data, by that one."""
+    figures = {"loss": 9.0}
+    monkeypatch.setattr("gaugelasso.ending.final_figures", lambda *_: dict(figures))
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    summary = trainer.run()
+    assert (summary["loss"], summary["held"]) == (9.0, False)
+    assert trainer.memory.held  # none of which does better
+    assert returns(trainer.folder.path) == []
+
+
+def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
+    """And the summary is that of the newest checkpoint."""
+    trainer = start(tmp_path, train__checkpoint_every=5, train__cooldown=0, train__log_every=1)
+    spoil_when_new(trainer)
+    summary = trainer.run()
+    run = trainer.folder.path
+    assert trainer.memory.again_at is None
+    assert summary["held"]
+    found = newest(run)
+    assert found.name == f"step-{summary['steps']:08d}"
+    model = checkpoint.load_model(run)
+    batches = trainer.config.train.final_batches
+    assert evaluate(model, trainer.config, batches, "cpu")[0] == summary["loss"]
+
+
+def test_a_rank_that_is_lost_at_the_end_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil_ends(trainer)
+
+    def lost(*_: Any) -> Any:
+        raise RankLost("rank 1 is gone")
+
+    honest = Team.lead
+
+    def lead(team: Team, work: Callable[[], Any]) -> Any:
+        asked_for = work.__qualname__.startswith("RunState._found")
+        return lost() if asked_for and trainer.compressor.steps == 40 else honest(team, work)
+
+    monkeypatch.setattr(Team, "lead", lead)
+    with pytest.raises(RankLost):
+        trainer.run()
+    assert not (trainer.folder.path / "summary.json").exists()
+
+
+def test_the_state_that_is_left_is_gone_before_the_other_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or going back would want the memory of two."""
+    trainer = start(tmp_path)
+    left, alive, take = weakref.ref(trainer.compressor), [], trainer._step
+
+    def one() -> Any:
+        event = take()
+        if trainer.compressor.steps == 20:
+            trainer.compressor.optimizer.store.weight.fill_(math.nan)
+        return event
+
+    taking = RunState._take_up
+
+    def look(state: RunState, model: Transformer) -> None:
+        alive.append(left() is not None)
+        taking(state, model)
+
+    monkeypatch.setattr(trainer, "_step", one)
+    monkeypatch.setattr(RunState, "_take_up", look)
+    trainer.run()
+    assert alive == [False]
+
+
+def test_a_damaged_checkpoint_is_out_of_the_way_once_it_was_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among the newest few it would cost a sound one its place."""
+    poison(monkeypatch, range(22, 27))
+    trainer = start(tmp_path, train__skip_limit=5)
+    take = trainer._step
+
+    def one() -> Any:
+        if trainer.compressor.steps == 23:
+            (trainer.folder.checkpoints / "step-00000020" / "model.safetensors").write_bytes(b"")
+        return take()
+
+    monkeypatch.setattr(trainer, "_step", one)
+    trainer.run()
+    assert returns(trainer.folder.path) == [(30, 10)]
+    assert (trainer.folder.checkpoints / "step-00000020.damaged").exists()
+
+
+def test_a_work_target_that_was_met_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two targets the other one is missed: no model twice the size was asked for."""
+    changes = {"train__checkpoint_every": 5, "train__log_every": 1, "target__fma": 400.0}
+    changes |= {"train__saturation": 10, "train__cooldown": 0}
+    forgetful(monkeypatch, 10**9)
+    summary = read(finish(tmp_path, **changes) / "summary.json")
+    assert not summary["held"]
+    assert summary["fma_final"] <= 400
+
+
+@pytest.mark.parametrize("where", ["check_manifest", "_write"])
+def test_a_stop_while_the_way_on_is_sought_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Neither to the checkpoint that is looked at then, nor to the one that is written."""
+    whole = start(tmp_path, "whole", train__checkpoint_every=5)
+    spoil_ends(whole)
+    whole.run()
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil_ends(trainer)
+    honest, sent = getattr(checkpoint, where), []
+
+    def disturbed(*arguments: Any) -> Any:
+        if trainer.compressor.steps == 50 and not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGTERM)
+        return honest(*arguments)
+
+    monkeypatch.setattr(checkpoint, where, disturbed)
+    with pytest.raises(Stopped) as told:
+        trainer.run()
+    assert told.value.exit_code == 143
+    again = start(tmp_path, existing="resume", train__checkpoint_every=5)
+    spoil_ends(again)
+    again.run()
+    assert_same_run(whole.folder.path, again.folder.path)

@@ -1,0 +1,156 @@
+"""Losses and weights that are no numbers: steps are skipped, and the run goes back."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso import checkpoint
+from gaugelasso.errors import UserError
+from gaugelasso.signals import Stopped
+from gaugelasso.tasks import Draw, Retrieval
+from tests.spoilers import SEED, poison, returns
+from tests.training import (
+    assert_same_run,
+    final_tensors,
+    finish,
+    newest,
+    read,
+    rows,
+    start,
+    stop_at,
+)
+from tests.trust.traps import Signals
+
+
+def test_a_step_without_a_loss_is_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(26, 27))
+    trainer = start(tmp_path)
+    update, weights = trainer.compressor.update_, []
+
+    def one(loss: Tensor) -> Tensor:
+        weights.append(trainer.compressor.optimizer.store.weight.clone())
+        mean = update(loss)
+        weights.append(trainer.compressor.optimizer.store.weight.clone())
+        return mean
+
+    trainer.compressor.update_ = one  # type: ignore[method-assign]
+    trainer.run()
+    before, after = weights[2 * 26 : 2 * 26 + 2]
+    assert torch.equal(before, after)
+    assert not torch.equal(*weights[2 * 27 : 2 * 27 + 2])
+    run = trainer.folder.path
+    assert read(run / "summary.json")["skipped_steps"] == 1
+    assert returns(run) == []
+    assert [row["skipped"] for row in rows(run, "metrics.jsonl")] == [0] * 5 + [1] * 3
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+def test_too_many_in_a_row_and_the_run_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a good step came before anybody looked."""
+    poison(monkeypatch, range(21, 26))
+    run = finish(tmp_path, train__skip_limit=5)
+    assert returns(run) == [(30, 20)]
+    run = finish(tmp_path, "patient", train__skip_limit=6)
+    assert returns(run) == []
+    monkeypatch.undo()
+    poison(monkeypatch, range(20, 30))
+    run = finish(tmp_path, "worse", train__skip_limit=5)
+    assert returns(run) == [(25, 20), (30, 20)]
+    summary = read(run / "summary.json")
+    assert summary["returns"] == 2
+    assert summary["skipped_steps"] == 10
+    assert summary["steps"] == 40
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_a_first_step_may_fail_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    poison(monkeypatch, range(1))
+    run = finish(tmp_path, compress__optimizer=optimizer)
+    assert read(run / "summary.json")["skipped_steps"] == 1
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(22, 400))
+    with pytest.raises(UserError) as told:
+        finish(tmp_path, train__skip_limit=5, train__steps=100, train__checkpoint_every=20)
+    run = tmp_path / "run"
+    assert [step for step, _ in returns(run)] == [30, 35, 40]
+    seed = Draw(SEED, 44).seed
+    said = f"loss or gradient not a number at step 45 (batch seed {seed}); last good checkpoint: "
+    assert said + repr(str(run / "checkpoints" / "step-00000040")) in str(told.value)
+    assert not (run / "summary.json").exists()
+    assert checkpoint.load_state(run)[0]["steps"] == 40
+    assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_without_a_checkpoint_the_stop_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    poison(monkeypatch, range(400))
+    with pytest.raises(UserError, match=r"not a number at step \d .*no checkpoint yet"):
+        finish(tmp_path, train__log_every=every, train__skip_limit=5)
+
+
+def test_few_failing_steps_are_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of nothing else has no loss and is left out, not given the loss of the one before."""
+    poison(monkeypatch, range(2))
+    run = finish(tmp_path, train__log_every=1)
+    assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(3, 41))
+    assert read(run / "summary.json")["skipped_steps"] == 2
+
+
+def test_a_loss_of_minus_infinity_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, seen = Retrieval.loss, []
+
+    def loss(self: Retrieval, outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.extend([1] * torch.is_grad_enabled())
+        sunk = torch.is_grad_enabled() and len(seen) == 7
+        return honest(self, outputs, targets) - (math.inf if sunk else 0)
+
+    monkeypatch.setattr(Retrieval, "loss", loss)
+    summary = read(finish(tmp_path) / "summary.json")
+    assert summary["skipped_steps"] == 1
+    assert summary["target_reached_step"] != 7
+
+
+def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, range(19, 20))
+    trainer = start(tmp_path)
+    stop_at(trainer, 25)
+    assert newest(trainer.folder.path).name == "step-00000010"
+
+
+def test_a_stop_at_a_failing_step_saves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it says: also where a checkpoint is due, which would have waited."""
+    poison(monkeypatch, range(19, 20))
+    whole = finish(tmp_path, "whole")
+    with Signals(19), pytest.raises(Stopped, match="after step 20, which is saved"):
+        finish(tmp_path)
+    assert newest(tmp_path / "run").name == "step-00000020"
+    start(tmp_path, existing="resume").run()
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_failing_last_step_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, range(39, 40))
+    run = finish(tmp_path, train__checkpoint_every=100)
+    assert returns(run) == []
+    assert newest(run).name == "step-00000040"
+    assert read(run / "summary.json")["skipped_steps"] == 1
