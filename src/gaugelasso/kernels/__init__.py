@@ -6,8 +6,8 @@ follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` a
 They get tensors and numbers; from which axes, tasks or phases these come they are not told.
 """
 
-from gaugelasso.kernels.dispatch import plainly
-from gaugelasso.kernels.entropy import NO_TARGET, cross_entropy
+from gaugelasso.kernels.dispatch import NO_TARGET, plainly
+from gaugelasso.kernels.entropy import cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
 from gaugelasso.kernels.maps import deliver, project
 from gaugelasso.kernels.stream import embed, read, write

@@ -1,4 +1,7 @@
-"""Which form of a kernel runs: the fused one on a GPU, the plain one elsewhere or on request."""
+"""Which form of a kernel runs: the fused one on a GPU, the plain one elsewhere or on request.
+
+And what both forms go by.
+"""
 
 import importlib.util
 from collections.abc import Iterator
@@ -13,6 +16,8 @@ from gaugelasso.errors import UserError
 # Fused forms pad the rows of activations and maps with zeros to multiples of this: a
 # product with an odd width is several times slower than with the next even eight.
 ALIGN = 8
+# A target of the cross-entropy that does not count.
+NO_TARGET = -100
 _plain = False
 
 

@@ -3,10 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import fused
-
-# A target that does not count.
-NO_TARGET = -100
+from gaugelasso.kernels.dispatch import NO_TARGET, fused
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

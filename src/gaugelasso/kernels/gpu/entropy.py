@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gaugelasso.kernels.entropy import NO_TARGET
+from gaugelasso.kernels.dispatch import NO_TARGET
 
 BN, BC = 32, 128
 # A kernel sees no other kind of global.
