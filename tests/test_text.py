@@ -102,6 +102,13 @@ def test_only_the_start_tells_what_is_no_text(tmp_path: Path) -> None:
         assert train.tobytes() + valid.tobytes() == data
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_accents_of_an_old_encoding_are_bytes_like_others(tmp_path: Path, encoding: str) -> None:
+    data = ("La fenêtre était ouverte; où était-elle allée ? " * 99 + "\x1a").encode(encoding)
+    train, valid = CharLM(path=str(write(tmp_path / "a.txt", data)), split=0.2, length=64).texts
+    assert train.tobytes() + valid.tobytes() == data
+
+
 def test_nothing_is_opened_before_it_is_needed() -> None:
     assert CharLM(path="no/such/file.txt").outputs == 256
 
@@ -196,6 +203,10 @@ def test_the_cache_is_flushed_before_it_has_its_name(
     assert done[:3] == ["flushed", "named", "flushed"]
 
 
+def random_bytes(count: int, least: int) -> bytes:
+    return np.random.default_rng(0).integers(least, 256, count, np.uint8).tobytes()
+
+
 def junk(path: Path) -> dict[str, Any]:
     return {"path": str(write(path, np.random.default_rng(0).bytes(5000))), "split": 0.1}
 
@@ -247,18 +258,26 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda tmp: {"path": str(write(tmp / "a")), "split": 0.01},
         r"the validation text of .* has \d+ bytes",
     ),
-    "no xz": (lambda tmp: archive(tmp / "a.xz", PROSE), "cannot be read .* is the file whole"),
-    "no gz": (lambda tmp: archive(tmp / "a.gz", PROSE), "cannot be read .* is the file whole"),
+    "no xz": (lambda tmp: archive(tmp / "a.xz", PROSE), "cannot be read .*; pack or fetch it anew"),
+    "no gz": (lambda tmp: archive(tmp / "a.gz", PROSE), "cannot be read .*; pack or fetch it anew"),
     "cut xz": (
         lambda tmp: archive(tmp / "a.xz", lzma.compress(PROSE)[:-20]),
-        "cannot be read .* is the file whole",
+        "cannot be read .*; pack or fetch it anew",
     ),
     "cut gz": (
         lambda tmp: archive(tmp / "a.gz", gzip.compress(PROSE)[:-20]),
-        "cannot be read .* is the file whole",
+        "cannot be read .*; pack or fetch it anew",
     ),
-    "junk": (lambda tmp: junk(tmp / "a.txt"), "bytes are zero, so it is no text"),
-    "packed junk": (lambda tmp: junk(tmp / "a.txt.gz"), "bytes are zero, so it is no text"),
+    "junk": (lambda tmp: junk(tmp / "a.txt"), "bytes are control characters, so it is no text"),
+    "packed junk": (lambda tmp: junk(tmp / "a.txt.gz"), "control characters, so it is no text"),
+    "little junk": (
+        lambda tmp: {"path": str(write(tmp / "a", random_bytes(600, least=1))), "split": 0.1},
+        "control characters, so it is no text",
+    ),
+    "high junk": (
+        lambda tmp: {"path": str(write(tmp / "a", random_bytes(5000, least=128))), "split": 0.1},
+        "of its bytes are not UTF-8, so it is no text",
+    ),
     "UTF-16": (
         lambda tmp: {"path": str(write(tmp / "a", PROSE.decode().encode("utf-16"))), "split": 0.1},
         "text be in UTF-8",

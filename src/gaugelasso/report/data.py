@@ -91,6 +91,12 @@ class Run:
     def metric_lower_is_better(self) -> bool:
         return bool(self.initial.get("metric", {}).get("lower_is_better", False))
 
+    @property
+    def metric_is_loss(self) -> bool:
+        """Whether the metric is nothing but the loss on held-out data; known at the end."""
+        summary = self.summary
+        return summary is not None and summary["loss"] == summary["metric"]["value"]
+
     def samples(self) -> dict[str, np.ndarray]:
         """Images that the task shows, [n, h, w, 3] by name; empty where there are none."""
         path = self.path / "samples.npz"

@@ -165,7 +165,7 @@ def hatched(color: str) -> dict[str, Any]:
 
 def legend_above(axes: Axes, right: Axes) -> None:
     """One legend for both y axes where a title would be: inside, some curve is in the way."""
-    lines = [*axes.lines, *right.lines]
+    lines = [*axes.lines, *(right.lines if right is not axes else ())]
     axes.legend(
         handles=[line for line in lines if not str(line.get_label()).startswith("_")],
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=SMALL,

@@ -191,10 +191,12 @@ def _draw_key(
     key.ax.tick_params(labelsize=SMALL, colors=INK, length=0)
     key.outline.set_visible(False)
     dark = colors[-1]
-    handles: list[Line2D | Patch] = [
-        Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
-               label="operator removed (colour: when)"),
-    ]  # fmt: skip
+    handles: list[Line2D | Patch] = []
+    if any(event["removed"] for run in runs for event in run.events):
+        handles.append(
+            Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
+                   label="operator removed (colour: when)")
+        )  # fmt: skip
     if any(run.cooldown_start is not None for run in runs):
         handles.append(
             Line2D([], [], color=GREY, linestyle="--", linewidth=0.9, label="cooldown starts")

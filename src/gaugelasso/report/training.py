@@ -52,24 +52,28 @@ def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
 
 
 def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
-    dress(axes, "training step", "training loss")
-    axes.yaxis.label.set_color(RED)
     target, metric = runs[0].loss_target, runs[0].metric_name
-    loss = spread([run.column("loss") for run in runs])
-    values = np.concatenate([loss[2], loss[3], [target]])
+    scores = [_evaluations(run) for run in runs]
+    loss, score = spread([run.column("loss") for run in runs]), spread(scores)
+    shared = all(run.metric_is_loss for run in runs)
+    dress(axes, "training step", "loss" if shared else "training loss")
+    values = np.concatenate([loss[2], loss[3], [target], *(score[2:] if shared else ())])
     positive = values[values > 0]
     if len(positive):
         log_axis(axes, positive.min() / 1.4, positive.max() * 1.4)
     draw_spread(axes, loss, RED, "training loss")
     axes.axhline(target, color=INK, linewidth=1.0, linestyle=":", zorder=4, label="loss target")
-    right = twin(axes, "", GREEN)
-    right.set_ylabel(plain(metric), fontsize=SMALL, color=GREEN, parse_math=False)
-    scores = [_evaluations(run) for run in runs]
+    if shared:
+        right = axes
+    else:
+        axes.yaxis.label.set_color(RED)
+        right = twin(axes, "", GREEN)
+        right.set_ylabel(plain(metric), fontsize=SMALL, color=GREEN, parse_math=False)
     # A second band over the first would hide both: here each seed is a thin line.
-    for score in scores if len(runs) > 1 else ():
-        right.plot(*score, color=GREEN, alpha=0.45, linewidth=0.7)
-    grid, median, _, _ = spread(scores)
-    right.plot(grid, median, color=GREEN, linewidth=1.5, label=plain(metric).replace("$", r"\$"))
+    for one in scores if len(runs) > 1 else ():
+        right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7)
+    name = f"held-out loss ({metric})" if shared else metric
+    right.plot(*score[:2], color=GREEN, linewidth=1.5, label=plain(name).replace("$", r"\$"))
     if is_accuracy(metric):
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
