@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gaugelasso import checkpoint
 from gaugelasso.books import Progress
@@ -116,6 +117,9 @@ def test_a_missing_or_broken_config_is_refused(gaugelasso: Command, tmp_path: Pa
     assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
     (tmp_path / "bad.toml").write_text("[task\n")
     assert_told(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
+    (tmp_path / "bad.toml").write_text("[model]\nwidth = 8\n")
+    told = "task.name is missing; name in [task] one of: retrieval"
+    assert_told(gaugelasso("train", tmp_path / "bad.toml"), told)
 
 
 def test_a_folder_cannot_be_made_under_a_file(
@@ -218,6 +222,38 @@ def test_the_folder_has_a_name_by_itself(
     code, _, _ = gaugelasso("train", config, "--set", "train.seed=7", "--set", "train.steps=20")
     assert code == 0
     assert (tmp_path / "runs" / "tiny-seed7" / "summary.json").exists()
+
+
+def test_where_a_resumed_run_goes_on_is_said(
+    gaugelasso: Command, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ("train", config, "--out", run, "--resume", "--set", "train.steps=20")
+    code, out, _ = gaugelasso(*options)
+    assert (code, "no step saved there to go on from; beginning at step 0" in out) == (0, True)
+    code, out, _ = gaugelasso(*options)
+    assert (code, "going on after step 20" in out) == (0, True)
+    assert str(run) in out
+
+
+def test_a_target_below_zero_is_doubted_at_once(
+    gaugelasso: Command, config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task of one's own may have such losses, so it is tried."""
+    options = ("--set", "target.loss=-1", "--set", "train.steps=20")
+    assert gaugelasso("train", config, "--out", tmp_path / "run", *options)[0] == 2
+    assert caplog.messages[0].startswith("warning: target.loss = -1 is below zero")
+
+
+def test_a_launcher_is_told_what_was_wrong(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else torchrun's own traceback is all that is left to see."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
+    failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
+    said = ChildFailedError("gaugelasso", {0: failure}).format_msg()
+    assert f"config {str(tmp_path / 'none.toml')!r}: no such file" in said
 
 
 def test_a_target_out_of_reach_is_said_and_the_model_kept(

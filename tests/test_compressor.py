@@ -64,6 +64,13 @@ def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = T
 # --- hooks ---------------------------------------------------------------------------
 
 
+def test_what_cannot_be_compressed_is_told_so() -> None:
+    with pytest.raises(TypeError, match="Linear does not say what can be cut out of it"):
+        Compressor(torch.nn.Linear(3, 3), 0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="step wants the loss that backward was called on"):
+        start().step(0.5)  # type: ignore[arg-type]
+
+
 def test_a_hook_sees_the_drop_before_it_happens() -> None:
     compressor = start()
     fade_(compressor, FILTERS, [1, 3])

@@ -176,7 +176,9 @@ def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_task_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.name = None"):
+    with pytest.raises(
+        UserError, match=r"task\.name is missing; name in \[task\] one of: retrieval"
+    ):
         from_text(tmp_path, "[train]\nsteps = 10\n")
 
 

@@ -5,8 +5,12 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import textwrap
 import tomllib
 import types
@@ -298,7 +302,7 @@ def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     names: dict[str, Any] = {"batches": [(tokens, tokens)] * 2}
     exec(compile(block.text, str(README), "exec"), names)
     assert names["compressor"].steps == 2
-    assert f"{names['compressor'].fma_initial} ->" in capsys.readouterr().out
+    assert f"{names['compressor'].fma_initial:,.0f} ->" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -351,3 +355,32 @@ def test_the_check_on_the_model_page_finds_a_wrong_power(power: int) -> None:
     else:
         with pytest.raises(AssertionError, match="hidden"):
             check(model, inputs)
+
+
+def test_a_task_is_made_known_as_the_page_says(tmp_path: Path) -> None:
+    page = DOCS / "your-task.md"
+    package = tmp_path / "gaugelasso"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "gaugelasso", package, ignore=ignored)
+    task = next(block.text for block in blocks(page) if block.mark == "runnable")
+    (package / "tasks" / "running_max.py").write_text(task)
+    (asked_line,) = re.findall(r"import it, `(from [^`]+)`", read(page))
+    (asked_row,) = re.findall(r"a row to `TASKS`: `([^`]+)`", read(page))
+    rooms = package / "tasks" / "__init__.py"
+    lines = read(rooms).splitlines()
+    # Where ruff wants it, not where it would happen to work.
+    after = next(k for k, line in enumerate(lines) if "tasks.stored import" in line)
+    lines.insert(after, " ".join(asked_line.split()))
+    lines.insert(next(k for k, line in enumerate(lines) if line.startswith("TASKS")) + 1, asked_row)
+    rooms.write_text("\n".join(lines))
+    config = tmp_path / "main.toml"
+    config.write_text(next(block.text for block in blocks(page) if block.kind == "toml"))
+    short = [f"train.{key}" for key in ("steps=20", "warmup=5", "cooldown=5", "final_batches=1")]
+    changes = [word for change in (*short, "target.loss=9") for word in ("--set", change)]
+    done = subprocess.run(
+        [sys.executable, "-m", "gaugelasso", "train", config, "--out", tmp_path / "run", *changes],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(read(tmp_path / "run" / "summary.json"))["task"] == "running_max"

@@ -222,6 +222,10 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda tmp: {"path": str(tmp / "x")},
         r"task\.path = .*: no such file or folder; give a text file",
     ),
+    "missing here": (
+        lambda tmp: {"path": "not/there"},
+        rf"task\.path = 'not/there': no such file or folder in '{Path.cwd()}'; give",
+    ),
     "no home": (lambda tmp: {"path": "~nobody-here/x"}, r"task\.path = .*write the path in full"),
     "cache without a home": (
         lambda tmp: {"path": str(write(tmp / "a.xz")), "split": 0.1, "cache": "~nobody-here/x"},

@@ -57,6 +57,11 @@ class Compressor:
         canonical: bool = False,
         fma_target: float = 0.0,
     ):
+        if not isinstance(model, Compressible):
+            raise TypeError(
+                f"{type(model).__name__} does not say what can be cut out of it: give a "
+                "gaugelasso.Transformer, or a Compressible of your own (docs/your-model.md)"
+            )
         self.model = model
         self.options = options or CompressorOptions()
         self.solver = RhoSolver(self.options.solver, loss_target, self.options.rho)
@@ -80,6 +85,10 @@ class Compressor:
 
     def step(self, loss: Tensor) -> Event | None:
         """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"step wants the loss that backward was called on, a tensor, not {loss!r}"
+            )
         self.update_(loss.detach())
         return self.finish_step_()
 

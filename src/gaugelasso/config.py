@@ -167,9 +167,11 @@ class Config:
         task = data.get("task", {})
         if not isinstance(task, Mapping):
             raise UserError(f"[task] must be a section of key = value lines, not {task!r}")
-        name = task.get("name")
+        known = ", ".join(TASKS)
+        if "name" not in task:
+            raise UserError(f"task.name is missing; name in [task] one of: {known}")
+        name = task["name"]
         if not isinstance(name, str) or name not in TASKS:
-            known = ", ".join(TASKS)
             raise UserError(f"task.name = {name!r} is no task; choose one of: {known}")
         _no_strangers("task", task, ["name", *_names(TASKS[name])])
         task = {key: value for key, value in task.items() if key != "name"}

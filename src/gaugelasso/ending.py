@@ -78,5 +78,6 @@ def said_missed(state: RunState, summary: dict[str, Any]) -> str:
     return (
         f"target.loss = {state.config.target.loss} was never reached in {summary['steps']} steps "
         f"(best training loss {'none' if best is None else f'{best:.4g}'}): {kept} is in "
-        f"{str(state.folder.checkpoints)!r}. Raise target.loss or train.steps"
+        f"{str(state.folder.checkpoints)!r}. Raise target.loss or train.steps, or try another "
+        "compress.lr"
     )

@@ -6,6 +6,7 @@ target is lost. Decides nothing about structure.
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from gaugelasso.signals import StopWish, stop_wishes
 from gaugelasso.state import RunState
 from gaugelasso.step import micros_of
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
+
+_log = logging.getLogger(__name__)
 
 
 class TargetMissed(UserError):
@@ -76,6 +79,12 @@ class Trainer:
         # Data that cannot be read must not cost a run that is in the folder already.
         for stream in (TRAINING, EVALUATION):
             self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
+        if (target := self.config.target.loss) < 0:
+            _log.warning(
+                "warning: target.loss = %g is below zero, where no cross-entropy or squared error "
+                "ever comes",
+                target,
+            )
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property

@@ -85,6 +85,8 @@ def test_a_folder_stands_for_the_runs_in_it(tmp_path: Path) -> None:
     assert run_folders([tmp_path / "arms" / "b"]) == seeds[1:]
     for nothing in (tmp_path / "arms" / "report", tmp_path / "nowhere"):
         assert run_folders([nothing]) == [nothing]  # for `load_run` to refuse
+    with pytest.raises(UserError, match="is no run folder: it is a file"):
+        load_run(one / "config.json")
 
 
 def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -103,6 +105,7 @@ def test_runs_of_a_condition_come_by_seed(tmp_path: Path) -> None:
     ("key", "changes"),
     [
         ("task.name", {"task": {"name": "other"}}),
+        ("task.name", {"task": {"name": "other"}, "compress": {"accounting": "paper"}}),
         ("task.length", {"task": {"length": 32}}),
         ("compress.accounting", {"compress": {"accounting": "paper"}}),
         ("target.loss", {"target": {"loss": 0.5}}),

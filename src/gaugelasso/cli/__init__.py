@@ -4,9 +4,12 @@ One file a group of commands, which do not know each other.
 """
 
 import contextlib
+import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -74,6 +77,14 @@ def _rank() -> int:
     return 0
 
 
+def _tell_launcher(message: str) -> None:
+    """Leave it where torchrun looks for the cause, which it prints last, under its traceback."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        said = {"message": message, "timestamp": int(time.time())}
+        with contextlib.suppress(OSError):  # it has been said already
+            Path(path).write_text(json.dumps(said), encoding="utf-8")
+
+
 def set_up_process() -> None:
     """What torch should know before its first call."""
     # Lets freed blocks of a GPU serve tensors of other shapes.
@@ -97,4 +108,5 @@ def main() -> None:
         if rank := _rank():
             errors.print(f"rank {rank}:", end=" ", highlight=False)
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _tell_launcher(str(error))
         raise SystemExit(error.exit_code) from None

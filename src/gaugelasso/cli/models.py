@@ -58,10 +58,20 @@ def train(
         team.close()
         return
     with show_progress(console, title) as on_progress:
-        Trainer(settings, folder, existing, on_progress, team).run()
+        trainer = Trainer(settings, folder, existing, on_progress, team)
+        if resume:
+            say(_said_start(folder, trainer.compressor.steps))
+        trainer.run()
     team.close()
     print_outcome(load_run(folder), console)
     say(f"run folder: {folder}")
+
+
+def _said_start(folder: Path, step: int) -> str:
+    """A name misspelt would else go unnoticed: where there is no run, one begins."""
+    if step:
+        return f"run folder {str(folder)!r}: going on after step {step:,}"
+    return f"run folder {str(folder)!r}: no step saved there to go on from; beginning at step 0"
 
 
 def eval_(

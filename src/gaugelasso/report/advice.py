@@ -104,8 +104,9 @@ def _width_changes(run: Run, found: Mapping[str, list[Extent]]) -> list[Change]:
             why = f"at its ceiling in {where}" if key != "width" else f"{most:.0%} of D is left"
         elif most <= _SMALL:
             new = narrower(old, even)
+            most_kept = f"more than {most:.0%}" if kept else "any of it"
             part = f"only {most:.0%} of D is left" if key == "width" else ""
-            why = part or (f"no layer keeps more than {most:.0%}" if kept else "no layer keeps it")
+            why = part or f"no layer keeps {most_kept}"
         else:
             continue
         changes += [Change(key, old, new, why)] if new != old else []

@@ -220,7 +220,8 @@ class Outcome:
 def load_run(folder: Path) -> Run:
     """Read a run folder; UserError, naming folder and file, where it is none."""
     if not folder.is_dir():
-        raise UserError(f"{str(folder)!r} is no run folder: no such folder")
+        why = "it is a file" if folder.is_file() else "no such folder"
+        raise UserError(f"{str(folder)!r} is no run folder: {why}")
     for name in _NEEDED:
         if not (folder / name).is_file():
             raise UserError(f"{str(folder)!r} is no run folder: it has no {name}{_hint(folder)}")
@@ -305,7 +306,8 @@ def check_finished(runs: Sequence[Run]) -> None:
 def check_same(before: Run, run: Run, otherwise: str, only: Collection[str] | None = None) -> None:
     """UserError, saying `otherwise`, where two runs differ in a setting, or in one of `only`."""
     ours, theirs = settings(before), settings(run)
-    for key in sorted(ours.keys() & theirs.keys()):
+    # Of runs of other tasks little is alike: name that first.
+    for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key != "task.name", key)):
         if ours[key] != theirs[key] and (only is None or key in only):
             raise UserError(
                 f"{str(before.path)!r} and {str(run.path)!r} {otherwise}: {key} is "

@@ -182,8 +182,8 @@ def _local(path: str, size: int) -> _Source:
         return _folder(place, size)
     if not place.exists():
         raise UserError(
-            f"task.path = {path!r}: no such file or folder; give a packed .npz, a folder of "
-            f"images, 'generated' or {CELEBA!r}"
+            f"task.path = {path!r}: no such file or folder{stored.seen_from(place)}; give a packed "
+            f".npz, a folder of images, 'generated' or {CELEBA!r}"
         )
     return _packed(place, size)
 

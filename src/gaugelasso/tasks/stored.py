@@ -55,6 +55,11 @@ def place(path: str, key: str) -> Path:
         ) from None
 
 
+def seen_from(path: Path) -> str:
+    """For an error: where a relative path was looked for, which is not where the config lies."""
+    return "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
+
+
 def cache_folder(told: str = "") -> Path:
     """The folder told by task.cache, or by GAUGELASSO_CACHE, or the system's for such things."""
     if told:

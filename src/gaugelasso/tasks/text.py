@@ -55,7 +55,8 @@ def find(path: str, key: str) -> list[Path]:
         return [place]
     if not place.is_dir():
         raise UserError(
-            f"{key} = {path!r}: no such file or folder; give a text file or a folder of them"
+            f"{key} = {path!r}: no such file or folder{stored.seen_from(place)}; give a text file "
+            "or a folder of them"
         )
     files = sorted(file for file in place.rglob("*") if file.is_file() and _is_text(file))
     if not files:
