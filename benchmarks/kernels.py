@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gaugelasso.bench import matrix_rate, median_ms
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.config import Config, load_config
 from gaugelasso.graph import GraphedStep
@@ -28,6 +27,7 @@ from gaugelasso.kernels.heads import NARROW
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.spec import AttentionSpec
 from gaugelasso.step import TrainingStep
+from gaugelasso.stopwatch import matrix_rate, median_ms
 
 # A large product and the memory of an H200.
 FLOPS, BYTES = 750e12, 4.8e12

@@ -2,21 +2,32 @@
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.paper_structure import LAYERS, structure
 from rich.console import Console
 
-from gaugelasso import bench, pricing
+from gaugelasso import bench, pricing, stopwatch
 from gaugelasso.axes import named_tensors
-from gaugelasso.bench import bench_run, bench_step, median_ms, record, uniform_like, work_per_token
+from gaugelasso.bench import (
+    bench_inference,
+    bench_run,
+    bench_step,
+    record,
+    uniform_like,
+    work_per_token,
+)
 from gaugelasso.checkpoint import load_spec
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, round_up
-from gaugelasso.report.timing import print_bench
+from gaugelasso.report.timing import busy, print_bench
+from gaugelasso.step import TrainingStep
+from gaugelasso.stopwatch import in_turns, median_ms, quartiles
 from gaugelasso.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import newest
@@ -31,10 +42,84 @@ def test_the_median_leaves_out_the_warm_calls() -> None:
 
 
 def test_slow_work_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "PATIENCE", 0.0)
+    monkeypatch.setattr(stopwatch, "PATIENCE", 0.0)
     calls = []
     median_ms(lambda: calls.append(1), "cpu", repeats=30)
-    assert len(calls) == 1 + bench.FEWEST
+    assert len(calls) == 1 + stopwatch.FEWEST
+
+
+def test_actions_take_turns_each_told_of_before() -> None:
+    calls: list[str] = []
+    actions: dict[str, Callable[[], Any]] = {
+        name: lambda name=name: calls.append(name) for name in "ab"
+    }
+    times = in_turns(actions, "cpu", 3, 2, before=lambda name: calls.append(f"<{name}>"))
+    warm = ["<a>", "a"] * 2 + ["<b>", "b"] * 2
+    assert calls == warm + ["<a>", "a", "<b>", "b"] * 3
+    assert {name: len(series) for name, series in times.items()} == {"a": 3, "b": 3}
+
+
+def test_a_busy_while_slows_down_all_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = 0.0, 0
+
+    def work() -> None:
+        nonlocal clock, calls
+        calls += 1
+        clock += 0.02 if calls > 14 else 0.001  # busy after the warm calls and two rounds of five
+
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock)
+    times = in_turns({"a": work, "b": work}, "cpu", 5)
+    assert times["a"] == pytest.approx([1, 1, 20, 20, 20])
+    assert times["b"] == pytest.approx(times["a"])
+    assert quartiles(times["a"]) == pytest.approx([1, 20])
+
+
+def test_models_are_served_in_turns(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    spec, served = config.model.spec(config.task), []
+    models = {name: Transformer(spec) for name in ("one", "two")}
+    for name, model in models.items():
+        model.register_forward_pre_hook(lambda *_, name=name: served.append(name))
+    rows = bench_inference(models, config, "cpu", repeats=3)
+    once = ["one"] * 5 + ["two"] * 5 + ["one", "two"] * 3
+    assert served == once * 2
+    for row in rows.values():
+        for figure in ("latency_ms", "batch_ms"):
+            low, high = row["quartiles"][figure]
+            assert low <= row[figure] <= high
+
+
+def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Energies are recorded by the whole step alone, and nothing adds to older gradients."""
+    groups: list[list[str]] = []
+    now, seen = "", set()
+    forward = TrainingStep.forward
+
+    def spied(actions: Any, *args: Any, before: Any = None, **kwargs: Any) -> Any:
+        def told(name: str) -> None:
+            nonlocal now
+            now = name
+            if before:
+                before(name)
+
+        groups.append(list(actions))
+        return in_turns(actions, *args, before=told, **kwargs)
+
+    def look(step: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
+        fresh = all(parameter.grad is None for parameter in step.model.parameters())
+        seen.add((now, step.model.training, fresh))
+        return forward(step, *batch)
+
+    config = tiny(tmp_path, train__accumulate=1, train__probe=False)
+    monkeypatch.setattr(bench, "in_turns", spied)
+    monkeypatch.setattr(TrainingStep, "forward", look)
+    bench_step(config, config.model.spec(config.task), "cpu", 3, multiple=4)
+    parts = ["forward_ms", "gradients_ms", "baseline_ms"]
+    assert groups == [["ms", "ms_exact", *parts], [""]]
+    whole = {(name, True, True) for name in ("", "ms", "ms_exact")}
+    assert seen == whole | {(name, False, True) for name in parts}
 
 
 def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
@@ -67,6 +152,8 @@ def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None
     assert row["fma_exact"] == work_per_token(Transformer(spec)) < row["fma"]
     said = io.StringIO()
     print_bench({"tiny": row}, Console(file=said))
+    assert row["ms_exact"] > 0
+    assert "whole step at widths not rounded" in said.getvalue()
     told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
     assert told + f"{row['fma_exact']:,.0f} without" in " ".join(said.getvalue().split())
 
@@ -107,14 +194,46 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     step = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
     served = {
-        f"r-{model}-cpu": {"model": model, "device": "cpu", "fma": 100, "latency_ms": 2.0,
-                           "tokens_per_s": speed}
+        f"r-{model}-cpu": served_row(model, speed)
         for model, speed in (("ancestor", 1000.0), ("compressed", 3000.0))
-    }  # fmt: skip
+    }
     said = io.StringIO()
     print_bench({"tiny": step} | served, Console(file=said, width=120))
     assert "forward" in said.getvalue()
     assert "3.00×" in said.getvalue()
+    assert "2.00 ms ±5%" in said.getvalue()
+    assert "not rounded" not in said.getvalue()
+
+
+def served_row(model: str, speed: float, high: float = 2.1) -> dict[str, Any]:
+    return {
+        "model": model,
+        "device": "cpu",
+        "fma": 100,
+        "latency_ms": 2.0,
+        "batch_ms": 4.0,
+        "tokens_per_s": speed,
+        "quartiles": {"latency_ms": [1.9, high], "batch_ms": [4.0, 4.0]},
+    }
+
+
+def test_a_step_without_a_graph_has_no_line_for_itself(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    for graph in (row["graph"], True):
+        said = io.StringIO()
+        print_bench({"tiny": row | {"graph": graph}}, Console(file=said, width=120))
+        assert ("without a graph" in said.getvalue()) == graph
+    assert not row["graph"]
+    assert row["eager_ms"] == row["ms"]
+
+
+def test_repetitions_that_disagree_are_told() -> None:
+    rows = {"calm": served_row("ancestor", 1000.0), "wild": served_row("compressed", 1.0, high=4.0)}
+    assert busy({"calm": rows["calm"]}) == ""
+    assert "the machine was busy" in busy(rows)
+    assert "wild, latency: ±52%" in busy(rows)
+    assert "run it again" in busy(rows)
 
 
 def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gaugelasso import checkpoint
 from gaugelasso.books import Progress
 from gaugelasso.config import Config, load_config
 from gaugelasso.display import clock, plain_line, show_progress
+from gaugelasso.report import timing
 from gaugelasso.version import __version__
 from tests.command import Answer, Command, assert_told
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
@@ -461,6 +462,29 @@ def test_bench_rounds_widths_up(
     rows = json.loads(file.read_text())["rows"]
     assert [row["work"] for row in rows] == ["tiny-by3", "tiny-structure-by3"]
     assert all(row["multiple"] == 3 and row["fma"] > row["fma_exact"] for row in rows)
+
+
+@pytest.mark.parametrize(("limit", "told"), [(-1.0, True), (1e9, False)])
+def test_bench_warns_of_a_busy_machine(
+    gaugelasso: Command,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+    told: bool,
+) -> None:
+    monkeypatch.setattr(timing, "BUSY", limit)
+    options = ("--repeats", "3", "--device", "cpu", "--out", tmp_path / "bench.json")
+    code, out, err = gaugelasso("bench", config, *options)
+    assert code == 0, err
+    warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == told
+    assert all("the machine was busy" in line and "run it again" in line for line in warned)
+
+
+def test_inference_wants_a_run_folder(gaugelasso: Command, config: Path) -> None:
+    answer = gaugelasso("bench", config, "--inference")
+    assert_told(answer, "--inference wants a run folder")
 
 
 def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:

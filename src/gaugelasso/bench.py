@@ -1,7 +1,7 @@
 """Benchmarks: where the time of a step goes, and what a compressed model gains when served.
 
-Medians of warm repetitions on random batches of a config's task; on a GPU every part is
-timed as a CUDA graph, as training runs it. Nothing here is kept of the training done.
+Medians and quartiles of warm repetitions on random batches of a config's task; on a GPU every
+part is timed as a CUDA graph, as training runs it. Nothing here is kept of the training done.
 """
 
 import bisect
@@ -9,8 +9,8 @@ import dataclasses
 import re
 import resource
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +25,17 @@ from gaugelasso.kernels import plainly
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import environment, make_folder, read_json, write_json
 from gaugelasso.step import TrainingStep
+from gaugelasso.stopwatch import in_turns, matrix_rate, quartiles
 from gaugelasso.tasks import Draw
 
 Row = dict[str, Any]
 
-
-# Seconds of repetitions, and the fewest whatever they take.
-PATIENCE = 10.0
-FEWEST = 3
-
-
-def median_ms(action: Callable[[], Any], device: str, repeats: int, warm: int = 5) -> float:
-    """Median time of one call, after `warm` calls that do not count.
-
-    Either ends when `PATIENCE` seconds are spent, but not before one call and `FEWEST`.
-    """
-    cuda = device.startswith("cuda")
-
-    def timed() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        action()
-        if cuda:
-            torch.cuda.synchronize()
-        return 1000 * (time.perf_counter() - began)
-
-    def series(most: int, fewest: int) -> list[float]:
-        times: list[float] = []
-        while len(times) < most and (len(times) < fewest or sum(times) < 1000 * PATIENCE):
-            times.append(timed())
-        return times
-
-    series(warm, 1)
-    return statistics.median(series(repeats, FEWEST))
-
-
-def matrix_rate(device: str, repeats: int = 10) -> float:
-    """TFLOP/s of one large matrix product: bfloat16 on a GPU, float32 on a CPU."""
-    cuda = device.startswith("cuda")
-    size = 8192 if cuda else 1024
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
-    return 2 * size**3 / (median_ms(lambda: a @ a, device, repeats) * 1e9)
+# Parts that cannot be timed alone: of two that can, the one without the other.
+_DIFFERENCES = {
+    "backward_ms": ("gradients_ms", "forward_ms"),
+    "optimizer_ms": ("baseline_ms", "gradients_ms"),
+    "machinery_ms": ("ms", "baseline_ms"),
+}
 
 
 def work_per_token(model: Transformer) -> float:
@@ -80,19 +49,66 @@ def bench_step(
     """The parts of one training step in ms, and what it achieves.
 
     Every width of the structure is rounded up to a multiple of `multiple` first, and events
-    leave it so.
+    leave it so; the whole step is then timed at the structure's own widths too.
     """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     settle_cpu_(config, device)
-    exact = work_per_token(Transformer(spec))
-    spec = round_up(spec, multiple)
+    rounded = config
     if multiple > 1:
         compress = dataclasses.replace(config.compress, multiple=multiple)
-        config = dataclasses.replace(config, compress=compress)
+        rounded = dataclasses.replace(config, compress=compress)
+    step = _step(rounded, round_up(spec, multiple), device)
+    graph = device.startswith("cuda") and config.train.graph
+    compressor = step.compressor
+    alone = GraphedStep(step.plain, graph)
+    for _ in range(2 if graph else 1):  # plainly, then captured
+        alone()
+    del alone  # and with it the capture's memory
+    peak = _peak_gib(device)
+    exact = _step(config, spec, device) if multiple > 1 else None
+    times = _part_times(step, exact, graph, repeats)
+    if graph:
+        times["eager_ms"] = in_turns({"": step.plain}, device, max(3, repeats // 5))[""]
+    times["event_ms"] = in_turns({"": compressor.event_}, device, 3, warm=1)[""]
+    medians = {name: statistics.median(series) for name, series in times.items()}
+    for part, (longer, shorter) in _DIFFERENCES.items():
+        medians[part] = medians[longer] - medians[shorter]
+    whole, baseline = medians["ms"], medians["baseline_ms"]
+    medians.setdefault("eager_ms", whole)  # without a graph it is the same
+    # What the same training without pressure does not need, with a step's share of an event.
+    spent = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
+    tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
+    flops = 6 * work_per_token(step.model) * tokens  # a multiply and an add, forward and twice back
+    return {
+        **medians,
+        "quartiles": {name: quartiles(series) for name, series in times.items()},
+        "graph": graph,
+        "machinery_share": spent / baseline,
+        "tokens_per_s": 1000 * tokens / whole,
+        "tflops": flops / (whole * 1e9),
+        "matrix_tflops": matrix_rate(device),
+        "peak_gib": peak,
+        "multiple": multiple,
+        "fma": work_per_token(step.model),
+        "fma_exact": work_per_token(Transformer(spec)),
+        "parameters": compressor.parameters,
+    }
+
+
+def _step(config: Config, spec: TransformerSpec, device: str) -> TrainingStep:
     step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
-    compressor, optimizer = step.compressor, step.compressor.optimizer
-    compressor.set_lr_(1e-6)  # hundreds of repetitions should leave the weights where they are
+    # Hundreds of repetitions should leave the weights where they are.
+    step.compressor.set_lr_(1e-6)
+    return step
+
+
+def _part_times(
+    step: TrainingStep, exact: TrainingStep | None, graph: bool, repeats: int
+) -> dict[str, list[float]]:
+    """Times of a step's parts, each with what comes before it, and of all of `exact`."""
+    config, device, compressor = step.config, step.device, step.compressor
+    optimizer = compressor.optimizer
     no_penalty = torch.zeros_like(optimizer.momentum)
 
     def forward() -> None:
@@ -106,51 +122,30 @@ def bench_step(
             optimizer.observe_(step.loss.isfinite())
             optimizer.step_(no_penalty, compressor.pace.rho, compressor.pace.lr)
 
-    def gradients() -> None:
-        for parameter in step.model.parameters():
-            parameter.grad = None
-        step.gradients()
-
     def unpressed() -> None:
         step.gradients()
         optimize()
 
-    def timed(action: Callable[[], None]) -> float:
-        graph = device.startswith("cuda") and config.train.graph
-        return median_ms(GraphedStep(action, graph), device, repeats)
+    whole = {"ms": step.plain}
+    if exact:
+        whole["ms_exact"] = exact.plain
+    parts = {"forward_ms": forward, "gradients_ms": step.gradients, "baseline_ms": unpressed}
 
-    whole = timed(step.plain)
-    peak = _peak_gib(device)
-    step.model.eval()  # records no energies, which slow norms and events alone need
-    ahead, there, baseline = timed(forward), timed(gradients), timed(unpressed)
-    step.model.train()
-    times = {
-        "forward_ms": ahead,
-        "backward_ms": there - ahead,
-        "optimizer_ms": baseline - there,
-        "baseline_ms": baseline,
-        # What the same training without pressure does not need.
-        "machinery_ms": whole - baseline,
-        "eager_ms": median_ms(step.plain, device, max(3, repeats // 5)),
-        "event_ms": median_ms(compressor.event_, device, 3, warm=1),
-    }
-    # The same, with a step's share of an event.
-    spent = whole - baseline + times["event_ms"] / config.compress.interval
-    tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
-    flops = 6 * work_per_token(step.model) * tokens  # a multiply and an add, forward and twice back
-    return {
-        "ms": whole,
-        **times,
-        "machinery_share": spent / baseline,
-        "tokens_per_s": 1000 * tokens / whole,
-        "tflops": flops / (whole * 1e9),
-        "matrix_tflops": matrix_rate(device),
-        "peak_gib": peak,
-        "multiple": multiple,
-        "fma": work_per_token(step.model),
-        "fma_exact": exact,
-        "parameters": compressor.parameters,
-    }
+    def before(name: str) -> None:
+        # Energies, which slow norms and events alone need, are recorded in training mode only.
+        step.model.train(name in whole)
+        for parameter in step.model.parameters():
+            parameter.grad = None
+
+    # A capture holds as much memory as its step needs: at once only what is compared.
+    groups = [whole, *({name: part} for name, part in parts.items())] if graph else [whole | parts]
+    times: dict[str, list[float]] = {}
+    for group in groups:
+        captures = {name: GraphedStep(action, graph) for name, action in group.items()}
+        times |= in_turns(captures, device, repeats, before=before)
+        captures.clear()
+    before("ms")
+    return times
 
 
 def _peak_gib(device: str) -> float:
@@ -182,20 +177,28 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 
 
 @torch.inference_mode()
-def bench_inference(model: Transformer, config: Config, device: str, repeats: int) -> Row:
-    """Latency of one sequence and throughput of a batch, without gradients."""
-    model = model.to(device).eval()
-    row: Row = {"fma": work_per_token(model)}
-    for name, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
+def bench_inference(
+    models: Mapping[str, Transformer], config: Config, device: str, repeats: int
+) -> dict[str, Row]:
+    """Latency of one sequence and throughput of a batch, without gradients; models in turns."""
+    rows: dict[str, Row] = {
+        name: {"fma": work_per_token(model.to(device).eval()), "quartiles": {}}
+        for name, model in models.items()
+    }
+    for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
-        def serve(inputs: torch.Tensor = inputs) -> None:
+        def serve(model: Transformer, inputs: torch.Tensor = inputs) -> None:
             with plainly(not config.train.fused), autocast(config, device):
                 model(inputs)
 
-        row[name] = median_ms(serve, device, repeats)
-    row["tokens_per_s"] = 1000 * config.train.batch * config.task.length / row["batch_ms"]
-    return row
+        serving = {name: partial(serve, model) for name, model in models.items()}
+        for name, times in in_turns(serving, device, repeats).items():
+            rows[name][figure] = statistics.median(times)
+            rows[name]["quartiles"][figure] = quartiles(times)
+    for row in rows.values():
+        row["tokens_per_s"] = 1000 * config.train.batch * config.task.length / row["batch_ms"]
+    return rows
 
 
 def bench_run(
@@ -209,8 +212,7 @@ def bench_run(
         "compressed": compressed,
     }
     for kind in dict.fromkeys(["cpu", device]):
-        for name, model in models.items():
-            row = bench_inference(model, config, kind, repeats)
+        for name, row in bench_inference(models, config, kind, repeats).items():
             yield f"{work}-{name}-{kind}", {"model": name, "device": kind, **row}
 
 

@@ -12,7 +12,7 @@ from gaugelasso.cli.output import console, say
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device
-from gaugelasso.report.timing import print_bench
+from gaugelasso.report.timing import busy, print_bench
 
 
 def bench(
@@ -47,6 +47,8 @@ def bench(
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: leave out "
                             "--structure, --multiple and --set")  # fmt: skip
+        if not what.is_dir():
+            raise UserError(f"--inference wants a run folder, and {str(what)!r} is none")
         settings = run_config(what)
         where = choose_device(device or "auto")
         timings = bench_run(what, work or what.name, settings, where, repeats)
@@ -65,4 +67,6 @@ def bench(
         rows[name] = row
         say(f"timed {name}")
     print_bench(rows, console)
+    if doubt := busy(rows):
+        say(f"warning: {doubt}")
     say(f"benchmark file: {path}")

@@ -6,12 +6,13 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.report.layout import Table, render
-from gaugelasso.report.words import count, milliseconds, ratio
+from gaugelasso.report.words import DASH, count, milliseconds, ratio
 
 Rows = Mapping[str, Mapping[str, Any]]
 
 _PARTS = {
     "whole step": "ms",
+    "whole step at widths not rounded": "ms_exact",
     "forward": "forward_ms",
     "backward": "backward_ms",
     "optimizer": "optimizer_ms",
@@ -20,6 +21,11 @@ _PARTS = {
     "whole step without a graph": "eager_ms",
     "structural event without a cut": "event_ms",
 }
+_SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
+# Repeated too few times for quartiles to tell much.
+_FEW = ("eager_ms", "event_ms")
+# A spread from here on tells of a machine that does something else.
+BUSY = 0.1
 
 
 def print_bench(rows: Rows, console: Console) -> None:
@@ -32,11 +38,40 @@ def print_bench(rows: Rows, console: Console) -> None:
             render(step_table(name, row), console)
 
 
+def busy(rows: Rows) -> str:
+    """A line about repetitions that disagree, empty where they do not."""
+    spreads = {
+        f"{name}, {what}": _spread(row, key)
+        for name, row in rows.items()
+        for what, key in (_PARTS | _SERVED).items()
+        if key in row["quartiles"] and key not in _FEW
+    }
+    worst, spread = max(spreads.items(), key=lambda item: item[1], default=("", 0.0))
+    if spread < BUSY:
+        return ""
+    return f"the machine was busy, repetitions disagree ({worst}: {_percent(spread)}); run it again"
+
+
+def _spread(row: Mapping[str, Any], key: str) -> float:
+    """Half of what lies between the quartiles, as a share of the median."""
+    low, high = row["quartiles"][key]
+    return float((high - low) / 2 / row[key])
+
+
+def _percent(spread: float) -> str:
+    return f"±{100 * spread:.0f}%"
+
+
 def step_table(name: str, row: Mapping[str, Any]) -> Table:
     whole = row["ms"]
-    lines = [
-        [part, milliseconds(row[key]), f"{100 * row[key] / whole:.0f}%"]
+    shown = {
+        part: key
         for part, key in _PARTS.items()
+        if key in row and (row["graph"] or key != "eager_ms")
+    }
+    lines = [
+        [part, milliseconds(row[key]), _between(row, key), f"{100 * row[key] / whole:.0f}%"]
+        for part, key in shown.items()
     ]
     work = f"{count(row['fma'])} FMA per token"
     if row["multiple"] > 1:
@@ -52,7 +87,15 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
         f"{row['peak_gib']:.2f} GiB; {work}; "
         f"{count(row['parameters'])} parameters."
     )
-    return Table(name, ["part", "median", "of the step"], lines, note)
+    return Table(name, ["part", "median", "quartiles", "of the step"], lines, note)
+
+
+def _between(row: Mapping[str, Any], key: str) -> str:
+    """The quartiles; parts that are differences have none."""
+    if key not in row["quartiles"]:
+        return DASH
+    low, high = map(milliseconds, row["quartiles"][key])
+    return f"{low.removesuffix(' ms')} to {high}"
 
 
 def serving_table(rows: Rows) -> Table:
@@ -62,15 +105,16 @@ def serving_table(rows: Rows) -> Table:
             row["model"],
             row["device"],
             count(row["fma"]),
-            milliseconds(row["latency_ms"]),
-            count(row["tokens_per_s"]),
+            f"{milliseconds(row['latency_ms'])} {_percent(_spread(row, 'latency_ms'))}",
+            f"{count(row['tokens_per_s'])} {_percent(_spread(row, 'batch_ms'))}",
             ratio(row["tokens_per_s"] / born[row["device"]]["tokens_per_s"]),
         ]
         for row in rows.values()
     ]
     note = (
-        "Latency of one whole sequence; throughput of a training batch; medians. Ancestor: the "
-        "model before compression. Uniform: the ancestor narrowed evenly to the same work."
+        "Latency of one whole sequence; throughput of a training batch; medians, ± half of what "
+        "lies between the quartiles. Ancestor: the model before compression. Uniform: the "
+        "ancestor narrowed evenly to the same work."
     )
     headers = ["model", "device", "FMA per token", "latency", "tokens/s", "against the ancestor"]
     return Table("Serving", headers, lines, note, left=(0, 1))
