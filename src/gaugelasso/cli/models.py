@@ -57,7 +57,7 @@ def train(
         Trainer(settings, folder, existing, team=team).run()
         team.close()
         return
-    with show_progress(console, title) as on_progress:
+    with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
         Trainer(settings, folder, existing, on_progress, team).run()
     team.close()
     print_outcome(load_run(folder), console)
