@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "gaugelasso"
 FLOORS = {
     **dict.fromkeys(["errors", "version", "axes", "storage", "groups", "events"], 0),
     **dict.fromkeys(["kernels", "durable", "tensors", "rng", "lock", "signals", "strict"], 0),
-    **dict.fromkeys(["ranks", "stopwatch"], 0),
+    **dict.fromkeys(["ranks", "stopwatch", "tempo"], 0),
     **dict.fromkeys(["pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"], 1),
     **dict.fromkeys(["models", "means"], 1),
     **dict.fromkeys(

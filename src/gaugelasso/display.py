@@ -1,7 +1,8 @@
 """What a person sees while a run goes on: a live panel, or plain lines without a terminal."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -10,21 +11,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from gaugelasso.books import Progress
+from gaugelasso.errors import UserError
+from gaugelasso.runs import read_rows
+from gaugelasso.tempo import first_ms
 
 # Seconds between plain lines: a log should not fill with rows.
 _LINE_EVERY = 2.0
 
 
 @contextmanager
-def show_progress(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields the function that a trainer calls with each row."""
-    first_ms: list[float] = []
+def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[[Progress], None]]:
+    """Yields the function that a trainer calls with each row, once that is in its log."""
+    first: float | None = None
+    settled = False
 
-    def note(progress: Progress) -> float:
-        # The first interval pays for setting up; measure the fall from the second on.
-        if len(first_ms) < 2:
-            first_ms.append(progress.row["step_ms"])
-        return first_ms[-1]
+    def note(progress: Progress) -> float | None:
+        nonlocal first, settled
+        if not settled:
+            # A log that cannot be read is for others to mend: what only shows must stop no run.
+            with suppress(UserError):
+                first = first_ms(read_rows(log), progress.fma_initial, going=True)
+            settled = first is not None or progress.row["fma"] != progress.fma_initial
+        return first
 
     if not console.is_terminal:
         last = [float("-inf")]
@@ -47,19 +55,20 @@ def show_progress(console: Console, title: str) -> Iterator[Callable[[Progress],
         yield panel
 
 
-def plain_line(progress: Progress, first_ms: float) -> str:
-    """One row of metrics as a line of text."""
+def plain_line(progress: Progress, first: float | None) -> str:
+    """One row of metrics as a line of text; `first`: the step time to begin with, once known."""
     row = progress.row
     metric = row[progress.metric_name]
     shown = "-" if metric is None else f"{metric:.4f}"
     memory = f"{row['memory_mib']:,.0f} MiB  " if "memory_mib" in row else ""
+    before = "" if first is None else f" (from {first:.1f})"
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
         f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
         f"{progress.metric_name} {shown}  "
         f"FMA {row['fma']:,.0f} ({progress.fma_initial / row['fma']:.2f}x)  "
         f"sites {row['sites']}  operators {row['operators']}  "
-        f"{row['step_ms']:.1f} ms/step (from {first_ms:.1f})  {memory}"
+        f"{row['step_ms']:.1f} ms/step{before}  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
 
@@ -70,9 +79,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _body(progress: Progress, first_ms: float) -> Group:
+def _body(progress: Progress, first: float | None) -> Group:
     row = progress.row
     metric = row[progress.metric_name]
+    before = "" if first is None else f", from {first:.1f}"
     colour = "green" if row["loss"] <= progress.loss_target else "yellow"
     grid = Table.grid(padding=(0, 3))
     for _ in range(4):
@@ -86,7 +96,7 @@ def _body(progress: Progress, first_ms: float) -> Group:
         ("compression", f"[bold]{progress.fma_initial / row['fma']:.2f}x[/]"),
         ("residual sites", str(row["sites"])),
         ("operators", str(row["operators"])),
-        ("step time", f"{row['step_ms']:.1f} ms, from {first_ms:.1f}"),
+        ("step time", f"{row['step_ms']:.1f} ms{before}"),
         ("time left", clock(progress.seconds_left)),
     ]  # fmt: skip
     if "memory_mib" in row:

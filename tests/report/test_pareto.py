@@ -77,6 +77,21 @@ def test_points_and_front_of_the_picture(tmp_path: Path, monkeypatch: pytest.Mon
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
+def test_one_run_makes_no_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(pareto, "save", lambda figure, path: figures.append(figure))
+    run_at(tmp_path / "one", 100, 0.1)
+    draw_pareto(load_points([tmp_path / "one"]), io.BytesIO())
+    draw_pareto(load_points([two_targets(tmp_path / "two")]), io.BytesIO())
+    names = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in figures]
+    assert names[0] == ["one condition"]
+    assert names[1][0] == "Pareto front"
+    assert [figure.get_suptitle() for figure in figures] == [
+        "retrieval, 1 condition, 1 run",
+        "retrieval, 2 conditions, 4 runs",
+    ]
+
+
 def test_a_picture_and_a_table_are_written(tmp_path: Path) -> None:
     # One run of a task with a strange name whose loss has no logarithm.
     folder = run_at(tmp_path / "$x_{</b>", 100, -1.0, task="$\\frac{☃")

@@ -18,7 +18,7 @@ from gaugelasso.report.figure import WIDTH_PX, round_ticks, spread
 from gaugelasso.report.profile import draw_profile, snapshots
 from gaugelasso.report.tradeoff import draw_tradeoff
 from gaugelasso.report.training import draw_training
-from tests.report.folders import make_run
+from tests.report.folders import birth_widths, event, make_run
 
 HOSTILE = "$\\frac{x</b>\u2603\n%"
 
@@ -88,19 +88,19 @@ def test_a_metric_that_is_the_loss_shares_its_axis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On two scales the held-out loss could seem to lie below that of training."""
-    run = load_run(make_run(tmp_path / "r", metric="masked_mse"))
+    run = load_run(make_run(tmp_path / "r", metric="masked MSE"))
     figures: list[Figure] = []
     monkeypatch.setattr(training, "save", lambda figure, path: figures.append(figure))
     assert run.summary is not None
     for one in (run, with_metric(run, run.summary["loss"])):
         draw_training([one], io.BytesIO())
     apart, shared = ([axes.get_ylabel() for axes in figure.axes] for figure in figures)
-    assert apart == ["training loss", "step time (ms)", "masked_mse", "FMA per token"]
+    assert apart == ["training loss", "step time (ms)", "masked MSE", "FMA per token"]
     assert shared == ["loss", "step time (ms)", "FMA per token"]
     (legend,) = (axes.get_legend() for axes in figures[1].axes[:1])
     assert legend is not None
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["training loss", "loss target", "held-out loss (masked_mse)"]
+    assert names == ["training loss", "loss target", "held-out loss (masked MSE)"]
 
 
 def test_only_what_was_removed_is_explained(
@@ -120,6 +120,44 @@ def test_only_what_was_removed_is_explained(
     assert "operator removed (colour: when)" in told[0]
     assert "cooldown starts" in told[1]
     assert "operator removed (colour: when)" not in told[1]
+
+
+def test_where_nothing_was_removed_the_profile_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
+    still = load_run(make_run(tmp_path / "s", events=[]))
+    held = event(10, 1000.0, 1000.0, {}, [], birth_widths(2))
+    for one in (
+        load_run(make_run(tmp_path / "r")),
+        replace(still, events=(held,)),
+        replace(still, summary=None),
+    ):
+        draw_profile([one], io.BytesIO())
+    assert [figure.get_suptitle().partition("seed 0")[2] for figure in figures] == [
+        "", ": nothing was removed", ": nothing was removed yet",
+    ]  # fmt: skip
+
+
+def test_lines_and_bands_of_the_training_curves_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(training, "save", lambda figure, path: figures.append(figure))
+    runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(3)]
+    going = [replace(run, metrics=run.metrics[:5], summary=None) for run in runs]
+    for some in (runs, runs[:1], going[:1]):
+        draw_training(some, io.BytesIO())
+    told = [
+        [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        for figure in figures
+    ]
+    assert told == [
+        ["median over seeds", "range over seeds", "one seed", "cooldown starts"],
+        ["cooldown starts"],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("draw", [draw_profile, draw_training])

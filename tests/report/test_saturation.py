@@ -81,9 +81,39 @@ def test_cells_frames_and_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cells, frames = layers.collections
     assert cells.get_array().shape[:2] == (3, len(BIRTH))
     assert len(frames.get_paths()) == 3 * len(BIRTH) - 3 - 1 - 2  # removed, collapsed, half
-    (crosses,) = layers.lines
+    crosses, flat = layers.lines
     assert [*zip(*crosses.get_data(), strict=True)] == [(4, 2), (5, 2), (6, 2)]
+    ((x, y),) = zip(*flat.get_data(), strict=True)  # beside the figure of its cell
+    assert (flat.get_marker(), round(x), y) == ("v", LAYER_KINDS.index("d_f"), 1)
+    assert not ends.lines
     assert [text.get_text() for text in ends.texts] == ["75", "100", "100"]
+
+
+def test_only_marks_that_occur_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, path: figures.append(figure))
+    halves = {(kind, depth): width // 2 for kind, width in BIRTH.items() for depth in (0, 1)}
+    ends = {"D": 4, "embedding.d_e": 4, "classifier.d_c": 4}
+    for name, widths in (
+        ("none", final_widths(2, halves) | ends),
+        ("flat", final_widths(2, {**halves, ("d_f", 0): 1}) | ends),
+        ("gone", final_widths(2, halves, {"mlp_1"}) | ends),
+        ("full", final_widths(2, halves) | ends | {"D": 8}),
+    ):
+        drops = [event(40, 1000.0, 500.0, {"D": 1}, [], widths)]
+        draw_saturation([load_run(make_run(tmp_path / name, events=drops))], io.BytesIO())
+    told = [
+        [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        for figure in figures
+    ]
+    assert told == [
+        [],
+        ["collapsed: 10% or less kept"],
+        ["operator removed"],
+        ["at its ceiling: 90% or more kept"],
+    ]
 
 
 @pytest.mark.parametrize("layers", [1, 100])

@@ -1,6 +1,7 @@
 """The tables: the right figure in the right cell, and text that stays text."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,9 @@ def test_before_and_after_of_one_run(tmp_path: Path) -> None:
     assert rows["operators"] == ["4", "3", "1.33×"]
     assert rows["held-out loss"] == ["—", "0.03", "target 0.05"]
     assert rows["accuracy"] == ["—", "99.96%", ""]
-    assert rows["step time"] == ["20.0 ms", "5.00 ms", "4.00×"]
+    assert rows["step time"] == ["—", "5.00 ms", "—"]  # cut after one row
     assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
-    assert rows["loss target reached at step"][1] == "15"
+    assert rows["first batch within the loss target, step"][1] == "15"
     assert rows["wall time"][1] == "12.5 s"
 
 
@@ -44,6 +45,15 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
     rows = {row[0]: row[1:] for row in before_after([going]).rows}
     assert rows["training loss"][1] == "—"
     assert rows["step time"] == ["—", "—", "—"]
+
+
+def test_a_model_that_did_not_change_has_no_faster_steps(tmp_path: Path) -> None:
+    still = load_run(make_run(tmp_path / "r", events=[]))
+    times = [9.0] * 5 + [3.0] * 5  # another program stopped
+    rows = [{**row, "step_ms": time} for row, time in zip(still.metrics, times, strict=True)]
+    table = before_after([replace(still, metrics=tuple(rows))])
+    assert ["step time", "6.00 ms", "3.00 ms", "—"] in table.rows
+    assert ["FMA per token (accounting: fma)", "1,000", "1,000", "1.00×"] in table.rows
 
 
 def test_structure_table(tmp_path: Path) -> None:
@@ -82,7 +92,7 @@ def test_events_come_by_the_work_they_freed(tmp_path: Path) -> None:
     table = events_table([load_run(make_run(tmp_path / "r"))])
     assert [row[0] for row in table.rows] == ["40", "20"]  # step 10 dropped nothing
     largest = dict(zip(table.headers, table.rows[0], strict=True))
-    assert largest["freed"] == "83.3%"
+    assert (largest["FMA freed"], largest["share"]) == ("500", "83.3%")
     assert (largest["loss before"], largest["after"]) == ("0.04", "0.0625")
     assert largest["channels dropped"] == "10: attention_1.d_ai 8, D 2"
     assert largest["removed"] == "attention_1"
@@ -102,6 +112,16 @@ def test_only_the_largest_events_are_shown(tmp_path: Path) -> None:
     many = [event(s, 1000.0 - s, 999.0 - 2 * s, {"D": 1}, [], widths) for s in range(1, 31)]
     table = events_table([load_run(make_run(tmp_path / "r", events=many))], most=3)
     assert [row[0] for row in table.rows] == ["30", "29", "28"]
+    freed = table.headers.index("FMA freed")
+    assert [row[freed] for row in table.rows] == ["31", "30", "29"]
+
+
+def test_axes_that_are_not_named_are_counted(tmp_path: Path) -> None:
+    for more, said in ((1, "1 more axis"), (2, "2 more axes")):
+        dropped = {f"operators.mlp_0.x{k}": 1 for k in range(3 + more)}
+        drops = [event(20, 1000.0, 900.0, dropped, [], birth_widths(2))]
+        table = events_table([load_run(make_run(tmp_path / f"r{more}", events=drops))])
+        assert table.rows[0][-2].endswith(f", mlp_0.x2 1, {said}")
 
 
 @pytest.mark.parametrize(

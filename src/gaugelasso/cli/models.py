@@ -57,7 +57,7 @@ def train(
         Trainer(settings, folder, existing, team=team).run()
         team.close()
         return
-    with show_progress(console, title) as on_progress:
+    with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
         trainer = Trainer(settings, folder, existing, on_progress, team)
         if resume:
             say(_said_start(folder, trainer.compressor.steps))

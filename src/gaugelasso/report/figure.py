@@ -11,6 +11,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from gaugelasso.report.data import Run
@@ -107,6 +108,13 @@ def mark_cooldown(axes: Axes, runs: Sequence[Run]) -> None:
     """Grey dashed lines where the structure froze."""
     for start in sorted({run.cooldown_start for run in runs} - {None}, key=lambda s: s or 0):
         axes.axvline(float(start or 0), color=GREY, linestyle="--", linewidth=0.9, zorder=1)
+
+
+def cooldown_key(runs: Sequence[Run]) -> list[Line2D]:
+    """The legend's entry for these lines, where there are any."""
+    if all(run.cooldown_start is None for run in runs):
+        return []
+    return [Line2D([], [], color=GREY, linestyle="--", linewidth=0.9, label="cooldown starts")]
 
 
 def spread(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import matplotlib
 import numpy as np
@@ -28,7 +28,7 @@ from gaugelasso.report.figure import (
     save,
     symbol,
 )
-from gaugelasso.report.saturation import CEILING, Extent, extents
+from gaugelasso.report.saturation import CEILING, COLLAPSED, Extent, extents
 
 # The same for every run, so that two pictures can be laid side by side.
 _LEAST = 0.01
@@ -38,6 +38,7 @@ _COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 2
 _AROUND_PX, _ROW_PX, _TALLEST_PX, _INSET_PX = 360, 56, 2200, 4.5
 _SMALLEST_TEXT = 5.0
 _GONE = "#efefef"
+_FLAT: dict[str, Any] = {"marker": "v", "color": INK, "linestyle": ""}
 
 
 def draw_saturation(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
@@ -92,6 +93,9 @@ def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, heig
     if gone:
         axes.plot(*zip(*gone, strict=True), marker="x", color=INK, linestyle="",
                   markersize=0.7 * size, markeredgewidth=1.2)  # fmt: skip
+    flat = [(x + 0.36, y) for x, y, axis in cells if axis.collapsed and not axis.gone]
+    if flat:  # beside the figure
+        axes.plot(*zip(*flat, strict=True), **_FLAT, markersize=0.6 * size)
     for x, y, axis in cells if size >= _SMALLEST_TEXT else ():
         if not axis.gone:
             text = f"{100 * axis.share:.0f}" if axis.share >= 0.005 else "<1"
@@ -107,12 +111,16 @@ def _draw_key(figure: Figure, bar: Axes, found: dict[str, list[Extent]]) -> None
     key.ax.tick_params(labelsize=SMALL, colors=INK, length=2.5, width=0.6)
     key.outline.set_visible(False)
     axes = [axis for column in found.values() for axis in column]
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor="white", edgecolor=RED, linewidth=1.5,
-              label=f"at its ceiling: {CEILING:.0%} or more kept"),
-    ]  # fmt: skip
+    handles: list[Patch | Line2D] = []
+    if any(axis.full for axis in axes):
+        handles.append(Patch(facecolor="white", edgecolor=RED, linewidth=1.5,
+                             label=f"at its ceiling: {CEILING:.0%} or more kept"))  # fmt: skip
+    if any(axis.collapsed and not axis.gone for axis in axes):
+        handles.append(Line2D([], [], **_FLAT, markersize=0.6 * SMALL,
+                              label=f"collapsed: {COLLAPSED:.0%} or less kept"))  # fmt: skip
     if any(axis.gone for axis in axes):
         handles.append(Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.2,
                               label="operator removed"))  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False,
-                  fontsize=SMALL, labelcolor=INK)  # fmt: skip
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False,
+                      fontsize=SMALL, labelcolor=INK)  # fmt: skip

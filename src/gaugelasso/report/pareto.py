@@ -3,7 +3,7 @@
 import os
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -118,8 +118,9 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
     places = [(point.fma, point.loss) for group in points.values() for point in group]
     best = front(places)
     # Stairs: between two runs of the front only the cheaper one's loss is known to be had.
-    axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-post",
-              label="Pareto front", zorder=2)  # fmt: skip
+    if len(best) > 1:
+        axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-post",
+                  label="Pareto front", zorder=2)  # fmt: skip
     for number, (label, group) in enumerate(points.items()):
         axes.plot(
             [point.fma for point in group], [point.loss for point in group], linestyle="",
@@ -130,9 +131,13 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
     _scale(axes, "x", [fma for fma, _ in places])
     _scale(axes, "y", [loss for _, loss in places])
     sheet.legend(loc="outside right upper", frameon=False, fontsize=SMALL, labelcolor=INK)
-    title = plain(f"{runs[0].task}, {len(points)} conditions, {len(runs)} runs")
-    sheet.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
+    title = f"{runs[0].task}, {_number(points, 'condition')}, {_number(runs, 'run')}"
+    sheet.suptitle(plain(title), fontsize=FONT + 1, color=INK, parse_math=False)
     save(sheet, path)
+
+
+def _number(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _scale(axes: Axes, which: Literal["x", "y"], values: list[float]) -> None:

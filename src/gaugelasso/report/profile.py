@@ -27,6 +27,7 @@ from gaugelasso.report.figure import (
     INK,
     ORANGE,
     SMALL,
+    cooldown_key,
     draw_spread,
     dress,
     hatched,
@@ -70,7 +71,8 @@ def draw_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
             axes.set_ylabel("surviving channels", fontsize=SMALL)
     _draw_totals(figure.add_subplot(grid[1, 3]), runs)
     _draw_key(figure, grid, runs, steps, colors)
-    figure.suptitle(heading(runs), fontsize=FONT + 1, color=INK, parse_math=False)
+    title = heading(runs) + _untouched(runs)
+    figure.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
 
 
@@ -85,6 +87,14 @@ def snapshots(runs: Sequence[Run], most: int = _SNAPSHOTS) -> list[int]:
         return sorted({0, last})
     levels = np.geomspace(fma[0], fma[-1], most)[1:-1]
     return sorted({0, last} | {int(grid[np.argmax(fma <= level)]) for level in levels})
+
+
+def _untouched(runs: Sequence[Run]) -> str:
+    """Said where every line is flat, lest a reader look for what is not there."""
+    if any(event["widths"] != run.initial["widths"] for run in runs for event in run.events):
+        return ""
+    going = any(run.summary is None for run in runs)
+    return ": nothing was removed" + (" yet" if going else "")
 
 
 def _colors(count: int) -> list[str]:
@@ -197,10 +207,7 @@ def _draw_key(
             Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
                    label="operator removed (colour: when)")
         )  # fmt: skip
-    if any(run.cooldown_start is not None for run in runs):
-        handles.append(
-            Line2D([], [], color=GREY, linestyle="--", linewidth=0.9, label="cooldown starts")
-        )
+    handles += cooldown_key(runs)
     if len(runs) > 1:
         handles.insert(0, Line2D([], [], color=dark, linewidth=2, label="median over seeds"))
         handles.insert(1, Patch(label="range over seeds at the end", **hatched(dark)))

@@ -59,7 +59,7 @@ def origin(results: dict[str, Any]) -> str:
 
 _COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
     ("steps", "steps", words.count),
-    ("target_reached_step", "reached target at", words.count),
+    ("target_reached_step", "first batch within target", words.count),
     ("fma_initial", "FMA before", words.count),
     ("fma_final", "FMA after", words.count),
     ("compression", "compression", words.ratio),

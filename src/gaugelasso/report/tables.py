@@ -10,6 +10,7 @@ from gaugelasso.report import words
 from gaugelasso.report.data import END_AXES, LAYER_KINDS, Run, operator_count, outcome
 from gaugelasso.report.layout import Table, render
 from gaugelasso.report.words import DASH, Format, count, known, over_seeds, ratio, width_range
+from gaugelasso.tempo import first_ms
 
 _LARGEST_EVENTS = 20
 _AXES_NAMED = 3  # in the "dropped" cell of an event
@@ -20,7 +21,6 @@ def before_after(runs: Sequence[Run]) -> Table:
     ends = [outcome(run) for run in runs]
     births = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
-    first_ms, last_ms = zip(*(step_times(run) for run in runs), strict=True)
     metric, target = runs[0].metric_name, runs[0].loss_target
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
@@ -30,6 +30,10 @@ def before_after(runs: Sequence[Run]) -> Table:
 
     def result(name: str, values: Iterable[Any], form: Format, remark: str = "") -> list[str]:
         return [name, DASH, over_seeds(list(values), form), remark]
+
+    step_time = row("step time", map(_first_ms, runs), map(_last_ms, runs), words.milliseconds)
+    if births == finals:
+        step_time[-1] = DASH  # of one structure it would tell of the machine alone
 
     rows = [
         row(
@@ -62,14 +66,14 @@ def before_after(runs: Sequence[Run]) -> Table:
             result(name, (e.figures.get(name) for e in ends), words.metric_format(name))
             for name in dict.fromkeys(name for e in ends for name in e.figures)
         ),
-        row("step time", first_ms, last_ms, words.milliseconds),
+        step_time,
         row(
             "training work (FMA per token, all steps)",
             (e.fma_initial * e.steps for e in ends),
             (e.training_fma for e in ends),
             words.short,
         ),
-        result("loss target reached at step", (e.reached_step for e in ends), count),
+        result("first batch within the loss target, step", (e.reached_step for e in ends), count),
         *(
             result(name, values, count)
             for name, values in (
@@ -81,8 +85,8 @@ def before_after(runs: Sequence[Run]) -> Table:
         result("steps", (e.steps for e in ends), count),
         result("wall time", (e.wall_s for e in ends), words.seconds),
     ]
-    note = "Step time: median of the first and of the last rows of the log. Training work before: "
-    note += "the full model for as many steps."
+    note = "Step time: median of the first rows of the log at the full structure, and of the last "
+    note += "rows. Training work before: the full model for as many steps."
     if len(runs) > 1:
         note += f" Figures are mean ± standard deviation of {len(runs)} seeds."
     return Table("Before and after", ["", "before", "after", "ratio"], rows, note)
@@ -146,8 +150,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ("operators", [operator_count(r.widths_at(r.last_step)) for r in runs], count),
         ("loss", [e.loss for e in ends], words.figure),
         (runs[0].metric_name, [e.metric for e in ends], words.metric_format(runs[0].metric_name)),
-        ("target reached", [e.reached_step for e in ends], count),
-        ("last step time", [step_times(run)[1] for run in runs], words.milliseconds),
+        ("first batch within target", [e.reached_step for e in ends], count),
+        ("last step time", [_last_ms(run) for run in runs], words.milliseconds),
         ("wall time", [e.wall_s for e in ends], words.seconds),
     ]
     cells = [[known(value, form) for value in values] for _, values, form in columns]
@@ -174,29 +178,22 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
         rows.append([
             *([str(run.seed)] if len(runs) > 1 else []),
             count(event["step"]), count(before), count(after),
-            f"{(before - after) / before:.1%}",
+            count(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, words.figure) for loss in losses),
             _dropped(event["dropped"]), ", ".join(map(_short, event["removed"])),
         ])  # fmt: skip
-    headers = ["step", "FMA before", "FMA after", "freed", "loss before", "balanced", "after"]
-    headers = [*(["seed"] if len(runs) > 1 else []), *headers, "channels dropped", "removed"]
+    headers = ["step", "FMA before", "FMA after", "FMA freed", "share", "loss before", "balanced"]
+    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
+    headers += ["after", "channels dropped", "removed"]
     refused = sum(bool(event["refused"]) for _, event in events)
     note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
     for what in ("split", "balance", "cut"):
         if undone := sum(what in event.get("undone", {}) for _, event in events):
             note += f", {undone} with the {what} undone"
-    note += ". Losses are on one training batch: before the event, after balancing, after the cut."
+    note += ". Share: freed of the FMA before. Losses are on one training batch: before the event, "
+    note += "after balancing, after the cut."
     text = (len(headers) - 2, len(headers) - 1)
     return Table(f"Largest drops (at most {most})", headers, rows, note, text)
-
-
-def step_times(run: Run) -> tuple[float | None, float | None]:
-    """Median step time in ms over the first and the last rows: single rows hold captures."""
-    _, times = run.column("step_ms")
-    if not times:
-        return None, None
-    some = min(10, max(1, len(times) // 4))
-    return statistics.median(times[:some]), statistics.median(times[-some:])
 
 
 def print_outcome(run: Run, console: Console) -> None:
@@ -210,6 +207,17 @@ def print_outcome(run: Run, console: Console) -> None:
 
 def print_structure(run: Run, console: Console) -> None:
     render(structure_table(run), console)
+
+
+def _first_ms(run: Run) -> float | None:
+    return first_ms(run.metrics, run.initial["fma"], going=run.summary is None)
+
+
+def _last_ms(run: Run) -> float | None:
+    """Median step time in ms over the last rows: single ones hold captures."""
+    _, times = run.column("step_ms")
+    some = min(10, max(1, len(times) // 4))
+    return statistics.median(times[-some:]) if times else None
 
 
 def _layer_row(name: str, cells: Mapping[str, str], heads: str) -> list[str]:
@@ -242,4 +250,5 @@ def _dropped(dropped: Mapping[str, int]) -> str:
     largest = sorted(dropped.items(), key=lambda item: -item[1])
     named = [f"{_short(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
     more = len(largest) - len(named)
-    return f"{sum(dropped.values())}: {', '.join(named)}" + (f", {more} more axes" if more else "")
+    named += [f"{more} more {'axis' if more == 1 else 'axes'}"] if more else []
+    return f"{sum(dropped.values())}: {', '.join(named)}"

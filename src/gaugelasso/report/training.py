@@ -6,6 +6,9 @@ from typing import IO
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from gaugelasso.report.data import Run
@@ -13,12 +16,15 @@ from gaugelasso.report.figure import (
     BLUE,
     FONT,
     GREEN,
+    GREY,
     INK,
     RED,
     SMALL,
     Curve,
+    cooldown_key,
     draw_spread,
     dress,
+    hatched,
     heading,
     legend_above,
     log_axis,
@@ -47,6 +53,7 @@ def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     for axes in (left, right):
         mark_cooldown(axes, runs)
         step_axis(axes, max(run.last_step for run in runs))
+    _draw_key(figure, runs)
     figure.suptitle(heading(runs), fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
 
@@ -97,6 +104,21 @@ def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
     top = float(work[3].max())
     log_axis(right, min(float(work[2].min()), top / 8) / 1.25, top * 1.35)
     legend_above(axes, right)
+
+
+def _draw_key(figure: Figure, runs: Sequence[Run]) -> None:
+    """What both panels share: their own legends name the curves."""
+    handles: list[Line2D | Patch] = []
+    if len(runs) > 1:
+        handles = [
+            Line2D([], [], color=GREY, linewidth=1.5, label="median over seeds"),
+            Patch(label="range over seeds", **hatched(GREY)),
+            Line2D([], [], color=GREEN, alpha=0.45, linewidth=0.7, label="one seed"),
+        ]
+    handles += cooldown_key(runs)
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False,
+                      fontsize=SMALL)  # fmt: skip
 
 
 def _evaluations(run: Run) -> Curve:
