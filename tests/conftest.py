@@ -1,6 +1,7 @@
 """One thread: the tensors are tiny, and the machine is shared. And no waiting for its disk."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -30,3 +31,12 @@ def gaugelasso(
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def hangup_heard() -> Iterator[None]:
+    """Tests that were started with nohup would else wait for what is ignored."""
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

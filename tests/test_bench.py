@@ -122,6 +122,26 @@ def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
     assert seen == whole | {(name, False, True) for name in parts}
 
 
+def test_captures_are_held_at_once_only_where_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has as much memory as its step needs. Here they are actions, as there is no GPU."""
+    groups: list[list[str]] = []
+
+    def spied(actions: Any, *args: Any, **kwargs: Any) -> Any:
+        groups.append(list(actions))
+        return in_turns(actions, *args, **kwargs)
+
+    monkeypatch.setattr(bench, "in_turns", spied)
+    monkeypatch.setattr(bench, "GraphedStep", lambda action, on: action)
+    config = tiny(tmp_path)
+    step, exact = (bench._step(config, config.model.spec(config.task), "cpu") for _ in range(2))
+    times = bench._part_times(step, exact, graph=True, repeats=3)
+    assert groups == [["ms", "ms_exact"], ["forward_ms"], ["gradients_ms"], ["baseline_ms"]]
+    assert {name: len(series) for name, series in times.items()} == dict.fromkeys(times, 3)
+    assert step.model.training
+
+
 def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
@@ -231,9 +251,9 @@ def test_a_step_without_a_graph_has_no_line_for_itself(tmp_path: Path) -> None:
 def test_repetitions_that_disagree_are_told() -> None:
     rows = {"calm": served_row("ancestor", 1000.0), "wild": served_row("compressed", 1.0, high=4.0)}
     assert busy({"calm": rows["calm"]}) == ""
-    assert "the machine was busy" in busy(rows)
+    assert "repetitions disagree" in busy(rows)
     assert "wild, latency: ±52%" in busy(rows)
-    assert "run it again" in busy(rows)
+    assert "is the machine busy? Run it again" in busy(rows)
 
 
 def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_model_without_places_is_refused(
 
 def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
     summary = Trainer(tiny(), tmp_path / "run").run()
-    assert summary["metric"] == {"name": "masked MSE", "value": summary["loss"]}
+    assert summary["metric"] == {"name": "masked_mse", "value": summary["loss"]}
     with np.load(tmp_path / "run" / "samples.npz") as held:
         shown = {name: held[name] for name in held.files}
     assert list(shown) == ["original", "masked", "reconstructed"]
@@ -189,7 +189,7 @@ def test_a_whole_pass_sees_every_held_out_image_once(tmp_path: Path, size: int) 
         seen_once += [image.tobytes() for image in seen(task, kept)]
     assert seen_once == [image.tobytes() for image in pictures(4, seed=1)]
     assert sum(map(len, shown)) == 4
-    assert figures == pytest.approx(dict.fromkeys(["loss", "masked MSE"], np.mean(losses)))
+    assert figures == pytest.approx(dict.fromkeys(["loss", "masked_mse"], np.mean(losses)))
     assert task.whole_figures(blank, size, "cpu") == figures
 
 

@@ -132,6 +132,7 @@ def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
         assert said.count("stopped by SIGTERM after step ") == 2
 
 
+@pytest.mark.usefixtures("hangup_heard")
 @pytest.mark.parametrize("number", signals._NAMES)
 def test_a_sweep_hears_what_runs_hear(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

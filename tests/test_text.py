@@ -224,7 +224,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "missing here": (
         lambda tmp: {"path": "not/there"},
-        rf"task\.path = 'not/there': no such file or folder in '{Path.cwd()}'; give",
+        rf"'not/there': no such file or folder in '{re.escape(str(Path.cwd()))}'; give",
     ),
     "no home": (lambda tmp: {"path": "~nobody-here/x"}, r"task\.path = .*write the path in full"),
     "cache without a home": (
@@ -272,19 +272,26 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda tmp: archive(tmp / "a.gz", gzip.compress(PROSE)[:-20]),
         "cannot be read .*; pack or fetch it anew",
     ),
-    "junk": (lambda tmp: junk(tmp / "a.txt"), "bytes are control characters, so it is no text"),
-    "packed junk": (lambda tmp: junk(tmp / "a.txt.gz"), "control characters, so it is no text"),
+    "junk": (lambda tmp: junk(tmp / "a.txt"), "of its bytes are zero; text must be in UTF-8"),
+    "packed junk": (lambda tmp: junk(tmp / "a.txt.gz"), "of its bytes are zero; text must"),
     "little junk": (
         lambda tmp: {"path": str(write(tmp / "a", random_bytes(600, least=1))), "split": 0.1},
-        "control characters, so it is no text",
+        "of its bytes are control characters; text must",
+    ),
+    "tar": (
+        lambda tmp: {
+            "path": str(write(tmp / "a", PROSE * 9 + bytes(len(PROSE) // 20))),
+            "split": 0.1,
+        },
+        "of its bytes are zero; text must",
     ),
     "high junk": (
         lambda tmp: {"path": str(write(tmp / "a", random_bytes(5000, least=128))), "split": 0.1},
-        "of its bytes are not UTF-8, so it is no text",
+        "of its bytes are not UTF-8; text must be in UTF-8",
     ),
     "UTF-16": (
         lambda tmp: {"path": str(write(tmp / "a", PROSE.decode().encode("utf-16"))), "split": 0.1},
-        "text be in UTF-8",
+        "text must be in UTF-8",
     ),
     "cache is a file": (
         lambda tmp: {

@@ -44,7 +44,7 @@ def _rounds(
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in actions}
     spent, patience = 0.0, 1000 * PATIENCE * len(actions)
-    for number in range(most):
+    for number in range(max(most, fewest)):
         if number >= fewest and spent >= patience:
             break
         for name, action in actions.items():

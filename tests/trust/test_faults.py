@@ -128,6 +128,7 @@ def test_a_lock_is_not_followed_elsewhere(tmp_path: Path) -> None:
 # --- asked to stop -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("hangup_heard")
 @pytest.mark.parametrize(
     ("number", "name", "code"),
     [

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -80,9 +81,12 @@ def _rank() -> int:
 def _tell_launcher(message: str) -> None:
     """Leave it where torchrun looks for the cause, which it prints last, under its traceback."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": message, "timestamp": int(time.time())}
+        info = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        said = json.dumps({"message": {"message": message, "extraInfo": info}})
+        aside = Path(f"{path}.tmp")  # half a file would end torchrun before it has said anything
         with contextlib.suppress(OSError):  # it has been said already
-            Path(path).write_text(json.dumps(said), encoding="utf-8")
+            aside.write_text(said, encoding="utf-8")
+            aside.replace(path)
 
 
 def set_up_process() -> None:
@@ -110,3 +114,6 @@ def main() -> None:
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         _tell_launcher(str(error))
         raise SystemExit(error.exit_code) from None
+    except Exception:
+        _tell_launcher(traceback.format_exc())
+        raise

@@ -62,7 +62,7 @@ def bench(
     path = out or default_file(where)
     rows = {}
     for name, row in timings:
-        # One by one: what is measured stays where a slower one is broken off.
+        # One device after the other: what is measured stays where a slower one is broken off.
         record(path, where, "inference" if inference else "rows", {"work": name, **row})
         rows[name] = row
         say(f"timed {name}")

@@ -94,8 +94,8 @@ class Run:
     @property
     def metric_is_loss(self) -> bool:
         """Whether the metric is nothing but the loss on held-out data; known at the end."""
-        summary = self.summary
-        return summary is not None and summary["loss"] == summary["metric"]["value"]
+        summary = self.summary or {"loss": None}
+        return summary["loss"] is not None and summary["loss"] == summary["metric"]["value"]
 
     def samples(self) -> dict[str, np.ndarray]:
         """Images that the task shows, [n, h, w, 3] by name; empty where there are none."""

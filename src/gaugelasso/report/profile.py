@@ -64,13 +64,14 @@ def draw_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     colors = _colors(len(steps))
     figure = new_figure(_HEIGHT_PX)
     grid = figure.add_gridspec(3, 4, height_ratios=[1, 1, 0.055])
+    crossed = False
     for index, kind in enumerate(LAYER_KINDS):
         axes = figure.add_subplot(grid[divmod(index, 4)])
-        _draw_kind(axes, runs, kind, steps, colors)
+        crossed |= _draw_kind(axes, runs, kind, steps, colors)
         if index % 4 == 0:
             axes.set_ylabel("surviving channels", fontsize=SMALL)
     _draw_totals(figure.add_subplot(grid[1, 3]), runs)
-    _draw_key(figure, grid, runs, steps, colors)
+    _draw_key(figure, grid, runs, steps, colors, crossed)
     title = heading(runs) + _untouched(runs)
     figure.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
@@ -105,8 +106,8 @@ def _colors(count: int) -> list[str]:
 
 def _draw_kind(
     axes: Axes, runs: Sequence[Run], kind: str, steps: list[int], colors: list[str]
-) -> None:
-    """One panel: extent of one kind of axis against depth."""
+) -> bool:
+    """One panel: extent of one kind of axis against depth. Whether a cross tells of a removal."""
     dress(axes, "layer", title=f"{symbol(kind)}  {AXIS_WORDS[kind]}")
     depth = np.arange(runs[0].layers)
     axes.set_xlim(-0.4, len(depth) - 0.6)
@@ -117,7 +118,7 @@ def _draw_kind(
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not in this model", transform=axes.transAxes, ha="center",
                   fontsize=SMALL, color=GREY)  # fmt: skip
-        return
+        return False
     medians = np.median(extents, axis=1)
     # A layer that never had this operator is no removal.
     removed = (medians < 1) & (medians[0] >= 1)
@@ -135,6 +136,7 @@ def _draw_kind(
         when = int(np.argmax(removed[:, layer]))
         axes.plot(layer, floor, marker="x", color=colors[when], markersize=4.5 if small else 6,
                   markeredgewidth=1.6, linestyle="", zorder=20)  # fmt: skip
+    return bool(removed[-1].any())
 
 
 def _extent_axis(axes: Axes, extents: np.ndarray, strip: bool) -> float:
@@ -188,7 +190,7 @@ def _draw_totals(axes: Axes, runs: Sequence[Run]) -> None:
 
 def _draw_key(
     figure: Figure, grid: "matplotlib.gridspec.GridSpec", runs: Sequence[Run], steps: list[int],
-    colors: list[str],
+    colors: list[str], crossed: bool,
 ) -> None:  # fmt: skip
     """The colour bar of snapshots and what cross and hatching mean."""
     bar = figure.add_subplot(grid[2, :2])
@@ -202,7 +204,7 @@ def _draw_key(
     key.outline.set_visible(False)
     dark = colors[-1]
     handles: list[Line2D | Patch] = []
-    if any(event["removed"] for run in runs for event in run.events):
+    if crossed:
         handles.append(
             Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
                    label="operator removed (colour: when)")

@@ -210,7 +210,7 @@ def print_structure(run: Run, console: Console) -> None:
 
 
 def _first_ms(run: Run) -> float | None:
-    return first_ms(run.metrics, run.initial["fma"], going=run.summary is None)
+    return first_ms(run.metrics, run.initial["fma"])
 
 
 def _last_ms(run: Run) -> float | None:

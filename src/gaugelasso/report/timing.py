@@ -49,7 +49,7 @@ def busy(rows: Rows) -> str:
     worst, spread = max(spreads.items(), key=lambda item: item[1], default=("", 0.0))
     if spread < BUSY:
         return ""
-    return f"the machine was busy, repetitions disagree ({worst}: {_percent(spread)}); run it again"
+    return f"repetitions disagree ({worst}: {_percent(spread)}): is the machine busy? Run it again"
 
 
 def _spread(row: Mapping[str, Any], key: str) -> float:
@@ -91,8 +91,8 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
 
 
 def _between(row: Mapping[str, Any], key: str) -> str:
-    """The quartiles; parts that are differences have none."""
-    if key not in row["quartiles"]:
+    """The quartiles; parts that are differences, or timed a few times, have none to speak of."""
+    if key not in row["quartiles"] or key in _FEW:
         return DASH
     low, high = map(milliseconds, row["quartiles"][key])
     return f"{low.removesuffix(' ms')} to {high}"

@@ -36,7 +36,7 @@ class MaskedAutoencoder:
     flip: bool = True
     pictures: bool = False
 
-    metric_name: ClassVar[str] = "masked MSE"
+    metric_name: ClassVar[str] = "masked_mse"
     metric_lower_is_better: ClassVar[bool] = True
     input_kind: ClassVar[InputKind] = "masked_patches"
     causal: ClassVar[bool] = False

@@ -35,10 +35,10 @@ _BETWEEN = b"\n\n"
 _BLOCK = 2**20
 # Of a folder's files, unless told otherwise.
 _HELD_OUT = 0.05
-# Bytes that text has no use for. Of packed or random data they are one in ten, of UTF-16 every
-# other; of text, a stray end-of-file mark.
+# Bytes that text has no use for, but for a stray mark of a file's end. Of packed or random data
+# one in ten is such, of UTF-16 every other; of an archive that is not packed some are zero.
 _CONTROL = np.array([code for code in range(32) if code not in b"\b\t\n\v\f\r\x1b"], np.uint8)
-_MOST_CONTROL = 0.01
+_MOST_CONTROL, _MOST_ZERO = 1e-2, 1e-3
 # Of an old encoding's accents there are a few in a hundred, which are learned like other bytes.
 _MOST_FOREIGN = 0.25
 # The data set as plain files: the original is a program, which `datasets` no longer runs.
@@ -209,17 +209,17 @@ def _check(path: Path, block: Text) -> None:
     To look on would be to read all of a mapped text at every start, and what is no text
     rarely begins as one. Odd bytes further on are learned like others.
     """
-    control = np.isin(block, _CONTROL).sum()
     foreign = len(block) - len(block.tobytes().decode(errors="ignore").encode())
     for kind, count, most in (
-        ("control characters", control, _MOST_CONTROL),
+        ("zero", np.count_nonzero(block == 0), _MOST_ZERO),
+        ("control characters", np.isin(block, _CONTROL).sum(), _MOST_CONTROL),
         ("not UTF-8", foreign, _MOST_FOREIGN),
     ):
         if count > most * len(block):
             share = count / len(block)
             raise UserError(
-                f"text {str(path)!r}: {share:.1%} of its bytes are {kind}, so it is no text; "
-                "packed files must end in .xz or .gz, and text be in UTF-8"
+                f"text {str(path)!r}: {share:.1%} of its bytes are {kind}; text must be "
+                "in UTF-8 (iconv converts other encodings), and packed files end in .xz or .gz"
             )
 
 
