@@ -1,6 +1,5 @@
 """The command line: what a user types, sees, and is told when it cannot be done."""
 
-import io
 import json
 import re
 import shutil
@@ -8,16 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gaugelasso import checkpoint
-from gaugelasso.books import Progress
+from gaugelasso import checkpoint, cli
 from gaugelasso.config import Config, load_config
-from gaugelasso.display import clock, plain_line, show_progress
 from gaugelasso.report import timing
 from gaugelasso.version import __version__
 from tests.command import Answer, Command, assert_told
@@ -257,6 +252,24 @@ def test_a_launcher_is_told_what_was_wrong(
     assert f"config {str(tmp_path / 'none.toml')!r}: no such file" in said
 
 
+def test_a_launcher_is_told_of_what_nobody_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "set_up_process", lambda: None)
+    for path in (tmp_path / "error.json", tmp_path / "no" / "such" / "folder.json"):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        with pytest.raises(RuntimeError, match="a bug"):
+            cli.main()
+    failure = ProcessFailure(0, 1, 1, str(tmp_path / "error.json"))
+    said = ChildFailedError("gaugelasso", {0: failure}).format_msg()
+    assert "RuntimeError: a bug" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
+
+
 def test_a_target_out_of_reach_is_said_and_the_model_kept(
     gaugelasso: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -388,58 +401,7 @@ def test_every_command_has_help_with_an_example(gaugelasso: Command, command: st
     assert f"gaugelasso {command} " in out
 
 
-# --- progress ------------------------------------------------------------------------
-
-
-def progress(**changes: Any) -> Progress:
-    row = {
-        "step": 50, "phase": "compression", "loss": 0.04321, "accuracy": 0.9876, "fma": 5000.0,
-        "parameters": 700, "sites": 12, "operators": 3, "rho": 0.1, "lr": 0.01, "step_ms": 4.25,
-        "wall_s": 10.0,
-    } | changes  # fmt: skip
-    return Progress(row, 200, 0.05, 20000.0, "accuracy", 75.0)
-
-
-def test_a_plain_line_says_it_all() -> None:
-    assert plain_line(progress(), 9.5) == (
-        "step     50/200  compression  loss 0.0432 (target 0.05)  accuracy 0.9876  "
-        "FMA 5,000 (4.00x)  sites 12  operators 3  4.2 ms/step (from 9.5)  left 1:15"
-    )
-    assert "  4.2 ms/step  left 1:15" in plain_line(progress(), None)
-    assert "accuracy -  " in plain_line(progress(accuracy=None), 9.5)
-    assert "(from 9.5)  1,234 MiB  left" in plain_line(progress(memory_mib=1234.0), 9.5)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
-)
-def test_the_clock(seconds: float, said: str) -> None:
-    assert clock(seconds) == said
-
-
-def test_a_log_is_not_filled_with_rows(tmp_path: Path) -> None:
-    file = io.StringIO()
-    with show_progress(Console(file=file), "title", tmp_path / "none") as note:
-        for step, wall in ((10, 0.1), (20, 0.2), (30, 2.5), (200, 2.6)):
-            note(progress(step=step, wall_s=wall))
-    steps = [int(line.split("/")[0].split()[1]) for line in file.getvalue().splitlines()]
-    assert steps == [10, 30, 200]  # the first, one after two seconds, the last
-
-
-def test_a_terminal_gets_a_panel(tmp_path: Path) -> None:
-    file, log = io.StringIO(), tmp_path / "metrics.jsonl"
-    console = Console(file=file, force_terminal=True, width=100)
-    with show_progress(console, "the title", log) as note:
-        note(progress(step_ms=9.0, fma=20000.0))
-    assert "9.0 ms" in file.getvalue()
-    assert "from" not in file.getvalue()
-    with show_progress(console, "the title", log) as note:
-        rows = [progress(step_ms=8.0, fma=20000.0).row] * 3 + [progress().row]
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        note(replace(progress(memory_mib=123.0), seconds_left=5.0))
-    shown = file.getvalue()
-    for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
-        assert part in shown
+# --- bench ---------------------------------------------------------------------------
 
 
 def test_bench_times_a_step_and_a_run(

@@ -97,7 +97,7 @@ def test_a_metric_that_is_the_loss_shares_its_axis(
     apart, shared = ([axes.get_ylabel() for axes in figure.axes] for figure in figures)
     assert apart == ["training loss", "step time (ms)", "masked_mse", "FMA per token"]
     assert shared == ["loss", "step time (ms)", "FMA per token"]
-    (legend,) = (axes.get_legend() for axes in figures[1].axes[:1])
+    legend = figures[1].axes[0].get_legend()
     assert legend is not None
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["training loss", "loss target", "held-out loss (masked_mse)"]

@@ -4,7 +4,6 @@ One file a group of commands, which do not know each other.
 """
 
 import contextlib
-import json
 import os
 import time
 import traceback
@@ -24,6 +23,7 @@ from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.errors import UserError
 from gaugelasso.ranks import started_as
+from gaugelasso.runs import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 
@@ -82,11 +82,8 @@ def _tell_launcher(message: str) -> None:
     """Leave it where torchrun looks for the cause, which it prints last, under its traceback."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         info = {"py_callstack": message, "timestamp": str(int(time.time()))}
-        said = json.dumps({"message": {"message": message, "extraInfo": info}})
-        aside = Path(f"{path}.tmp")  # half a file would end torchrun before it has said anything
-        with contextlib.suppress(OSError):  # it has been said already
-            aside.write_text(said, encoding="utf-8")
-            aside.replace(path)
+        with contextlib.suppress(UserError):  # it has been said already
+            write_json(Path(path), {"message": {"message": message, "extraInfo": info}})
 
 
 def set_up_process() -> None:
