@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -268,6 +269,14 @@ def test_a_launcher_is_told_of_what_nobody_expected(
     said = ChildFailedError("gaugelasso", {0: failure}).format_msg()
     assert "RuntimeError: a bug" in said
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
+
+
+def test_a_crash_leaves_the_stack_behind() -> None:
+    crash = "import os; from gaugelasso import cli; cli.app = os.abort; cli.main()"
+    died = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True)
+    assert died.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in died.stderr
+    assert 'cli/__init__.py", line ' in died.stderr
 
 
 def test_a_target_out_of_reach_is_said_and_the_model_kept(

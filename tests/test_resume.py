@@ -12,6 +12,7 @@ from gaugelasso import durable
 from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
+from gaugelasso.report.results import collect_results
 from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
 from gaugelasso.signals import Stopped
 from gaugelasso.trainer import Trainer
@@ -101,6 +102,23 @@ def test_a_frozen_run_stays_frozen_when_resumed(tmp_path: Path) -> None:
     stop_at(start(tmp_path, "died", **goal), read(whole / "summary.json")["steps"] - 1)
     start(tmp_path, "died", "resume", **goal).run()
     assert_same_run(whole, tmp_path / "died")
+
+
+def test_where_a_run_went_on_is_kept(tmp_path: Path) -> None:
+    """Once for every checkpoint it went on from, however often it died before the next."""
+    run = tmp_path / "run"
+    stop_at(start(tmp_path), 8)
+    for died_at in (13, 16, 27):  # checkpoints come every 10 steps
+        stop_at(start(tmp_path, existing="resume"), died_at)
+    start(tmp_path, existing="resume").run()
+    seams = rows(run, "resumed.jsonl")
+    assert [row["step"] for row in seams] == [10, 20]
+    began = read(run / "environment.json")
+    assert all(row.keys() == {"step", *began} for row in seams)
+    results = collect_results([run])
+    assert results["runs"][0]["resumed"] == [10, 20]
+    start(tmp_path, existing="resume").run()  # from its end on: nothing
+    assert collect_results([run])["runs"][0]["resumed"] == [10, 20]
 
 
 def test_resuming_a_finished_run_changes_nothing(run: Path, tmp_path: Path) -> None:

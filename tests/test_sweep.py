@@ -115,13 +115,14 @@ def test_results_have_their_shape(swept: Sweep) -> None:
     for run in results["runs"]:
         assert list(run) == [
             "seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression",
-            "loss", "metric", "held", "returns", "parameters_final", "before_cooldown",
+            "loss", "metric", "held", "returns", "parameters_final", "resumed", "before_cooldown",
             "training_fma", "wall_s", "structure",
         ]  # fmt: skip
         folder = swept.out / f"seed{run['seed']}"
         row = next(row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 30)
         before = {"step": 30, "loss": row["loss"], "metric": row["accuracy"], "fma": row["fma"]}
         assert run.pop("before_cooldown") == before
+        assert run.pop("resumed") == []
         summary = json.loads((folder / "summary.json").read_text())
         assert run == {key: summary[key] for key in run} | {"metric": summary["metric"]["value"]}
 
@@ -177,6 +178,17 @@ def test_a_log_that_fails_later_stops_its_own_run_alone(
     assert "seed 2: failed with code 3, see " in said.getvalue()
 
 
+def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "[ -e $0.died ] && exit 3; touch $0.died; kill -ABRT $$"
+    monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
+    plan = Plan(tmp_path / "c.toml", [1], parse_arms([], tmp_path / "out"))
+    said = io.StringIO()
+    sweep.run_sweep(plan, Console(file=said, width=200))
+    log = tmp_path / "out" / "seed1.log"
+    told = f"seed 1: ended by SIGABRT, not by itself; goes on in 0 s; see {log}"
+    assert told in said.getvalue().splitlines()
+
+
 # --- arms ----------------------------------------------------------------------------
 
 
@@ -196,7 +208,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("arms")
     out = folder / "out"
     done = finish(folder, "out/base-line/seed4", compress__trust=8, train__seed=4)
-    before = {path: text for path, text in contents(done).items() if path.endswith(".jsonl")}
+    before = {path: contents(done)[path] for path in ("metrics.jsonl", "events.jsonl")}
     command = ["sweep", folder / "tiny.toml", "--seeds", "4", "--jobs", "2", "--out", out, *ARMS]
     command += ["--set", "compress.trust=8", "--results", folder / "kept" / "all.json", "--resume"]
     return Sweep(out, for_real(*command), before=before)
@@ -252,7 +264,6 @@ def test_arms_over_existing_runs_are_refused(gaugelasso: Command, compared: Swee
 
 def test_a_resumed_sweep_does_not_train_again(compared: Sweep) -> None:
     folder = compared.out / "base-line" / "seed4"
-    assert compared.before.keys() == {"metrics.jsonl", "events.jsonl"}
     assert {path: contents(folder)[path] for path in compared.before} == compared.before
     assert (folder / "summary.json").exists()
 

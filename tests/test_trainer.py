@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_folder_is_complete(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         "config.json", "environment.json", "initial.json", "metrics.jsonl", "events.jsonl",
-        "summary.json", "checkpoints",
+        "resumed.jsonl", "summary.json", "checkpoints",
     }  # fmt: skip
 
 

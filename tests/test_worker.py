@@ -50,13 +50,16 @@ def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
     """Whatever it began with, what it has done since is not replaced."""
     (script.folder / "config.json").write_text("old")
     new = "rm run/config.json; echo new > run/config.json"
-    assert code(script(f"{ONCE}; {new}; kill -9 $$", existing=existing)) == 0
+    told: list[str] = []
+    run = script(f"{ONCE}; {new}; kill -9 $$", existing=existing, tell=told.append)
+    assert code(run) == 0
     first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
     assert script.said() == [
         first,
-        "ended with code -9, not by itself; goes on in 0 s",
+        "ended by SIGKILL, not by itself; goes on in 0 s",
         "run --resume",
     ]
+    assert told == script.said()[1:2]
 
 
 def test_an_old_run_is_replaced_however_often_that_is_broken_off(

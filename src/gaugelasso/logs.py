@@ -16,7 +16,8 @@ from gaugelasso.errors import UserError, first_line
 from gaugelasso.strict import open_plain
 
 Mark = dict[str, Any]
-NAMES = ("metrics.jsonl", "events.jsonl")
+RESUMED = "resumed.jsonl"
+NAMES = ("metrics.jsonl", "events.jsonl", RESUMED)
 _BLOCK = 2**20
 
 

@@ -4,6 +4,7 @@ config.json       resolved configuration
 environment.json  versions, hardware, commit, date, command
 metrics.jsonl     one row per log interval
 events.jsonl      one row per structural event
+resumed.jsonl     one row per checkpoint from which it went on: step, versions, hardware, ...
 samples.npz       what the task shows of the finished model, where it shows something
 summary.json      the outcome; written last
 checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
@@ -164,6 +165,7 @@ _FILES = (
     "initial.json",
     "metrics.jsonl",
     "events.jsonl",
+    logs.RESUMED,
     "samples.npz",
     "summary.json",
     UNSAVED,

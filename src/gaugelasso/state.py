@@ -9,10 +9,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from gaugelasso import checkpoint, watch
+from gaugelasso import checkpoint, logs, watch
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.events import Event
@@ -70,7 +71,7 @@ class RunState:
         self.memory.fma_initial = compressor.fma
         self.memory.parameters_initial = compressor.parameters
         folder.write("config.json", config.to_dict())
-        folder.write("environment.json", environment(self.device) | {"ranks": self.team.size})
+        folder.write("environment.json", self._around())
         folder.rewind()
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
@@ -91,6 +92,11 @@ class RunState:
         found.restore_random_()
         self.team.lead(lambda: self.folder.rewind(found.marks()))
         self.team.lead(lambda: checkpoint.put_aside_newer(found))
+        row = {"step": steps, **self._around()}
+        self.team.lead(lambda: self.folder.append(logs.RESUMED, row))
+
+    def _around(self) -> dict[str, Any]:
+        return {**environment(self.device), "ranks": self.team.size}
 
     def newest(self) -> checkpoint.Checkpoint | None:
         """The newest checkpoint; damaged ones that were passed over are put aside."""

@@ -119,7 +119,7 @@ def _train(
         try:
             while waiting or running:
                 while waiting and len(running) < plan.jobs:
-                    running.append(_start(plan, *waiting.pop(0), cluster))
+                    running.append(_start(plan, *waiting.pop(0), console, cluster))
                 # Nowhere else: a process that was just started must not be forgotten.
                 with wish.granted_at_once(f"{rest}; give the command again with --resume"):
                     time.sleep(_LOOK_S)
@@ -142,13 +142,20 @@ def _not_replaced(plan: Plan, waiting: list[tuple[ArmOutcome, int]], running: li
     return "; ".join(old)
 
 
-def _start(plan: Plan, outcome: ArmOutcome, seed: int, cluster: Cluster | None) -> _Job:
+def _start(
+    plan: Plan, outcome: ArmOutcome, seed: int, console: Console, cluster: Cluster | None
+) -> _Job:
     folder, words = outcome.arm.run_folder(seed), plan.words(outcome.arm, seed)
     if cluster:
         return _Job(outcome, seed, cluster.start(words, folder, _log(folder)))
     threads = max(1, (os.cpu_count() or 1) // plan.jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    return _Job(outcome, seed, Worker(words, folder, _log(folder), plan.existing, environment))
+
+    def tell(text: str) -> None:
+        _say(console, f"{outcome.arm.say(seed)}: {text}; see {_log(folder)}")
+
+    log, existing = _log(folder), plan.existing
+    return _Job(outcome, seed, Worker(words, folder, log, existing, environment, tell=tell))
 
 
 def _stop(workers: list[Worker]) -> None:

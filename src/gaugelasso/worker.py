@@ -9,7 +9,7 @@ import fcntl
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -68,7 +68,8 @@ class Worker:
 
     A folder that another process has is waited for if the run is to go on there. A run that was
     asked to stop by somebody else goes on after `rest_s` seconds, or not at all. One that cannot
-    be started, or whose log cannot be written, has failed: `error` says why.
+    be started, or whose log cannot be written, has failed: `error` says why. That a run was killed
+    is in its log, and for `tell` to say.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Worker:
         existing: Existing = "resume",
         environment: Mapping[str, str] | None = None,
         rest_s: float | None = None,
+        tell: Callable[[str], None] = lambda text: None,
     ):
         self.words, self.folder, self.log = list(words), folder, log
         self.returncode: int | None = None
@@ -88,6 +90,7 @@ class Worker:
         self.aside = ""
         self.error = ""
         self._existing, self._environment, self._rest_s = existing, environment, rest_s
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
         self._config = folder / "config.json"
         self._replaced = written_at(self._config) if existing == "overwrite" else None
@@ -174,7 +177,8 @@ class Worker:
         self._left -= 1
         rest_s = self._rest_s if stopped and self._rest_s else 0
         self._begin_at = time.monotonic() + rest_s
-        self._note(f"ended with code {code}, not by itself; goes on in {rest_s:.0f} s")
+        self._note(said := f"{_cause(code)}, not by itself; goes on in {rest_s:.0f} s")
+        self._tell(said)
         return True
 
     def _note(self, text: str) -> None:
@@ -183,6 +187,13 @@ class Worker:
                 log.write(f"{text}\n".encode())
         except OSError as error:  # on a full disk, not before it is closed
             raise _unwritable(self.log, error) from None
+
+
+def _cause(code: int) -> str:
+    """How a run ended, by the exit code as subprocess has it."""
+    with contextlib.suppress(ValueError):  # a number that has no name
+        return f"ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
 
 
 def _newest(folder: Path) -> int:

@@ -35,6 +35,7 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
         "held": None,
         "returns": None,
         "parameters_final": 500,
+        "resumed": [],
         "before_cooldown": {"step": 80, "loss": 0.079125, "metric": 0.5 + 80 / 250, "fma": 101.0},
         "training_fma": 40_000.0,
         "wall_s": 12.5,
@@ -52,6 +53,16 @@ def test_results_say_what_the_summary_does_of_target_and_returns(tmp_path: Path)
     (folder / "summary.json").write_text(json.dumps(summary | said))
     (run,) = collect_results([folder])["runs"]
     assert {key: run[key] for key in said} == said
+
+
+def test_what_a_run_went_on_with_is_said_beside_what_it_began_with(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    seams = ({"step": step, "commit": "def456", "hardware": "H200"} for step in (40, 60, 100))
+    (folder / "resumed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seams))
+    results = collect_results([folder])
+    assert results["commit"] == "abc123; def456"
+    assert results["hardware"] == "CPU, 2 cores; H200"
+    assert results["runs"][0]["resumed"] == [40, 60]  # from its end on nothing was trained
 
 
 def test_results_as_a_markdown_table(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaugelasso import checkpoint
+from gaugelasso import checkpoint, logs
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_run
@@ -62,7 +62,7 @@ def kinds(patient: Patient) -> Iterator[Kind]:
     yield Kind("config.toml", lambda run: load_config(run / "config.toml"), b"x = ")
     for name in ("config.json", "environment.json", "initial.json", "summary.json"):
         yield Kind(name, load_run)
-    for name in ("metrics.jsonl", "events.jsonl"):
+    for name in logs.NAMES:
         yield Kind(name, load_run, b'{"step": 1, "x": ', b"}\n")
     yield Kind("samples.npz", lambda run: load_run(run).samples())
     yield Kind("images.npz", lambda run: images.load(str(run / "images.npz"), 4))

@@ -111,7 +111,11 @@ if sys.argv[3:]:
 """
 
 
-def test_nothing_is_run_while_a_run_is_loaded(tmp_path: Path) -> None:
+def test_nothing_is_run_while_a_run_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else git is asked for the commit of the source, of which no run's file tells anything.
+    monkeypatch.setenv("GAUGELASSO_COMMIT", "told")
     run = finish(tmp_path)
     tiny(tmp_path)
     command = [sys.executable, "-c", LOADING, str(run), str(tmp_path / "tiny.toml"), "control"]

@@ -4,7 +4,9 @@ One file a group of commands, which do not know each other.
 """
 
 import contextlib
+import faulthandler
 import os
+import sys
 import time
 import traceback
 import warnings
@@ -87,7 +89,9 @@ def _tell_launcher(message: str) -> None:
 
 
 def set_up_process() -> None:
-    """What torch should know before its first call."""
+    """What torch should know before its first call, and what is left to see if it crashes."""
+    if sys.__stderr__ and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
     # Lets freed blocks of a GPU serve tensors of other shapes.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # On ARM each product of matrices is compiled for its shape. Shapes that a cut has made

@@ -58,6 +58,7 @@ class Run:
     initial: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
+    resumed: tuple[dict[str, Any], ...]
     summary: dict[str, Any] | None
 
     @property
@@ -96,6 +97,12 @@ class Run:
         """Whether the metric is nothing but the loss on held-out data; known at the end."""
         summary = self.summary or {"loss": None}
         return summary["loss"] is not None and summary["loss"] == summary["metric"]["value"]
+
+    def around(self, key: str) -> list[Any]:
+        """What environment.json knows, as of the start and of every time it was resumed."""
+        return [
+            each[key] for each in (self.environment, *self.resumed) if each.get(key) is not None
+        ]
 
     def samples(self) -> dict[str, np.ndarray]:
         """Images that the task shows, [n, h, w, 3] by name; empty where there are none."""
@@ -234,6 +241,7 @@ def load_run(folder: Path) -> Run:
         initial=initial,
         metrics=_read_log(folder / "metrics.jsonl"),
         events=_read_log(folder / "events.jsonl"),
+        resumed=_read_log(folder / "resumed.jsonl"),
         summary=_read(summary, finite=False) if summary.exists() else None,
     )
 

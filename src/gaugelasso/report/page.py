@@ -159,7 +159,7 @@ def _structures(runs: Sequence[Run]) -> list[str]:
 
 def _origin(runs: Sequence[Run]) -> Table:
     """What is needed to make the figures again; values that differ are all there."""
-    rows = [[key, _distinct(run.environment.get(key) for run in runs)] for key in _ORIGIN]
+    rows = [[key, _distinct(value for run in runs for value in run.around(key))] for key in _ORIGIN]
     rows.append(["seed", _distinct(run.seed for run in runs)])
     for key in ("device", "precision"):
         rows.append([key, _distinct((run.summary or {}).get(key) for run in runs)])

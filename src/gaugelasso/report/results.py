@@ -79,6 +79,8 @@ def _result(run: Run) -> dict[str, Any]:
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
         # Summaries of early versions lack some of these.
         **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
+        # Where it went on from a checkpoint, which on a GPU is another course.
+        "resumed": [row["step"] for row in run.resumed if row["step"] < summary["steps"]],
         "before_cooldown": run.before_cooldown,
         "training_fma": summary["training_fma"],
         "wall_s": summary["wall_s"],
@@ -96,5 +98,4 @@ def _origin(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _all(runs: Sequence[Run], key: str) -> str | None:
-    values = [run.environment[key] for run in runs if run.environment.get(key) is not None]
-    return "; ".join(dict.fromkeys(values)) or None
+    return "; ".join(dict.fromkeys(value for run in runs for value in run.around(key))) or None

@@ -95,6 +95,7 @@ _MUST: Mapping[str, Shape] = {
         "step": WHOLE, "fma_before": WORK, "fma": FINITE, "widths": COUNTS, "dropped": COUNTS,
         "removed": NAMES, "refused": SWITCH,
     },
+    "resumed.jsonl": {"step": WHOLE},
     "summary.json": {
         "seed": WHOLE, "steps": WHOLE, "fma_initial": WORK, "fma_final": FINITE,
         "compression": FIGURE, "parameters_initial": FIGURE, "parameters_final": FIGURE,
