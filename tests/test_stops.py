@@ -143,8 +143,8 @@ def test_a_sweep_hears_what_runs_hear(
     workers: list[Worker] = []
     begin = Worker.__init__
 
-    def note(worker: Worker, *arguments: Any) -> None:
-        begin(worker, *arguments)
+    def note(worker: Worker, *arguments: Any, **named: Any) -> None:
+        begin(worker, *arguments, **named)
         workers.append(worker)
 
     def ask(_: float) -> None:
