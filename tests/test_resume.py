@@ -121,6 +121,19 @@ def test_where_a_run_went_on_is_kept(tmp_path: Path) -> None:
     assert collect_results([run])["runs"][0]["resumed"] == [10, 20]
 
 
+def test_a_state_that_knows_of_no_earlier_seam_goes_on(run: Path, tmp_path: Path) -> None:
+    """As early versions wrote it."""
+    stop_at(start(tmp_path), 23)
+    path = newest(tmp_path / "run")
+    state = read(path / "state.json")
+    del state["logs"]["resumed.jsonl"]
+    (path / "state.json").write_text(json.dumps(state))
+    sign(path)
+    start(tmp_path, existing="resume").run()
+    assert_same_run(run, tmp_path / "run")
+    assert [row["step"] for row in rows(tmp_path / "run", "resumed.jsonl")] == [20]
+
+
 def test_resuming_a_finished_run_changes_nothing(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     start(tmp_path, existing="resume").run()

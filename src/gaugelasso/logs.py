@@ -78,7 +78,7 @@ def is_marks(data: Any) -> bool:
     """Whether this is a mark for each of the logs."""
     return (
         isinstance(data, dict)
-        and data.keys() == set(NAMES)
+        and data.keys() | {RESUMED} == set(NAMES)  # which early versions did not write
         and all(_is_mark(each) for each in data.values())
     )
 

@@ -69,7 +69,7 @@ class Worker:
     A folder that another process has is waited for if the run is to go on there. A run that was
     asked to stop by somebody else goes on after `rest_s` seconds, or not at all. One that cannot
     be started, or whose log cannot be written, has failed: `error` says why. That a run was killed
-    is in its log, and for `tell` to say.
+    and goes on is noted in its log, and told to `tell`.
     """
 
     def __init__(
@@ -177,7 +177,8 @@ class Worker:
         self._left -= 1
         rest_s = self._rest_s if stopped and self._rest_s else 0
         self._begin_at = time.monotonic() + rest_s
-        self._note(said := f"{_cause(code)}, not by itself; goes on in {rest_s:.0f} s")
+        said = f"{_cause(code)}, not by itself; goes on in {rest_s:.0f} s"
+        self._note(said)
         self._tell(said)
         return True
 

@@ -73,6 +73,8 @@ def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
         assert read(newest(crews.home / "relay") / "state.json")["steps"] >= step + 1
     assert crews.run("relay", 4, "--resume") == [0] * 4, crews.logs("relay")
     assert_same_run(crews.home / "one", crews.home / "relay")
+    seams = rows(crews.home / "relay", "resumed.jsonl")
+    assert [row["ranks"] for row in seams] == [2, 1, 4]  # written by one of them
 
 
 def test_tied_norms_are_the_same_too(tmp_path: Path) -> None:

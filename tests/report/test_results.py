@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.errors import UserError
+from gaugelasso.report import write_report
 from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import to_markdown
@@ -57,12 +58,15 @@ def test_results_say_what_the_summary_does_of_target_and_returns(tmp_path: Path)
 
 def test_what_a_run_went_on_with_is_said_beside_what_it_began_with(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
-    seams = ({"step": step, "commit": "def456", "hardware": "H200"} for step in (40, 60, 100))
+    later = {"commit": "def456", "hardware": "H200", "date": "2026-03-01T00:00:00+00:00"}
+    seams = ({"step": step, **later} for step in (40, 60, 100))
     (folder / "resumed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seams))
     results = collect_results([folder])
     assert results["commit"] == "abc123; def456"
     assert results["hardware"] == "CPU, 2 cores; H200"
+    assert results["date"] == f"2026-01-01T00:00:00+00:00/{later['date']}"
     assert results["runs"][0]["resumed"] == [40, 60]  # from its end on nothing was trained
+    assert "abc123; def456" in write_report([folder]).page.read_text()
 
 
 def test_results_as_a_markdown_table(tmp_path: Path) -> None:

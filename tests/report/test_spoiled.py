@@ -100,6 +100,7 @@ NO_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
         ("config.json", ["task", "model", "target", "compress", "train"]),
         ("events.jsonl", ["step", "fma_before", "fma", "dropped", "removed", "widths", "refused"]),
         ("metrics.jsonl", ["step", "phase", "fma"]),
+        ("environment.json", ["date", "commit", "hardware", "command"]),
     ],
 )
 def test_no_value_brings_a_traceback(

@@ -99,7 +99,7 @@ class Run:
         return summary["loss"] is not None and summary["loss"] == summary["metric"]["value"]
 
     def around(self, key: str) -> list[Any]:
-        """What environment.json knows, as of the start and of every time it was resumed."""
+        """What environment.json says of `key`, at the start and at each resume."""
         return [
             each[key] for each in (self.environment, *self.resumed) if each.get(key) is not None
         ]

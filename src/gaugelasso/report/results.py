@@ -89,7 +89,7 @@ def _result(run: Run) -> dict[str, Any]:
 
 
 def _origin(runs: Sequence[Run]) -> dict[str, Any]:
-    dates = sorted(run.environment["date"] for run in runs)
+    dates = sorted(date for run in runs for date in run.around("date"))
     return {
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
         "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",

@@ -61,6 +61,7 @@ def _is_channel(value: Any) -> bool:
 
 
 TEXT = Kind("a string", lambda value: isinstance(value, str))
+WORD = Kind("a string or null", lambda value: value is None or TEXT.fits(value))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
 WHOLE = Kind("a whole number", _is_whole)
 POSITIVE = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
@@ -86,7 +87,7 @@ _MUST: Mapping[str, Shape] = {
         "compress": {"accounting": TEXT},
         "train": {"seed": WHOLE, "steps": WHOLE, "eval_every": POSITIVE},
     },
-    "environment.json": {},
+    "environment.json": {"date": TEXT},
     "initial.json": {"fma": WORK, "widths": WIDTHS},
     "metrics.jsonl": {
         "step": WHOLE, "phase": TEXT, "loss": FIGURE, "fma": FINITE, "parameters": FIGURE,
@@ -95,7 +96,7 @@ _MUST: Mapping[str, Shape] = {
         "step": WHOLE, "fma_before": WORK, "fma": FINITE, "widths": COUNTS, "dropped": COUNTS,
         "removed": NAMES, "refused": SWITCH,
     },
-    "resumed.jsonl": {"step": WHOLE},
+    "resumed.jsonl": {"step": WHOLE, "date": TEXT},
     "summary.json": {
         "seed": WHOLE, "steps": WHOLE, "fma_initial": WORK, "fma_final": FINITE,
         "compression": FIGURE, "parameters_initial": FIGURE, "parameters_final": FIGURE,
@@ -104,7 +105,10 @@ _MUST: Mapping[str, Shape] = {
     },
 }  # fmt: skip
 # What early versions did not write, or not every task has.
+_AROUND: Shape = {"command": WORD, "commit": WORD, "hardware": WORD}
 _MAY: Mapping[str, Shape] = {
+    "environment.json": _AROUND,
+    "resumed.jsonl": _AROUND,
     "initial.json": {"structure": {"layers": WHOLE, "operators": OPERATORS}, "metric": {}},
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
