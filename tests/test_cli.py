@@ -13,6 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gaugelasso import checkpoint, cli
+from gaugelasso.cli import models
 from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
 from gaugelasso.version import __version__
@@ -231,6 +232,15 @@ def test_where_a_resumed_run_goes_on_is_said(
     code, out, _ = gaugelasso(*options)
     assert (code, "going on after step 20" in out) == (0, True)
     assert str(run) in out
+
+
+def test_a_stop_before_the_first_step_is_told_too(
+    gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "Trainer", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    code, _, said = gaugelasso("train", config, "--out", tmp_path / "run")
+    assert code == 143
+    assert "stopped by SIGTERM before it took a step; nothing was lost" in said
 
 
 def test_a_target_below_zero_is_doubted_at_once(

@@ -1,5 +1,6 @@
 """Losses and weights that are no numbers: steps are skipped, and the run goes back."""
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gaugelasso import checkpoint
 from gaugelasso.errors import UserError
 from gaugelasso.signals import Stopped
 from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.trainer import TargetMissed
 from tests.spoilers import SEED, poison, returns
 from tests.training import (
     assert_same_run,
@@ -146,6 +148,24 @@ def test_a_stop_at_a_failing_step_saves_what_was_there(
     assert newest(tmp_path / "run").name == "step-00000020"
     start(tmp_path, existing="resume").run()
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_stops_amid_failing_steps_do_not_cost_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(21, 37))
+    settings = {"train__skip_limit": 15, "train__checkpoint_every": 20, "train__steps": 60}
+    hopeless = {**settings, "target__loss": 1e-9}  # so none is kept for having held it
+    with contextlib.suppress(TargetMissed):
+        finish(tmp_path, "whole", **hopeless)
+    for number, step in enumerate((22, 25, 28)):
+        with Signals(step), pytest.raises(Stopped):
+            start(tmp_path, existing="resume" if number else "refuse", **hopeless).run()
+        assert (tmp_path / "run" / "checkpoints" / "step-00000020").exists()
+    with contextlib.suppress(TargetMissed):
+        start(tmp_path, existing="resume", **hopeless).run()
+    assert returns(tmp_path / "run") == returns(tmp_path / "whole") == [(40, 20)]
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 def test_a_failing_last_step_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

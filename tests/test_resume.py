@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gaugelasso import durable
+from gaugelasso import durable, logs
 from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
@@ -138,6 +139,58 @@ def test_resuming_a_finished_run_changes_nothing(run: Path, tmp_path: Path) -> N
     shutil.copytree(run, tmp_path / "run")
     start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
+
+
+def test_a_summary_stays_until_there_is_another(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    trainer = start(tmp_path, existing="resume")
+    monkeypatch.setattr(trainer, "_summary", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped):
+        trainer.run()
+    assert read(tmp_path / "run" / "summary.json") == read(run / "summary.json")
+    shutil.rmtree(newest(tmp_path / "run"))  # from an earlier step on it is no longer true
+    start(tmp_path, existing="resume").folder.close()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["environment.json", "initial.json"])
+def test_what_reports_will_need_is_asked_for_before_training(
+    run: Path, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / name).write_text('{"x')
+    with pytest.raises(UserError, match=rf"{name}': not a readable JSON file"):
+        start(tmp_path, existing="resume")
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("name", logs.NAMES)
+def test_a_log_is_not_followed_elsewhere(tmp_path: Path, name: str, begun: bool) -> None:
+    stop_at(start(tmp_path), 23 if begun else 8)
+    log, thesis = tmp_path / "run" / name, tmp_path / "thesis.txt"
+    thesis.write_bytes(log.read_bytes() or b"irreplaceable")
+    log.unlink()
+    log.symlink_to(thesis)
+    before = thesis.read_bytes()
+    with pytest.raises(UserError, match=rf"{name}'.*(cannot be (read|written))"):
+        start(tmp_path, existing="resume")
+    assert thesis.read_bytes() == before
+
+
+def test_where_a_run_went_on_may_be_lost(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing hangs on it that is to come."""
+    stop_at(start(tmp_path), 13)
+    stop_at(start(tmp_path, existing="resume"), 23)
+    (tmp_path / "run" / "resumed.jsonl").unlink()
+    start(tmp_path, existing="resume").run()
+    assert "resumed.jsonl': damaged, 0 bytes where" in caplog.text
+    assert_same_run(run, tmp_path / "run")
+    assert [row["step"] for row in rows(tmp_path / "run", "resumed.jsonl")] == [20]
 
 
 def test_resuming_another_task_or_model_is_refused(run: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
     trainer._step = one  # type: ignore[method-assign]
     assert trainer.run()["held"]
     assert returns(trainer.folder.path) == [(25, 10)]
-    assert "it held the target, but is no more" in caplog.text
+    assert "it was to be gone back to, but is no more" in caplog.text
 
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,11 @@ def _ring(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (-_step(path), path.name))
 
 
+def steps(folder: Path, wanted: Callable[[int], bool]) -> list[int]:
+    """Of the checkpoints in a folder, those of steps that are wanted, the newest first."""
+    return [step for path in _ring(folder) if wanted(step := _step(path))]
+
+
 def find(folder: Path | str) -> Checkpoint | None:
     """The newest whole checkpoint of a run, of a folder of them, or the folder itself.
 
@@ -227,10 +232,18 @@ def put_aside_newer(found: Checkpoint) -> None:
     """
     ring = _ring(found.path.parent)
     with contextlib.suppress(OSError):  # they are no worse than before
-        for path in ring[: ring.index(found.path)]:
+        for path in filter(_is_damaged, ring[: ring.index(found.path)]):
             aside = path.with_name(path.name + _DAMAGED)
             remove(aside)
             os.replace(path, aside)
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        _opened(path)
+    except UserError:
+        return True
+    return False
 
 
 def at_step(folder: Path, step: int) -> Checkpoint:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 # Not to wait, should a pipe be in the place of a file.
 _AT_ONCE = os.O_NONBLOCK
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | _AT_ONCE
+# A link may lead to a file that is no run's.
+_OURS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _AT_ONCE
 
 
 def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write a file and flush it to the disk; returns its SHA-256."""
     digest = hashlib.sha256()
-    descriptor = os.open(path, _NEW, 0o666)
+    descriptor = os.open(path, _OURS | os.O_TRUNC, 0o666)
     try:
         for piece in pieces:
             digest.update(piece)
@@ -44,7 +45,7 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Add to the end of a file. Not flushed to the disk: that is for `sync` to do."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _AT_ONCE, 0o666)
+    descriptor = os.open(path, _OURS | os.O_APPEND, 0o666)
     try:
         _write(descriptor, data)
     finally:
@@ -53,7 +54,7 @@ def append(path: Path, data: bytes) -> None:
 
 def truncate(path: Path, size: int) -> None:
     """Let a file end after so many bytes, and tell the disk; made if it is not there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _AT_ONCE, 0o666)
+    descriptor = os.open(path, _OURS, 0o666)
     try:
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)

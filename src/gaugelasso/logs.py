@@ -34,7 +34,7 @@ class Log:
         """The log as it was when it was marked; UserError where the file begins otherwise."""
         log = cls(path)
         try:
-            with open_plain(path) as file:
+            with open_plain(path, links=False) as file:
                 while block := file.read(min(_BLOCK, mark["bytes"] - log._bytes)):
                     log._hear(block)
         except FileNotFoundError:

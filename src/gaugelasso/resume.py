@@ -34,6 +34,12 @@ def check_same_config(config: Config, path: Path) -> None:
                 )
 
 
+def check_readable(run: Path) -> None:
+    """What only reports will ask for: not after all training are they to find it damaged."""
+    for name in ("environment.json", "initial.json"):
+        read_json(run / name)
+
+
 def data_of(task: Task) -> dict[str, Any]:
     """What the data of a task are known by, by their names; nothing where none are stored."""
     if not isinstance(task, WithData):

@@ -17,6 +17,7 @@ import contextlib
 import datetime
 import io
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -32,6 +33,7 @@ from gaugelasso import durable, lock, logs, strict
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.version import __version__
 
+_logger = logging.getLogger(__name__)
 Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # Where there is no checkpoint, it tells a run that never had one from a run that lost them.
@@ -130,18 +132,34 @@ class RunFolder:
         with _writing(self.path / UNSAVED):
             durable.remove(self.path / UNSAVED)
 
-    def rewind(self, marks: Mapping[str, logs.Mark] | None = None) -> None:
-        """Forget rows after these marks, or all: they will be written again.
+    def rewind(self, marks: Mapping[str, logs.Mark] | None = None, step: int = 0) -> None:
+        """Forget rows after these marks, or all: they will be written again from `step` on.
 
         UserError, with nothing changed, where those before a mark are not as they were.
         """
         if marks is None:
             write_text(self.path / UNSAVED, "")
         for name, mark in (marks or {}).items():
-            self._logs[name] = logs.Log.known(self.path / name, mark)
+            try:
+                self._logs[name] = logs.Log.known(self.path / name, mark)
+            except UserError as error:
+                if name != logs.RESUMED:  # on which nothing hangs that is to come
+                    raise
+                _logger.warning("warning: %s; it begins anew", error)
         for log in self._logs.values():
             with _writing(log.path):
                 log.cut()
+        if not self._ended_at(step):
+            self.reopen()
+
+    def _ended_at(self, step: int) -> bool:
+        """Whether the outcome is of this very step: it stays until there is another."""
+        with contextlib.suppress(UserError, TypeError, KeyError):
+            return bool(read_json(self.path / "summary.json")["steps"] == step)
+        return False
+
+    def reopen(self) -> None:
+        """The run goes on: it has no outcome yet."""
         for name in ("samples.npz", "summary.json"):
             with _writing(self.path / name):
                 durable.remove(self.path / name)
@@ -191,7 +209,8 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A text file, complete or not there at all."""
-    _write(path, text.encode())
+    # Names of files may hold what is no text.
+    _write(path, text.encode(errors="backslashreplace"))
 
 
 def _write(path: Path, data: bytes) -> None:

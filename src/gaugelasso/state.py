@@ -22,6 +22,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.ranks import Team
 from gaugelasso.resume import (
     check_little_lost,
+    check_readable,
     check_same_config,
     check_same_data,
     check_state,
@@ -81,6 +82,7 @@ class RunState:
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         run = self.folder.path
         self.team.lead(lambda: check_same_config(self.config, run / "config.json"))
+        self.team.lead(lambda: check_readable(run))
         self.team.lead(lambda: check_same_data(self._data, run / "initial.json"))
         self._take_up(found.model(self.device))
         state, tensors = found.state()
@@ -90,7 +92,7 @@ class RunState:
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
         found.restore_random_()
-        self.team.lead(lambda: self.folder.rewind(found.marks()))
+        self.team.lead(lambda: self.folder.rewind(found.marks(), steps))
         self.team.lead(lambda: checkpoint.put_aside_newer(found))
         row = {"step": steps, **self._around()}
         self.team.lead(lambda: self.folder.append(logs.RESUMED, row))
@@ -98,25 +100,36 @@ class RunState:
     def _around(self) -> dict[str, Any]:
         return {**environment(self.device), "ranks": self.team.size}
 
-    def newest(self) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint; damaged ones that were passed over are put aside."""
-        found = self._found(lambda: checkpoint.find(self.folder.checkpoints))
+    def last_due(self) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint that was due, else the newest.
+
+        Others were written as the run was stopped, which may have been while its steps failed.
+        """
+
+        def look() -> checkpoint.Checkpoint | None:
+            due = checkpoint.steps(self.folder.checkpoints, self._was_due)
+            return self._first_whole(due) or checkpoint.find(self.folder.checkpoints)
+
+        found = self._found(look)
         if found:
             self.team.lead(lambda: checkpoint.put_aside_newer(found))
         return found
 
+    def _was_due(self, step: int) -> bool:
+        return step % self.config.train.checkpoint_every == 0 or step == self.memory.frozen_at
+
     def whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
         """Of the checkpoints of these steps, which held the target, the first that is whole."""
 
-        def look() -> checkpoint.Checkpoint | None:
-            for step in steps:
-                try:
-                    return checkpoint.at_step(self.folder.checkpoints, step)
-                except UserError as error:
-                    _logger.warning("warning: %s; it held the target, but is no more", error)
-            return None
+        return self._found(lambda: self._first_whole(steps))
 
-        return self._found(look)
+    def _first_whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
+        for step in steps:
+            try:
+                return checkpoint.at_step(self.folder.checkpoints, step)
+            except UserError as error:
+                _logger.warning("warning: %s; it was to be gone back to, but is no more", error)
+        return None
 
     def _found(
         self, look: Callable[[], checkpoint.Checkpoint | None]
@@ -126,13 +139,15 @@ class RunState:
         return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
 
     def save(self) -> None:
-        """Write a checkpoint; those that held the target stay beside the newest ones."""
+        """Write a checkpoint; those that held the target, and one that was due, stay besides."""
         memory = self.memory
         hoped = [memory.hoped_at] if memory.hoped_at is not None else []
-        spare, keep = [*hoped, *memory.held], self.config.train.checkpoint_keep
+        keep = self.config.train.checkpoint_keep
 
         def write() -> None:
             kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
+            due = checkpoint.steps(self.folder.checkpoints, self._was_due)[:1]
+            spare = [*hoped, *memory.held, *due]
             checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
             self.folder.saved()
 

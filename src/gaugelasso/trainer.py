@@ -144,6 +144,7 @@ class Trainer:
                     go_on = way_on(self.state, summary)
                 if go_on is None:
                     return self._finish(summary)
+                self.folder.reopen()
                 go_on()
 
     def _breakable(self, wish: StopWish) -> contextlib.AbstractContextManager[None]:
@@ -252,7 +253,7 @@ class Trainer:
     def _return_from_failure(self, what: str) -> None:
         steps = self.compressor.steps
         why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
-        found = self.state.newest()
+        found = self.state.last_due()
         if found is None or self.memory.in_vain >= watch.TRIES:
             raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
         self.memory.in_vain += 1

@@ -56,6 +56,15 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for key in attributes)
 
 
+def test_names_that_are_no_text_are_written_as_they_can_be(tmp_path: Path) -> None:
+    """As the system hands on bytes of a file's name that are no UTF-8."""
+    odd = "n\udcffn"
+    folder = make_run(tmp_path / odd, task=odd, metric=odd, changes={"model": {odd: odd}})
+    files = write_report([folder])
+    for path in (files.page, files.tables):
+        assert "n\\udcffn" in path.read_text()
+
+
 def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None:
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(2)]
     write_page(runs, tmp_path / "page.html", b"one", b"two", b"three")

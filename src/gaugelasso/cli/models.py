@@ -3,7 +3,7 @@
 import logging
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -31,6 +31,7 @@ from gaugelasso.ranks import join
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.show import show_divisions
+from gaugelasso.signals import stop_wishes
 from gaugelasso.tasks.text import readable
 from gaugelasso.trainer import Trainer
 
@@ -54,17 +55,23 @@ def train(
     team = join(where.startswith("cuda"), settings.train.rank_timeout)
     if team.rank:  # rank 0 speaks for all
         logging.disable(logging.WARNING)
-        Trainer(settings, folder, existing, team=team).run()
+        _built(settings, folder, existing, team=team).run()
         team.close()
         return
     with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
-        trainer = Trainer(settings, folder, existing, on_progress, team)
+        trainer = _built(settings, folder, existing, on_progress, team)
         if resume:
             say(_said_start(folder, trainer.compressor.steps))
         trainer.run()
     team.close()
     print_outcome(load_run(folder), console)
     say(f"run folder: {folder}")
+
+
+def _built(*arguments: Any, **named: Any) -> Trainer:
+    """The trainer, which may be broken off like a crash: what was saved is as it was."""
+    with stop_wishes() as wish, wish.granted_at_once("before it took a step; nothing was lost"):
+        return Trainer(*arguments, **named)
 
 
 def _said_start(folder: Path, step: int) -> str:

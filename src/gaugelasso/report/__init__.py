@@ -11,6 +11,7 @@ from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
+from gaugelasso.runs import write_text
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
         tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
         tables += [saturation_table(runs), shares_table(runs)]
         tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
-        files.tables.write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
+        write_text(files.tables, "\n".join(map(to_markdown, tables)))
     return files
 
 
@@ -74,7 +75,7 @@ def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None
     from gaugelasso.report.tradeoff import draw_tradeoff
 
     with _into(out):
-        (out / "arms.md").write_text(to_markdown(table), encoding="utf-8")
+        write_text(out / "arms.md", to_markdown(table))
         draw_tradeoff(arms, out / "arms.png")
 
 
@@ -88,7 +89,7 @@ def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, 
     points = load_points(paths)
     with _into(out or home(paths) / "pareto") as out:
         draw_pareto(points, picture := out / "pareto.png")
-        (table := out / "pareto.md").write_text(to_markdown(pareto_table(points)), encoding="utf-8")
+        write_text(table := out / "pareto.md", to_markdown(pareto_table(points)))
     return picture, table
 
 

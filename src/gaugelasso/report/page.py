@@ -16,6 +16,7 @@ from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 from gaugelasso.report.toml import comment, to_toml
+from gaugelasso.runs import write_text
 
 _ORIGIN = (
     "command", "commit", "hardware", "date", "gaugelasso", "torch", "numpy", "python",
@@ -111,14 +112,14 @@ def write_page(
         f"<pre>{html.escape(_config(runs))}</pre>",
     ]
     title = html.escape(f"{runs[0].task}: {headline}")
-    path.write_text(
+    write_text(
+        path,
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(filter(None, parts))
         + "\n</body>\n</html>\n",
-        encoding="utf-8",
     )
 
 
