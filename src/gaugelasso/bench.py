@@ -69,8 +69,8 @@ def bench_step(
     exact = _step(config, spec, device) if multiple > 1 else None
     times = _part_times(step, exact, graph, repeats)
     if graph:
-        times["eager_ms"] = in_turns({"": step.plain}, device, max(3, repeats // 5))[""]
-    times["event_ms"] = in_turns({"": compressor.event_}, device, max(3, repeats // 3), warm=2)[""]
+        times["eager_ms"] = in_turns({"": step.plain}, device, repeats // 5)[""]
+    times["event_ms"] = in_turns({"": compressor.event_}, device, repeats // 3, warm=2)[""]
     medians = {name: statistics.median(series) for name, series in times.items()}
     for part, (longer, shorter) in _DIFFERENCES.items():
         medians[part] = medians[longer] - medians[shorter]

@@ -107,7 +107,7 @@ class RunState:
         """
 
         def look() -> checkpoint.Checkpoint | None:
-            due = checkpoint.steps(self.folder.checkpoints, self._was_due)
+            due = checkpoint.steps(self.folder.checkpoints, self.was_due)
             return self._first_whole(due) or checkpoint.find(self.folder.checkpoints)
 
         found = self._found(look)
@@ -115,12 +115,12 @@ class RunState:
             self.team.lead(lambda: checkpoint.put_aside_newer(found))
         return found
 
-    def _was_due(self, step: int) -> bool:
+    def was_due(self, step: int) -> bool:
+        """Whether a checkpoint belongs there; a second anneal may have to start where one did."""
         return step % self.config.train.checkpoint_every == 0 or step == self.memory.frozen_at
 
     def whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
         """Of the checkpoints of these steps, which held the target, the first that is whole."""
-
         return self._found(lambda: self._first_whole(steps))
 
     def _first_whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
@@ -146,7 +146,7 @@ class RunState:
 
         def write() -> None:
             kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
-            due = checkpoint.steps(self.folder.checkpoints, self._was_due)[:1]
+            due = checkpoint.steps(self.folder.checkpoints, self.was_due)[:1]
             spare = [*hoped, *memory.held, *due]
             checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
             self.folder.saved()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugelasso import checkpoint, watch
+from gaugelasso import watch
 from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
@@ -212,11 +212,12 @@ class Trainer:
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
-        step, frozen_at = self.compressor.steps, self.memory.frozen_at
-        last = step == self.schedule.end(frozen_at)
-        # A second anneal may have to start where the first one did.
-        freezing = what == "checkpoint" and step == frozen_at
-        return last or freezing or step % getattr(self.train, f"{what}_every") == 0
+        step = self.compressor.steps
+        if step == self.schedule.end(self.memory.frozen_at):
+            return True
+        if what == "checkpoint":
+            return self.state.was_due(step)
+        return bool(step % getattr(self.train, f"{what}_every") == 0)
 
     def _save(self, stopping: bool = False) -> None:
         memory, failing, due = self.memory, self.state.failing, self._due("checkpoint")
@@ -255,7 +256,8 @@ class Trainer:
         why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
         found = self.state.last_due()
         if found is None or self.memory.in_vain >= watch.TRIES:
-            raise UserError(f"{why}; {self._last_good()}. Lower compress.lr, or try another seed")
+            good = f"last good checkpoint: {str(found.path)!r}" if found else "no checkpoint yet"
+            raise UserError(f"{why}; {good}. Lower compress.lr, or try another seed")
         self.memory.in_vain += 1
         self.state.go_back(found, why)
 
@@ -267,10 +269,6 @@ class Trainer:
         memory.skipped, self.state.failing, self.state.streak = compressor.pace.counts()
         if not self.state.failing:
             memory.in_vain = 0
-
-    def _last_good(self) -> str:
-        good = checkpoint.find(self.folder.checkpoints)
-        return f"last good checkpoint: {str(good.path)!r}" if good else "no checkpoint yet"
 
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal."""
