@@ -409,6 +409,28 @@ def test_without_sweeps_normalisers_are_anchored_all_the_same() -> None:
     assert not torch.allclose(after, before)
 
 
+def test_normalisers_come_down_to_their_anchors_where_the_loss_is_held() -> None:
+    """And a quarter of the way at most: steps become larger for it, relative to the weights."""
+    compressor = start(anchor=0.01)
+    train(compressor, 1)
+
+    def level() -> float:
+        tensors = named_tensors(compressor.model)
+        norm = next(n for n in compressor.table.norms if n.gain == "classifier.read.gain")
+        return float((tensors[norm.weight] * tensors[norm.energy]).sum())
+
+    target = compressor.solver.loss_target
+    for loss, share in ((target + 1, 1.0), (target - 1, 0.25), (target + 1, 1.0)):
+        before = level()
+        compressor.pace.smoothed.fill_(loss)
+        compressor.event_()
+        assert level() / before == pytest.approx(share, rel=1e-4)
+    compressor.pace.smoothed.fill_(target - 1)
+    seen = [compressor.event_() and level() for _ in range(20)]
+    assert seen[-1] == pytest.approx(seen[-2], rel=0.05)
+    assert seen[-1] < 0.25 * before
+
+
 def test_slow_weights_follow_from_the_first_pressure_on() -> None:
     """Before it they stand still; after it they go on when pressure is off, also when resumed."""
     compressor = start(lr=0.1, interval=1000)

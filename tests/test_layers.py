@@ -227,13 +227,15 @@ def test_without_gain_the_slow_weights_stay() -> None:
     assert read.weight.tolist() == pytest.approx([0.1, 0.7, 0.3])
 
 
-def anchored(model: Transformer, share: float, rounded: bool = False) -> dict[str, Tensor]:
+def anchored(
+    model: Transformer, share: float, rounded: bool = False, least: float = 0.0
+) -> dict[str, Tensor]:
     """Anchor every normaliser; returns the gradient, carried over as momentum is."""
     task(model).backward()
     momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
     second = {name: gradient.square() for name, gradient in momentum.items()}
     for norm in model.axis_table().norms:
-        anchor_(norm, named_tensors(model), momentum, second, share, rounded)
+        anchor_(norm, named_tensors(model), momentum, second, share, rounded, least)
     model.zero_grad()
     for name, gradient in momentum.items():
         assert torch.allclose(second[name], gradient.square())
@@ -270,6 +272,19 @@ def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
         anchored(model, 0.25, rounded)
         for level, aim in zip(levels(model), typical, strict=True):
             assert 1 / within <= level / (0.25 * aim) <= within
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("least", [0.25, 1.0])
+def test_a_level_falls_no_faster_than_it_may(least: float, rounded: bool) -> None:
+    """It rises as far as it must."""
+    model = build().train()
+    task(model)
+    before = levels(model)
+    anchored(model, 1e-4, rounded, least)
+    assert levels(model) == pytest.approx([least * level for level in before])
+    anchored(model, 1e4, rounded, least)
+    assert all(now > 100 * level for now, level in zip(levels(model), before, strict=True))
 
 
 def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:

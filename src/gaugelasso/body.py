@@ -71,6 +71,7 @@ class Body:
             options.beta_second,
             options.weight_decay,
         )
+        self._least = self.plan.store.weight.new_ones(())
         # Most events change no structure: their thousand launches become one.
         weight = self.plan.store.weight
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
@@ -102,18 +103,22 @@ class Body:
         anchored = self.options.anchor and self.table.norms
         return bool(self.options.sinkhorn_sweeps or anchored)
 
-    def balance_(self) -> None:
+    def balance_(self, held: bool) -> None:
+        """Balance; where the loss is `held`, normalisers may come down towards their anchors."""
+        self._least.fill_(gauge.FALL if held else 1.0)
         self._balancing()
 
     def _balance_(self) -> None:
         optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
-        states = optimizer.states()
+        momentum, second = optimizer.momentum, optimizer.second
+        states, share = optimizer.states(), self.options.anchor
+        least = self._least
         for _ in range(max(sweeps, 1)):
             if sweeps:
-                weight = self.plan.store.weight
-                self.plan.balance.sweep_(weight, optimizer.momentum, optimizer.second)
-            if self.options.anchor:
-                self.plan.slow.anchor_(states["momentum"], states["second"], self.options.anchor)
+                self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
+            if share:
+                self.plan.slow.anchor_(states["momentum"], states["second"], share, least)
+                least = torch.ones_like(least)  # once an event
 
     def cut_(self, decision: Decision, when: str) -> None:
         """Cut model and optimizer; RanksDiffer, saying `when`, unless all ranks cut alike."""

@@ -22,6 +22,8 @@ from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import pick
 
 CLIP = 8.0
+# The least share of its level that an event leaves to a normaliser on its way down to the anchor.
+FALL = 0.25
 # The least denominator.
 _TINY = 1e-38
 
@@ -109,12 +111,13 @@ def anchor_(
     second: Tensors,
     share: float,
     rounded: bool = False,
+    least: float | Tensor = 0.0,
 ) -> None:
     """Put a normaliser's level, sum(nu2 E), at `share` of the energy of a typical input.
 
     nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; c is a power of two, if `rounded`.
     Typical is the geometric mean of E, each input counting as much as it contributes to the
-    output, gamma2 E.
+    output, gamma2 E. `least` is the share of its level that a normaliser keeps.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
@@ -123,12 +126,22 @@ def anchor_(
     typical = (part * energy.clamp(min=_TINY).log()).sum().exp()
     level = (weight * energy).sum()
     lift = torch.where((level > 0) & (typical > 0), share * typical / level.clamp(min=_TINY), 1.0)
-    root = power_of_two(lift.sqrt()) if rounded else lift.sqrt()
+    root = _root(lift, rounded, least)
     weight.mul_(root.square())
     gain.detach().mul_(root)
     momentum[norm.gain].div_(root)
     if norm.gain in second:
         second[norm.gain].div_(root.square())
+
+
+def _root(lift: Tensor, rounded: bool, least: float | Tensor) -> Tensor:
+    """The factor c of a gain whose normaliser's level is to rise, or fall, by `lift`.
+
+    A lower level makes all weights smaller for the same function, and so steps relatively
+    larger: all at once, that throws a network off a loss that it held (docs/log.md).
+    """
+    root = lift.clamp(min=least).sqrt()
+    return power_of_two(root) if rounded else root
 
 
 class Balance:
@@ -267,7 +280,9 @@ class SlowNorms:
         new = torch.where((rate > 0) & (there > 0), weight.lerp(scale * aim, rate), weight)
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
 
-    def anchor_(self, momentum: Tensors, second: Tensors, share: float) -> None:
+    def anchor_(
+        self, momentum: Tensors, second: Tensors, share: float, least: float | Tensor = 0.0
+    ) -> None:
         """`anchor_` of every normaliser."""
         if not self._weights:
             return
@@ -278,8 +293,7 @@ class SlowNorms:
         level = (weight * energy).sum(1, keepdim=True)
         aim = share * typical / level.clamp(min=_TINY)
         lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
-        root = power_of_two(lift.sqrt()) if self._rounded else lift.sqrt()
-        root = root.expand(weight.shape)
+        root = _root(lift, self._rounded, least).expand(weight.shape)
         roots = root.flatten()[self._place].split(self._sizes)
         lifts = torch._foreach_mul(roots, roots)
         torch._foreach_mul_(self._weights, lifts)

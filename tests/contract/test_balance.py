@@ -142,14 +142,14 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     groups = Groups(table, views, store)
     balance = gauge.Balance(table, views, groups, rounded)
     slow = gauge.SlowNorms(table.norms, views, rounded)
-    for _ in range(3):
+    for least in (0.8, 1.0, 0.0):
         factors = gauge.balance_(table, tensors, 1, clip, rounded)
         for name, factor in factors.items():
             gauge.rescale_state_(table[name], factor, tensors, momentum, second)
         for norm in table.norms:
-            gauge.anchor_(norm, tensors, momentum, second, 0.1, rounded)
+            gauge.anchor_(norm, tensors, momentum, second, 0.1, rounded, least)
         mine = balance.sweep_(store.weight, optimizer.momentum, optimizer.second, clip)
-        slow.anchor_(states["momentum"], states["second"], 0.1)
+        slow.anchor_(states["momentum"], states["second"], 0.1, least)
         for name, factor in factors.items():
             assert difference(mine[groups.ranges[name].side("a")], factor) < 1e-12
     for expected, got in (
