@@ -410,7 +410,7 @@ def test_without_sweeps_normalisers_are_anchored_all_the_same() -> None:
 
 
 def test_normalisers_come_down_to_their_anchors_where_the_loss_is_held() -> None:
-    """And a quarter of the way at most: steps become larger for it, relative to the weights."""
+    """By a factor of four at most in an event: steps become larger for it, beside the weights."""
     compressor = start(anchor=0.01)
     train(compressor, 1)
 

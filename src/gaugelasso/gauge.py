@@ -22,7 +22,8 @@ from gaugelasso.kernels.dispatch import fused_flat
 from gaugelasso.storage import pick
 
 CLIP = 8.0
-# The least share of its level that an event leaves to a normaliser on its way down to the anchor.
+# The least share of its level that an event leaves to a normaliser on its way down to the anchor:
+# a power of four, so that a gain gets there by a power of two.
 FALL = 0.25
 # The least denominator.
 _TINY = 1e-38
@@ -117,7 +118,7 @@ def anchor_(
 
     nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; c is a power of two, if `rounded`.
     Typical is the geometric mean of E, each input counting as much as it contributes to the
-    output, gamma2 E. `least` is the share of its level that a normaliser keeps.
+    output, gamma2 E. A normaliser keeps at least `least` of its level.
     """
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
