@@ -217,7 +217,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
     said = "1 of 3 runs failed: Lost, seeds 4; not in the results: Lost"
     assert_told(compared.answer, said)
-    assert "base line, seed 4: done, step " in compared.answer[1]
+    summary = json.loads((compared.out / "base-line" / "seed4" / "summary.json").read_text())
+    assert f"base line, seed 4: done, step {summary['steps']}, " in compared.answer[1]
     log = compared.out / "lost" / "seed4.log"
     assert f"Lost, seed 4: failed with code 2, see {log}" in compared.answer[1]
     assert "loss or gradient not a number" in log.read_text()

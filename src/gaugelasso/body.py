@@ -71,6 +71,7 @@ class Body:
             options.beta_second,
             options.weight_decay,
         )
+        # On the device: the balance below reads it also where it is a graph.
         self._least = self.plan.store.weight.new_ones(())
         # Most events change no structure: their thousand launches become one.
         weight = self.plan.store.weight
@@ -112,13 +113,13 @@ class Body:
         optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
         momentum, second = optimizer.momentum, optimizer.second
         states, share = optimizer.states(), self.options.anchor
-        least = self._least
+        least: Tensor | float = self._least
         for _ in range(max(sweeps, 1)):
             if sweeps:
                 self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
             if share:
                 self.plan.slow.anchor_(states["momentum"], states["second"], share, least)
-                least = torch.ones_like(least)  # once an event
+                least = 1.0  # down once an event
 
     def cut_(self, decision: Decision, when: str) -> None:
         """Cut model and optimizer; RanksDiffer, saying `when`, unless all ranks cut alike."""
