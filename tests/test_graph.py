@@ -96,6 +96,29 @@ def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> Non
     assert plain.compressor.fma < plain.compressor.fma_initial
 
 
+def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> None:
+    """Runs plainly, is captured, then replayed: levels fall under pressure alone."""
+    other = trainer(tmp_path, "other", train__graph=True)
+    plain = trainer(tmp_path, "plain", train__graph=False)
+    plain._step()
+    for pressing in (False, True, False, True, True, False):
+        with torch.no_grad():
+            for name, tensor in state(other).items():
+                tensor.copy_(state(plain)[name])
+        before = levels(plain)
+        for run in (plain, other):
+            run.compressor._body.balance_(pressing)
+        here, there = levels(plain), levels(other)
+        assert torch.allclose(there, here, rtol=1e-4)
+        assert bool((here < 0.3 * before if pressing else here > 0.99 * before).all())
+
+
+def levels(run: Trainer) -> Tensor:
+    tensors = named_tensors(run.model)
+    norms = run.compressor.table.norms
+    return torch.stack([(tensors[n.weight] * tensors[n.energy]).sum() for n in norms])
+
+
 def test_batches_made_ahead_are_those_of_their_steps(tmp_path: Path) -> None:
     step = trainer(tmp_path, "run").state.step
     for number in (0, 1, 2, 5, 6, 3):

@@ -104,9 +104,9 @@ class Body:
         anchored = self.options.anchor and self.table.norms
         return bool(self.options.sinkhorn_sweeps or anchored)
 
-    def balance_(self, held: bool) -> None:
-        """Balance; where the loss is `held`, normalisers may come down towards their anchors."""
-        self._least.fill_(gauge.FALL if held else 1.0)
+    def balance_(self, pressing: bool) -> None:
+        """Balance; under pressure normalisers may come down towards their anchors."""
+        self._least.fill_(gauge.FALL if pressing else 1.0)
         self._balancing()
 
     def _balance_(self) -> None:

@@ -168,8 +168,8 @@ class Compressor:
         splits = self._split_(guard)
         prices = self.prices  # of what a cut would find
         if body.balances:
-            held = float(self.pace.smoothed) <= self.solver.loss_target
-            guard.try_("balance", lambda: body.balance_(held), body.values)
+            pressing = bool(self.pace.rho)  # so this step's loss had margin, as the solver sees it
+            guard.try_("balance", lambda: body.balance_(pressing), body.values)
         balanced = guard.loss
         threshold = self.options.trust * float(self.pace.lr)
         choice = choose(body, guard, self.hooks, self.steps, threshold, self.fma_target)

@@ -11,7 +11,7 @@ from gaugelasso.groups import Groups
 from gaugelasso.optim import CoupledOptimizer
 from gaugelasso.storage import FlatStore
 from tests.contract.models import AXES, CASES, SEEDS, Case, difference, loss, make, output
-from tests.toys import Toy, gaussian
+from tests.toys import Toy, exact, gaussian
 
 
 @pytest.mark.parametrize(("case", "name"), AXES)
@@ -142,7 +142,8 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     groups = Groups(table, views, store)
     balance = gauge.Balance(table, views, groups, rounded)
     slow = gauge.SlowNorms(table.norms, views, rounded)
-    for least in (0.8, 1.0, 0.0):
+    # As a run gives it, a scalar on the device, and as a number.
+    for least in (exact(0.8), exact(1.0), 0.0):
         factors = gauge.balance_(table, tensors, 1, clip, rounded)
         for name, factor in factors.items():
             gauge.rescale_state_(table[name], factor, tensors, momentum, second)
