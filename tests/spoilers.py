@@ -1,6 +1,7 @@
 """Runs that are made to fail: losses that are no numbers, weights that are spoiled."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.training import rows
 SEED = 3  # of the tiny run
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+def poison(monkeypatch: pytest.MonkeyPatch, steps: Collection[int]) -> None:
     """The batches of these steps, counted from 0, have no loss."""
     honest = Retrieval.batch
 
@@ -27,20 +28,32 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
     monkeypatch.setattr(Retrieval, "batch", batch)
 
 
+def ruin(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, after: int) -> None:
+    """From this step on a training loss above 100 is none: a state comes apart by and by."""
+    honest = Retrieval.loss
+
+    def loss(self: Retrieval, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = honest(self, outputs, targets)
+        late = torch.is_grad_enabled() and trainer.compressor.steps >= after
+        return found * math.nan if late and float(found.detach()) > 100 else found
+
+    monkeypatch.setattr(Retrieval, "loss", loss)
+
+
 def returns(folder: Path) -> list[tuple[int, int]]:
     """When the run went back, and where to."""
     events = rows(folder, "events.jsonl")
     return [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
 
 
-def spoil(trainer: Trainer, at: int) -> None:
-    """After this step, once, the weights are a hundred times what they were."""
+def spoil(trainer: Trainer, at: int, factor: float = 100) -> None:
+    """After this step, once, the weights are so many times what they were."""
     finish_step = trainer.compressor.finish_step_
 
     def spoiling() -> Any:
         event = finish_step()
         if trainer.compressor.steps == at:
-            trainer.compressor.optimizer.store.weight.mul_(100)
+            trainer.compressor.optimizer.store.weight.mul_(factor)
         return event
 
     trainer.compressor.finish_step_ = spoiling  # type: ignore[method-assign]
@@ -53,7 +66,7 @@ def spoil_ends(trainer: Trainer, after: int = 33) -> None:
     def one() -> Any:
         event = take()
         if trainer.memory.frozen_at or trainer.compressor.steps > after:
-            trainer.compressor.optimizer.store.weight.mul_(3)
+            trainer.compressor.optimizer.store.weight.mul_(2)
         return event
 
     trainer._step = one  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.ranks import RankLost, Team
 from gaugelasso.signals import Stopped
 from gaugelasso.state import RunState
-from tests.spoilers import poison, returns, spoil_ends, spoil_when_new
+from tests.spoilers import poison, returns, spoil, spoil_ends, spoil_when_new
 from tests.training import assert_same_run, finish, newest, read, start
 
 
@@ -29,10 +29,10 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
         run = trainer.folder.path
         assert trainer.memory.ended_at is not None
         held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
-        assert fma in held.values()
+        assert held[str(summary["held_step"])] == fma
         assert summary["held"]
         for step, size in held.items():
-            if size < fma:
+            if size < fma or (size == fma and int(step) > summary["held_step"]):
                 found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
                 loss, _ = evaluate(found.model(), trainer.config, 2, "cpu")
                 assert loss > summary["loss_target"]
@@ -86,7 +86,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     spoil_when_new(trainer)
     summary = trainer.run()
     run = trainer.folder.path
-    assert trainer.memory.again_at is None
+    assert not trainer.memory.again_for
     assert summary["held"]
     found = newest(run)
     assert found.name == f"step-{summary['steps']:08d}"
@@ -170,6 +170,47 @@ def test_a_work_target_that_was_met_stays_so(
     summary = read(finish(tmp_path, **changes) / "summary.json")
     assert not summary["held"]
     assert summary["fma_final"] <= 400
+
+
+def test_a_work_target_is_met_by_a_structure_that_holds(tmp_path: Path) -> None:
+    """A row of steps before the cut says nothing of it: the cut of step 25 costs the target."""
+    changes = {"train__checkpoint_every": 5, "target__fma": 400.0, "train__steps": 80}
+    plain = read(finish(tmp_path, "plain", **changes) / "summary.json")
+    assert (plain["structure_step"], plain["frozen_step"], plain["steps"]) == (25, 30, 30)
+    trainer = start(tmp_path, train__patience=10, **changes)
+    spoil(trainer, at=25)
+    summary = trainer.run()
+    assert returns(trainer.folder.path)[0] == (35, 20)
+    assert summary["held"]
+    assert summary["fma_final"] <= 400
+
+
+def test_a_second_anneal_keeps_the_work_target(tmp_path: Path) -> None:
+    changes = {"train__checkpoint_every": 5, "target__fma": 400.0, "train__saturation": 10}
+    trainer = start(tmp_path, train__steps=80, **changes)
+    spoil(trainer, at=31)
+    summary = trainer.run()
+    assert returns(trainer.folder.path) == [(40, 30)]  # where the first one began
+    assert summary["held"]
+    assert summary["fma_final"] <= 400
+
+
+def test_a_second_anneal_is_as_long_as_the_first(tmp_path: Path) -> None:
+    """Which was no saturation, as the work target was never met."""
+    changes = {"train__checkpoint_every": 5, "train__cooldown": 20, "train__saturation": 2}
+    trainer = start(tmp_path, train__steps=50, target__fma=1.0, **changes)
+    spoil(trainer, at=48)
+    assert trainer.run()["steps"] == 70
+
+
+def test_a_target_first_held_in_the_cooldown_counts(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"train__cooldown": 70, "train__warmup": 20, "train__batch": 16}
+    changes |= {"target__loss": 0.45, "compress__lr": 0.02, "train__checkpoint_every": 5}
+    trainer = start(tmp_path, train__steps=120, **changes)
+    spoil(trainer, at=117)
+    summary = trainer.run()
+    assert returns(trainer.folder.path) == [(120, 115)]
+    assert (summary["held"], summary["held_step"]) == (True, 115)
 
 
 @pytest.mark.parametrize("where", ["check_manifest", "_write"])

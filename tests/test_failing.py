@@ -13,7 +13,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.signals import Stopped
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import TargetMissed
-from tests.spoilers import SEED, poison, returns
+from tests.spoilers import SEED, poison, returns, ruin, spoil
 from tests.training import (
     assert_same_run,
     final_tensors,
@@ -64,7 +64,7 @@ def test_too_many_in_a_row_and_the_run_goes_back(
     monkeypatch.undo()
     poison(monkeypatch, range(20, 30))
     run = finish(tmp_path, "worse", train__skip_limit=5)
-    assert returns(run) == [(25, 20), (30, 20)]
+    assert returns(run) == [(25, 20), (30, 10)]  # in vain: to one that held the target before
     summary = read(run / "summary.json")
     assert summary["returns"] == 2
     assert summary["skipped_steps"] == 10
@@ -85,8 +85,9 @@ def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, range(22, 400))
+    settings = {"train__skip_limit": 5, "train__steps": 100, "train__checkpoint_every": 20}
     with pytest.raises(UserError) as told:
-        finish(tmp_path, train__skip_limit=5, train__steps=100, train__checkpoint_every=20)
+        finish(tmp_path, target__loss=1e-9, **settings)
     run = tmp_path / "run"
     assert [step for step, _ in returns(run)] == [30, 35, 40]
     seed = Draw(SEED, 44).seed
@@ -95,6 +96,69 @@ def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
     assert not (run / "summary.json").exists()
     assert checkpoint.load_state(run)[0]["steps"] == 40
     assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
+
+
+def test_a_run_that_finds_no_way_on_ends_on_a_state_that_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison(monkeypatch, range(22, 400))
+    settings = {"train__skip_limit": 5, "train__steps": 100, "train__checkpoint_every": 20}
+    run = finish(tmp_path, **settings)
+    summary = read(run / "summary.json")
+    assert (summary["held"], summary["held_step"], summary["steps"]) == (True, 20, 45)
+    assert "the run ends here, on a state that held its target" in caplog.text
+    assert newest(run).name == "step-00000045"
+    start(tmp_path, existing="resume", **settings).run()
+    assert read(run / "summary.json")["fma_final"] == summary["fma_final"]
+
+
+def test_a_run_that_comes_apart_goes_back_to_where_the_target_was_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the newest checkpoint, which is of a target already lost."""
+    changes = {"train__checkpoint_every": 10, "train__log_every": 1, "train__skip_limit": 3}
+    trainer = start(tmp_path, train__patience=10, train__steps=60, **changes)
+    spoil(trainer, at=28)
+    ruin(monkeypatch, trainer, after=31)
+    summary = trainer.run()
+    assert returns(trainer.folder.path) == [(34, 20)]
+    assert summary["held"]
+
+
+@pytest.mark.parametrize(("at", "bad", "expected"), [
+    (21, range(26, 29), [(26, 20), (29, 20)]),
+    (38, range(41, 44), [(40, 30), (44, 30)]),
+])  # fmt: skip
+def test_what_was_left_is_not_taken_up_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
+    bad: range,
+    expected: list[tuple[int, int]],
+) -> None:
+    """Steps fail right after a return, under pressure or in a second anneal."""
+    poison(monkeypatch, bad)
+    trainer = start(
+        tmp_path, train__patience=5, train__checkpoint_every=5, train__log_every=1,
+        train__skip_limit=3,
+    )  # fmt: skip
+    spoil(trainer, at=at)
+    assert trainer.run()["held"]
+    assert returns(trainer.folder.path) == expected
+
+
+def test_a_stop_between_failures_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row with a step that was taken is not one more in vain, whoever looks, and when."""
+    poison(monkeypatch, [step for first in (27, 37, 47, 57) for step in range(first, first + 3)])
+    settings = {"train__skip_limit": 3, "train__log_every": 10, "train__steps": 70}
+    whole = finish(tmp_path, "whole", **settings)
+    assert returns(whole) == [(30, 20), (40, 30), (50, 40), (60, 50)]
+    with Signals(53), pytest.raises(Stopped):
+        finish(tmp_path, **settings)
+    start(tmp_path, existing="resume", **settings).run()
+    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -131,10 +195,12 @@ def test_a_loss_of_minus_infinity_is_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failing_step_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was due then is saved at the next look, behind a step that was taken."""
     poison(monkeypatch, range(19, 20))
     trainer = start(tmp_path)
-    stop_at(trainer, 25)
-    assert newest(trainer.folder.path).name == "step-00000010"
+    stop_at(trainer, 26)
+    ring = sorted(path.name for path in trainer.folder.checkpoints.iterdir())
+    assert ring == ["step-00000010", "step-00000025"]
 
 
 def test_a_stop_at_a_failing_step_saves_what_was_there(

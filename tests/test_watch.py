@@ -124,6 +124,36 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
     assert "it was to be gone back to, but is no more" in caplog.text
 
 
+def test_where_the_last_two_are_damaged_an_older_one_serves(tmp_path: Path) -> None:
+    trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5, train__steps=80)
+    spoil(trainer, at=42)
+    take = trainer._step
+
+    def one() -> Any:
+        memory = trainer.memory
+        if trainer.compressor.steps == 43:
+            for step in (memory.held_at, memory.held_before_at):
+                path = trainer.folder.checkpoints / f"step-{step:08d}"
+                (path / "model.safetensors").write_bytes(b"")
+        return take()
+
+    trainer._step = one  # type: ignore[method-assign]
+    assert trainer.run()["held"]
+    assert returns(trainer.folder.path)[0] == (45, 25)
+    assert (trainer.folder.checkpoints / "step-00000035.damaged").exists()
+
+
+def test_a_checkpoint_amid_a_row_is_judged_by_the_next(tmp_path: Path) -> None:
+    """18 of the row's 20 steps come before it."""
+    changes = {"train__checkpoint_every": 19, "train__log_every": 20, "train__patience": 0}
+    trainer = start(tmp_path, train__steps=80, **changes)
+    spoil(trainer, at=38, factor=4)
+    stop_at(trainer, 41)
+    assert trainer.memory.loss is not None
+    assert trainer.memory.loss <= 2.0
+    assert (trainer.memory.hoped_at, trainer.memory.held_at) == (38, None)
+
+
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__checkpoint_every=5)
     spoil_ends(trainer, after=35)

@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,11 +197,6 @@ def _ring(folder: Path) -> list[Path]:
     found = [path for path in home.iterdir() if _step(path) >= 0] if home.is_dir() else []
     # Of one step, the one that was to replace the other comes first.
     return sorted(found, key=lambda path: (-_step(path), path.name))
-
-
-def steps(folder: Path, wanted: Callable[[int], bool]) -> list[int]:
-    """Of the checkpoints in a folder, those of steps that are wanted, the newest first."""
-    return [step for path in _ring(folder) if wanted(step := _step(path))]
 
 
 def find(folder: Path | str) -> Checkpoint | None:

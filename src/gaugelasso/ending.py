@@ -25,40 +25,56 @@ def way_on(state: RunState, summary: dict[str, Any]) -> Callable[[], None] | Non
     loss = math.inf if summary["loss"] is None else summary["loss"]
     why = f"held-out loss {loss:.4g} after the anneal"
     lost = not memory.holds(state.config.target.loss)
-    again = lost and memory.again_at is None and (train.saturation or train.cooldown)
-    if again and (held := state.whole(watch.choices(memory))):
-        return functools.partial(_anneal_again, state, held, why)
+    anneal = train.cooldown if memory.frozen_at is None else train.saturation
+    if lost and anneal and not memory.again_for:
+        choices = [step for step in watch.choices(memory) if memory.held[step] <= _most(state)]
+        if held := state.whole(choices):
+            return functools.partial(_anneal_again, state, held, anneal, why)
     end = _better_end(state, loss if lost or math.isinf(loss) else -math.inf)
     return functools.partial(_end_on, state, end, why) if end else None
 
 
-def _anneal_again(state: RunState, held: Checkpoint, why: str) -> None:
+def end_early(state: RunState, why: str) -> bool:
+    """End on a state that holds the target, where there is no way on; False if none does."""
+    end = _better_end(state, -math.inf)
+    if end:
+        _end_on(state, end, f"{why}; the run ends here, on a state that held its target")
+    return bool(end)
+
+
+def _anneal_again(state: RunState, held: Checkpoint, steps: int, why: str) -> None:
     state.go_back(held, why)
-    state.memory.again_at = state.memory.frozen_at = state.steps
+    state.memory.again_for, state.memory.frozen_at = steps, state.steps
 
 
 def _end_on(state: RunState, held: Checkpoint, why: str) -> None:
     state.go_back(held, why)
-    state.memory.held_at, state.memory.ended_at = held.step, state.steps
+    memory = state.memory
+    memory.held_at, memory.ended_at = held.step, state.steps
+    memory.held.pop(state.steps, None)  # which it takes the place of
     state.save()
 
 
 def _better_end(state: RunState, bar: float) -> Checkpoint | None:
-    """The smallest state that held the target and does so on held-out data.
+    """The smallest state that held the target and does so on held-out data, of equals the last.
 
-    Where none does, the smallest whose loss is at least below `bar`. A work target that is met
-    stays so.
+    Where none does, the smallest whose loss is at least below `bar`.
     """
-    target, better = state.config.target, None
-    most = target.fma if state.compressor.spent else math.inf
-    for _, step in sorted((fma, step) for step, fma in state.memory.held.items() if fma <= most):
-        if held := state.whole([step]):
+    target, better, most = state.config.target, None, _most(state)
+    for fma, step in sorted((fma, -step) for step, fma in state.memory.held.items()):
+        passed = fma <= most and -step < state.steps
+        if passed and (held := state.whole([-step])):
             loss, _, _ = final(state, held.model(state.device))
             if loss <= target.loss:
                 return held
             if loss < bar:
                 better = better or held
     return better
+
+
+def _most(state: RunState) -> float:
+    """The most work that a state to go back to may have: a work target that is met stays so."""
+    return state.config.target.fma if state.compressor.spent else math.inf
 
 
 def final(state: RunState, model: Transformer) -> tuple[float, float, dict[str, float]]:

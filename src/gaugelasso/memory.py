@@ -25,6 +25,10 @@ class Memory:
     fma_initial: float = 0.0
     parameters_initial: int = 0
     cut_at: int = 0  # when the structure became what it is
+    row_at: int = 0  # where the last row began
+    open_at: int = 0  # and where the one after it did
+    saved_at: int = 0  # the last checkpoint that was due
+    good_at: int | None = None  # where to go back to when steps fail
     hoped_at: int | None = None  # a checkpoint that held the target: the steps after it will tell
     hoped_fma: float = 0.0
     held_at: int | None = None  # the last one that did hold it
@@ -32,7 +36,7 @@ class Memory:
     held: dict[int, float] = field(default_factory=dict)  # these and older ones: step -> FMA
     tried_at: int | None = None  # of these, the one that was last gone back to
     ended_at: int | None = None  # when the run took up a held state as its last
-    again_at: int | None = None  # when a second anneal began
+    again_for: int = 0  # the steps of a second anneal, once there is one
     off_for: int = 0  # steps since the loss left its target
     returns: int = 0
     in_vain: int = 0  # of these, since a step was last taken
@@ -51,8 +55,9 @@ class Memory:
             self.first_loss = sound[0][1]
         self.unlogged = [*self.unlogged, *(loss for _, loss in sound)]
 
-    def close_row_(self) -> None:
-        """The losses since the last row become its mean."""
+    def close_row_(self, step: int) -> None:
+        """The losses since the last row become the mean of one that ends with this step."""
+        self.row_at, self.open_at = self.open_at, step
         self.loss = sum(self.unlogged) / len(self.unlogged) if self.unlogged else None
         if self.loss is not None:
             self.best_loss = self.loss if self.best_loss is None else min(self.best_loss, self.loss)
@@ -63,8 +68,13 @@ class Memory:
         return self.loss is not None and self.loss <= target
 
     def hold_(self, step: int, fma: float) -> None:
-        """A checkpoint held the target. It stays on record, with the smallest of every size."""
-        last = self.held_before_at, self.held_at = self.held_at, step
+        """A checkpoint held the target, and compression may go on from it."""
+        self.held_before_at, self.held_at = self.held_at, step
+        self.remember_(step, fma)
+
+    def remember_(self, step: int, fma: float) -> None:
+        """A run may end on this checkpoint. It stays on record, with the smallest of every size."""
+        last = self.held_before_at, self.held_at
         seen, kept = set(), {}
         for each, size in sorted({**self.held, step: fma}.items(), key=lambda h: (h[1], -h[0])):
             rung = math.floor(math.log(size, RUNG)) if size > 0 else None

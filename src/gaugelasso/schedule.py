@@ -25,9 +25,9 @@ class Schedule:
         """The number of steps of the whole run, given when the target froze it."""
         return self.steps if frozen_at is None else frozen_at + self.saturation
 
-    def again(self) -> "Schedule":
-        """For a second anneal, as long as the first one was."""
-        return replace(self, saturation=self.saturation or self.cooldown)
+    def again(self, steps: int) -> "Schedule":
+        """For a second anneal, of so many steps."""
+        return replace(self, saturation=steps)
 
     def _anneal_start(self, frozen_at: int | None) -> int:
         return self.steps - self.cooldown if frozen_at is None else frozen_at

@@ -100,28 +100,13 @@ class RunState:
     def _around(self) -> dict[str, Any]:
         return {**environment(self.device), "ranks": self.team.size}
 
-    def last_due(self) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint that was due, else the newest.
-
-        Others were written as the run was stopped, which may have been while its steps failed.
-        """
-
-        def look() -> checkpoint.Checkpoint | None:
-            due = checkpoint.steps(self.folder.checkpoints, self.was_due)
-            return self._first_whole(due) or checkpoint.find(self.folder.checkpoints)
-
-        found = self._found(look)
-        if found:
-            self.team.lead(lambda: checkpoint.put_aside_newer(found))
-        return found
-
-    def was_due(self, step: int) -> bool:
-        """Whether a checkpoint belongs there; a second anneal may have to start where one did."""
-        return step % self.config.train.checkpoint_every == 0 or step == self.memory.frozen_at
-
     def whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
-        """Of the checkpoints of these steps, which held the target, the first that is whole."""
+        """Of the checkpoints of these steps the first that is whole."""
         return self._found(lambda: self._first_whole(steps))
+
+    def newest(self) -> checkpoint.Checkpoint | None:
+        """The newest whole checkpoint."""
+        return self._found(lambda: checkpoint.find(self.folder.checkpoints))
 
     def _first_whole(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
         for step in steps:
@@ -139,15 +124,13 @@ class RunState:
         return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
 
     def save(self) -> None:
-        """Write a checkpoint; those that held the target, and one that was due, stay besides."""
-        memory = self.memory
-        hoped = [memory.hoped_at] if memory.hoped_at is not None else []
-        keep = self.config.train.checkpoint_keep
+        """Write a checkpoint; those that the run may want to go back to stay besides."""
+        memory, keep = self.memory, self.config.train.checkpoint_keep
+        wanted = memory.hoped_at, memory.good_at, *memory.held
 
         def write() -> None:
             kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
-            due = checkpoint.steps(self.folder.checkpoints, self.was_due)[:1]
-            spare = [*hoped, *memory.held, *due]
+            spare = [step for step in wanted if step is not None]
             checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
             self.folder.saved()
 
@@ -159,6 +142,7 @@ class RunState:
         hooks, history = self.compressor.hooks, self.compressor.history
         fma = self.compressor.fma
         past, tensors = to.state()
+        self.team.lead(lambda: checkpoint.put_aside_newer(to))
         # Gone before the other comes, so that no more memory is taken than in training.
         del self.model, self.step, self.compressor
         gc.collect()

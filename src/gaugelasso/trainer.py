@@ -20,7 +20,7 @@ from gaugelasso import watch
 from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
-from gaugelasso.ending import final, said_missed, way_on
+from gaugelasso.ending import end_early, final, said_missed, way_on
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, samples, settle_cpu_
 from gaugelasso.events import Event
@@ -101,7 +101,14 @@ class Trainer:
 
     @property
     def schedule(self) -> Schedule:
-        return self._schedule if self.memory.again_at is None else self._schedule.again()
+        again_for = self.memory.again_for
+        return self._schedule.again(again_for) if again_for else self._schedule
+
+    @property
+    def _end(self) -> int:
+        """The number of steps of the whole run, as far as it is known."""
+        ended_at, frozen_at = self.memory.ended_at, self.memory.frozen_at
+        return self.schedule.end(frozen_at) if ended_at is None else ended_at
 
     # --- one step -----------------------------------------------------------------
 
@@ -156,7 +163,7 @@ class Trainer:
     def _train(self, wish: StopWish) -> None:
         began = time.perf_counter() - self.memory.wall_s
         mark, marked_step = time.perf_counter(), self.compressor.steps
-        while self.compressor.steps < self.schedule.end(self.memory.frozen_at):
+        while self.compressor.steps < self._end:
             self._step()
             stopping = self._is_stopping(wish)
             due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
@@ -176,7 +183,7 @@ class Trainer:
                 self._log(step_s)
                 self._watch()
             # After the log, which may find the work target met and so this step the last.
-            if stopping or self._due("checkpoint"):
+            if stopping or self._owes_checkpoint():
                 self._save(stopping)
             if stopping:
                 raise wish.stopped(self._said_resumable())
@@ -213,24 +220,42 @@ class Trainer:
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
         step = self.compressor.steps
-        if step == self.schedule.end(self.memory.frozen_at):
-            return True
-        if what == "checkpoint":
-            return self.state.was_due(step)
-        return bool(step % getattr(self.train, f"{what}_every") == 0)
+        return step == self._end or bool(step % getattr(self.train, f"{what}_every") == 0)
+
+    def _owes_checkpoint(self) -> bool:
+        """Whether one is due, or was while steps failed; an anneal may have to start once more."""
+        step, every = self.compressor.steps, self.train.checkpoint_every
+        saved_at, frozen_at = self.memory.saved_at, self.memory.frozen_at
+        begun = frozen_at is not None and saved_at < frozen_at
+        return step == self._end or begun or step // every > saved_at // every
 
     def _save(self, stopping: bool = False) -> None:
-        memory, failing, due = self.memory, self.state.failing, self._due("checkpoint")
-        last = self.compressor.steps == self.schedule.end(memory.frozen_at)
-        if due and failing and not (stopping or last):
+        failing, owed = self.state.failing, self._owes_checkpoint()
+        if owed and failing and not (stopping or self.compressor.steps == self._end):
             return  # until a step succeeds; the one before stays
         if failing:
             self.compressor.forget_energies_()
         if not self.compressor.finite():
             self._return_from_failure("a weight is not a number")
-        elif due and memory.holds(self.config.target.loss) and self._compressing():
-            memory.hoped_at, memory.hoped_fma = self.compressor.steps, self.compressor.fma
+        elif owed and not failing:
+            self._note_checkpoint()
         self.state.save()
+
+    def _note_checkpoint(self) -> None:
+        """What the checkpoint that is to be written may be good for."""
+        memory, target = self.memory, self.config.target.loss
+        step, fma = self.compressor.steps, self.compressor.fma
+        memory.saved_at = step
+        if not watch.lost(memory, target):
+            memory.good_at = step
+        if not memory.holds(target):
+            return
+        if step == memory.frozen_at:
+            memory.hold_(step, fma)  # seen: no event has been since the last row began
+        elif not self._compressing():
+            memory.remember_(step, fma)
+        elif memory.hoped_at is None:
+            memory.hoped_at, memory.hoped_fma = step, fma
 
     def _compressing(self) -> bool:
         """Whether the last step was one of the compression phase."""
@@ -254,31 +279,42 @@ class Trainer:
     def _return_from_failure(self, what: str) -> None:
         steps = self.compressor.steps
         why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
-        found = self.state.last_due()
-        if found is None or self.memory.in_vain >= watch.TRIES:
+        memory = self.memory
+        found = self.state.whole(watch.footholds(memory)) or self.state.newest()
+        if found is None or memory.in_vain >= watch.TRIES:
+            if end_early(self.state, why):
+                return
             good = f"last good checkpoint: {str(found.path)!r}" if found else "no checkpoint yet"
             raise UserError(f"{why}; {good}. Lower compress.lr, or try another seed")
-        self.memory.in_vain += 1
+        memory.in_vain += 1
         self.state.go_back(found, why)
+        if memory.frozen_at is not None and found.step < memory.frozen_at and not memory.again_for:
+            memory.frozen_at = None  # that was another structure
 
     def _read_losses(self) -> None:
         """Take in the losses since the last look, and how many steps were skipped."""
         compressor, memory = self.compressor, self.memory
         memory.hear_(torch.stack(self._losses).tolist(), compressor.steps, self.config.target.loss)
-        self._losses.clear()
-        memory.skipped, self.state.failing, self.state.streak = compressor.pace.counts()
-        if not self.state.failing:
+        skipped, self.state.failing, self.state.streak = compressor.pace.counts()
+        if skipped - memory.skipped < len(self._losses):
             memory.in_vain = 0
+        memory.skipped = skipped
+        self._losses.clear()
 
     def _maybe_freeze(self, loss: float) -> None:
-        """The work target is met and the loss held: freeze the structure, start the anneal."""
-        phase = self.schedule.phase(self.compressor.steps, self.memory.frozen_at)
-        if phase == "compression" and self.compressor.spent and loss <= self.config.target.loss:
-            self.memory.frozen_at = self.compressor.steps
+        """The work target is met and the loss held: freeze the structure, start the anneal.
+
+        A row that began before the last cut says nothing of what the cut has left.
+        """
+        memory = self.memory
+        phase = self.schedule.phase(self.compressor.steps, memory.frozen_at)
+        met = self.compressor.spent and memory.row_at >= memory.cut_at
+        if phase == "compression" and met and loss <= self.config.target.loss:
+            memory.frozen_at = self.compressor.steps
 
     def _log(self, step_s: float) -> None:
         step = self.compressor.steps
-        self.memory.close_row_()
+        self.memory.close_row_(step)
         if self.memory.loss is None:
             return
         self._maybe_freeze(self.memory.loss)
@@ -289,7 +325,7 @@ class Trainer:
         row = metrics_row(self.compressor, self.model, self.memory, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
-            end = self.schedule.end(frozen_at)
+            end = self._end
             self.on_progress(
                 Progress(
                     row,

@@ -33,28 +33,47 @@ def pressure(returns: int) -> float:
 def note_(memory: Memory, target: float, pressed: bool, count: int) -> None:
     """After a row of `count` steps: which checkpoint held, and for how long none would.
 
-    A checkpoint lies behind its step's event: whether that cost the target, only the steps
+    A checkpoint lies behind its step's event: whether that cost the target, only a row of steps
     after it can tell.
     """
     if memory.loss is None or memory.first_loss is None:
         return
     off = off_target(memory.loss, target, memory.first_loss)
-    if memory.hoped_at is not None and (off or memory.holds(target)):
+    hoped_at = memory.hoped_at
+    if hoped_at is not None and hoped_at <= memory.row_at and (off or memory.holds(target)):
         if not off:
-            memory.hold_(memory.hoped_at, memory.hoped_fma)
+            memory.hold_(hoped_at, memory.hoped_fma)
         memory.hoped_at = None
     off = off and pressed and memory.reached_at is not None
     memory.off_for = memory.off_for + count if off else 0
 
 
-def choices(memory: Memory) -> list[int]:
-    """The checkpoints to go back to, the best first: the last that held, or the one before.
+def lost(memory: Memory, target: float) -> bool:
+    """Whether the last row is off a target that a checkpoint has held."""
+    if memory.loss is None or memory.first_loss is None:
+        return False
+    return bool(memory.held) and off_target(memory.loss, target, memory.first_loss)
 
-    Where the last was in vain, only the one before.
+
+def choices(memory: Memory) -> list[int]:
+    """The checkpoints to go back to, the best first: the last that held, and those before.
+
+    Where the last was in vain, only those before, if there are any.
     """
     in_vain = memory.tried_at == memory.held_at and memory.held_before_at is not None
-    held = [memory.held_before_at] if in_vain else [memory.held_at, memory.held_before_at]
-    return [step for step in held if step is not None]
+    last = [memory.held_before_at] if in_vain else [memory.held_at, memory.held_before_at]
+    steps = [step for step in last if step is not None]
+    older = [step for step in memory.held if step < min(steps, default=0)]
+    return steps + sorted(older, reverse=True)
+
+
+def footholds(memory: Memory) -> list[int]:
+    """The checkpoints to go back to when steps fail, the best first.
+
+    The newest that was not off its target; where that was in vain, those that held it before.
+    """
+    good = [] if memory.good_at is None else [memory.good_at]
+    return choices(memory) + good if memory.in_vain else good + choices(memory)
 
 
 def returned_(memory: Memory, step: int) -> None:
@@ -62,6 +81,7 @@ def returned_(memory: Memory, step: int) -> None:
     memory.returns += 1
     if step in choices(memory):
         memory.tried_at = step
-        if step == memory.held_before_at:
+        if step != memory.held_at:
             memory.held_at, memory.held_before_at = step, None
+    memory.good_at = step
     memory.off_for, memory.hoped_at, memory.loss, memory.unlogged = 0, None, None, []
