@@ -161,6 +161,19 @@ def test_a_stop_between_failures_changes_nothing(
     assert_same_run(whole, tmp_path / "run")
 
 
+def test_a_stop_is_not_what_a_checkpoint_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Due at step 20, which fails, it is written at 25, also by a run that was stopped at 22."""
+    poison(monkeypatch, [19, 26, 27, 28])
+    whole = finish(tmp_path, "whole", train__skip_limit=3)
+    assert returns(whole) == [(30, 25)]
+    with Signals(21), pytest.raises(Stopped, match="after step 22"):
+        finish(tmp_path, train__skip_limit=3)
+    start(tmp_path, existing="resume", train__skip_limit=3).run()
+    assert_same_run(whole, tmp_path / "run")
+
+
 @pytest.mark.parametrize("every", [1, 5])
 def test_without_a_checkpoint_the_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int

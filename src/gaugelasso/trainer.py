@@ -183,8 +183,9 @@ class Trainer:
                 self._log(step_s)
                 self._watch()
             # After the log, which may find the work target met and so this step the last.
-            if stopping or self._owes_checkpoint():
-                self._save(stopping)
+            owed = due and self._owes_checkpoint()
+            if stopping or owed:
+                self._save(owed, stopping)
             if stopping:
                 raise wish.stopped(self._said_resumable())
             mark, marked_step = time.perf_counter(), self.compressor.steps
@@ -229,9 +230,9 @@ class Trainer:
         begun = frozen_at is not None and saved_at < frozen_at
         return step == self._end or begun or step // every > saved_at // every
 
-    def _save(self, stopping: bool = False) -> None:
-        failing, owed = self.state.failing, self._owes_checkpoint()
-        if owed and failing and not (stopping or self.compressor.steps == self._end):
+    def _save(self, owed: bool, stopping: bool) -> None:
+        failing = self.state.failing
+        if failing and not (stopping or self.compressor.steps == self._end):
             return  # until a step succeeds; the one before stays
         if failing:
             self.compressor.forget_energies_()
