@@ -127,7 +127,7 @@ def test_a_run_that_comes_apart_goes_back_to_where_the_target_was_held(
 
 @pytest.mark.parametrize(("at", "bad", "expected"), [
     (21, range(26, 29), [(26, 20), (29, 20)]),
-    (38, range(41, 44), [(40, 30), (44, 30)]),
+    (38, range(41, 44), [(40, 35), (44, 35)]),
 ])  # fmt: skip
 def test_what_was_left_is_not_taken_up_again(
     tmp_path: Path,
@@ -145,6 +145,36 @@ def test_what_was_left_is_not_taken_up_again(
     spoil(trainer, at=at)
     assert trainer.run()["held"]
     assert returns(trainer.folder.path) == expected
+
+
+@pytest.mark.parametrize(("bad", "steps", "cooldown"), [
+    (range(50, 65), 40, 0),  # beyond the steps of a run whose work target is not met
+    (range(40, 55), 70, 20),
+])  # fmt: skip
+def test_a_met_work_target_outlives_failing_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: range, steps: int, cooldown: int
+) -> None:
+    """However often the anneal goes back: no state from before it is small enough."""
+    poison(monkeypatch, bad)
+    changes = {"target__fma": 400.0, "train__saturation": 40, "train__skip_limit": 5}
+    run = finish(tmp_path, train__steps=steps, train__cooldown=cooldown, **changes)
+    summary = read(run / "summary.json")
+    assert len(returns(run)) == 3
+    assert min(to for _, to in returns(run)) >= summary["frozen_step"] == 30
+    assert (summary["held"], summary["steps"]) == (True, 70)
+    assert summary["fma_final"] <= 400
+    assert read(newest(run) / "structure.json") == summary["structure"]
+
+
+def test_a_row_that_ends_with_a_failing_step_freezes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There would be no checkpoint of it."""
+    poison(monkeypatch, [29])
+    changes = {"target__fma": 400.0, "train__saturation": 10, "train__steps": 60}
+    run = finish(tmp_path, **changes)
+    assert read(run / "summary.json")["frozen_step"] == 35
+    assert (run / "checkpoints" / "step-00000035").exists()
 
 
 def test_a_stop_between_failures_changes_nothing(

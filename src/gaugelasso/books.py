@@ -68,7 +68,7 @@ def summary(
     """summary.json: `loss`, `metric` and `figures` are held-out.
 
     `structure_step` is when the structure became what it is, `held_step` the last checkpoint
-    before the anneal that held the loss target in training, or the one that the run ended on.
+    that held the loss target in training, before it and after, or the one that the run ended on.
     """
     target = config.target.loss
     return {

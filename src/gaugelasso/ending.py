@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gaugelasso import watch
@@ -26,10 +26,9 @@ def way_on(state: RunState, summary: dict[str, Any]) -> Callable[[], None] | Non
     why = f"held-out loss {loss:.4g} after the anneal"
     lost = not memory.holds(state.config.target.loss)
     anneal = train.cooldown if memory.frozen_at is None else train.saturation
-    if lost and anneal and not memory.again_for:
-        choices = [step for step in watch.choices(memory) if memory.held[step] <= _most(state)]
-        if held := state.whole(choices):
-            return functools.partial(_anneal_again, state, held, anneal, why)
+    again = lost and anneal and not memory.again_for
+    if again and (held := state.whole(small_enough(state, watch.choices(memory)))):
+        return functools.partial(_anneal_again, state, held, anneal, why)
     end = _better_end(state, loss if lost or math.isinf(loss) else -math.inf)
     return functools.partial(_end_on, state, end, why) if end else None
 
@@ -60,10 +59,10 @@ def _better_end(state: RunState, bar: float) -> Checkpoint | None:
 
     Where none does, the smallest whose loss is at least below `bar`.
     """
-    target, better, most = state.config.target, None, _most(state)
-    for fma, step in sorted((fma, -step) for step, fma in state.memory.held.items()):
-        passed = fma <= most and -step < state.steps
-        if passed and (held := state.whole([-step])):
+    target, held_fma, better = state.config.target, state.memory.held, None
+    smallest_first = sorted(held_fma, key=lambda step: (held_fma[step], -step))
+    for step in small_enough(state, smallest_first):
+        if held := state.whole([step]):
             loss, _, _ = final(state, held.model(state.device))
             if loss <= target.loss:
                 return held
@@ -72,9 +71,10 @@ def _better_end(state: RunState, bar: float) -> Checkpoint | None:
     return better
 
 
-def _most(state: RunState) -> float:
-    """The most work that a state to go back to may have: a work target that is met stays so."""
-    return state.config.target.fma if state.compressor.spent else math.inf
+def small_enough(state: RunState, steps: Iterable[int]) -> list[int]:
+    """Of these checkpoints those to go back to: a work target that is met stays so."""
+    most = state.config.target.fma if state.compressor.spent else math.inf
+    return [step for step in steps if state.memory.held.get(step, 0.0) <= most]
 
 
 def final(state: RunState, model: Transformer) -> tuple[float, float, dict[str, float]]:

@@ -68,15 +68,16 @@ class Memory:
         return self.loss is not None and self.loss <= target
 
     def hold_(self, step: int, fma: float) -> None:
-        """A checkpoint held the target, and compression may go on from it."""
-        self.held_before_at, self.held_at = self.held_at, step
-        self.remember_(step, fma)
+        """A checkpoint held the target. It stays on record, with the smallest of every size.
 
-    def remember_(self, step: int, fma: float) -> None:
-        """A run may end on this checkpoint. It stays on record, with the smallest of every size."""
-        last = self.held_before_at, self.held_at
+        Of the smallest the first stays, too: held-out data may like the last one less.
+        """
+        self.held_before_at, self.held_at = self.held_at, step
+        every = {**self.held, step: fma}
+        first = min(each for each, size in every.items() if size == min(every.values()))
+        last = self.held_before_at, self.held_at, first
         seen, kept = set(), {}
-        for each, size in sorted({**self.held, step: fma}.items(), key=lambda h: (h[1], -h[0])):
+        for each, size in sorted(every.items(), key=lambda held: (held[1], -held[0])):
             rung = math.floor(math.log(size, RUNG)) if size > 0 else None
             if rung not in seen or each in last:
                 kept[each] = size

@@ -20,7 +20,7 @@ from gaugelasso import watch
 from gaugelasso.books import Progress, metrics_row, summary
 from gaugelasso.compressor import Compressor
 from gaugelasso.config import Config
-from gaugelasso.ending import end_early, final, said_missed, way_on
+from gaugelasso.ending import end_early, final, said_missed, small_enough, way_on
 from gaugelasso.errors import UserError
 from gaugelasso.evaluation import choose_device, evaluate, samples, settle_cpu_
 from gaugelasso.events import Event
@@ -253,8 +253,6 @@ class Trainer:
             return
         if step == memory.frozen_at:
             memory.hold_(step, fma)  # seen: no event has been since the last row began
-        elif not self._compressing():
-            memory.remember_(step, fma)
         elif memory.hoped_at is None:
             memory.hoped_at, memory.hoped_fma = step, fma
 
@@ -280,8 +278,12 @@ class Trainer:
     def _return_from_failure(self, what: str) -> None:
         steps = self.compressor.steps
         why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
-        memory = self.memory
-        found = self.state.whole(watch.footholds(memory)) or self.state.newest()
+        memory, footholds = self.memory, watch.footholds(self.memory)
+        if memory.frozen_at == steps:
+            memory.frozen_at = None  # not to be, then
+        if not self._compressing():
+            footholds = small_enough(self.state, footholds)
+        found = self.state.whole(footholds) or self.state.newest()
         if found is None or memory.in_vain >= watch.TRIES:
             if end_early(self.state, why):
                 return
@@ -289,8 +291,6 @@ class Trainer:
             raise UserError(f"{why}; {good}. Lower compress.lr, or try another seed")
         memory.in_vain += 1
         self.state.go_back(found, why)
-        if memory.frozen_at is not None and found.step < memory.frozen_at and not memory.again_for:
-            memory.frozen_at = None  # that was another structure
 
     def _read_losses(self) -> None:
         """Take in the losses since the last look, and how many steps were skipped."""
@@ -305,11 +305,12 @@ class Trainer:
     def _maybe_freeze(self, loss: float) -> None:
         """The work target is met and the loss held: freeze the structure, start the anneal.
 
-        A row that began before the last cut says nothing of what the cut has left.
+        A row that began before the last cut says nothing of what the cut has left. And there
+        is to be a checkpoint of it, which there is not where a step has just failed.
         """
         memory = self.memory
         phase = self.schedule.phase(self.compressor.steps, memory.frozen_at)
-        met = self.compressor.spent and memory.row_at >= memory.cut_at
+        met = self.compressor.spent and memory.row_at >= memory.cut_at and not self.state.failing
         if phase == "compression" and met and loss <= self.config.target.loss:
             memory.frozen_at = self.compressor.steps
 
