@@ -204,6 +204,20 @@ def test_a_stop_is_not_what_a_checkpoint_waited_for(
     assert_same_run(whole, tmp_path / "run")
 
 
+def test_where_no_checkpoint_is_small_enough_a_larger_one_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cooldown, the work target met; not one that a stop has left among failing steps."""
+    poison(monkeypatch, range(29, 34))
+    changes = {"target__fma": 400.0, "train__skip_limit": 4}
+    whole = finish(tmp_path, "whole", **changes)
+    assert returns(whole) == [(35, 20)]
+    with Signals(31), pytest.raises(Stopped):
+        finish(tmp_path, **changes)
+    start(tmp_path, existing="resume", **changes).run()
+    assert_same_run(whole, tmp_path / "run")
+
+
 @pytest.mark.parametrize("every", [1, 5])
 def test_without_a_checkpoint_the_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int

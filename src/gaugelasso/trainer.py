@@ -282,7 +282,7 @@ class Trainer:
         if memory.frozen_at == steps:
             memory.frozen_at = None  # not to be, then
         if not self._compressing():
-            footholds = small_enough(self.state, footholds)
+            footholds = [*small_enough(self.state, footholds), *footholds]
         found = self.state.whole(footholds) or self.state.newest()
         if found is None or memory.in_vain >= watch.TRIES:
             if end_early(self.state, why):
