@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gaugelasso.memory import Memory
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.trainer import Trainer
 from tests.training import rows
@@ -57,6 +58,20 @@ def spoil(trainer: Trainer, at: int, factor: float = 100) -> None:
         return event
 
     trainer.compressor.finish_step_ = spoiling  # type: ignore[method-assign]
+
+
+def damage(trainer: Trainer, after: int, which: Callable[[Memory], Collection[int | None]]) -> None:
+    """After so many steps the checkpoints of these steps lose what is in their largest file."""
+    take = trainer._step
+
+    def one() -> Any:
+        if trainer.compressor.steps == after:
+            for step in which(trainer.memory):
+                path = trainer.folder.checkpoints / f"step-{step:08d}"
+                (path / "model.safetensors").write_bytes(b"")
+        return take()
+
+    trainer._step = one  # type: ignore[method-assign]
 
 
 def spoil_ends(trainer: Trainer, after: int = 33) -> None:

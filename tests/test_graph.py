@@ -103,14 +103,14 @@ def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> N
     plain._step()
     for pressing in (False, True, False, True, True, False):
         with torch.no_grad():
-            for name, tensor in state(other).items():
-                tensor.copy_(state(plain)[name])
+            for tensor, here in zip(state(other).values(), state(plain).values(), strict=True):
+                tensor.copy_(here)
         before = levels(plain)
         for run in (plain, other):
             run.compressor._body.balance_(pressing)
-        here, there = levels(plain), levels(other)
-        assert torch.allclose(there, here, rtol=1e-4)
-        assert bool((here < 0.3 * before if pressing else here > 0.99 * before).all())
+        after = levels(plain)
+        assert torch.allclose(levels(other), after, rtol=1e-4)
+        assert bool((after < 0.3 * before if pressing else after > 0.99 * before).all())
 
 
 def levels(run: Trainer) -> Tensor:

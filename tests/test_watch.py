@@ -10,7 +10,7 @@ import pytest
 from gaugelasso import checkpoint
 from gaugelasso.memory import Memory
 from gaugelasso.watch import choices, off_target, pressure, returned_
-from tests.spoilers import poison, returns, spoil, spoil_ends, spoil_when_new
+from tests.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
 from tests.training import assert_same_run, finish, newest, plain, rows, start, stop_at
 
 
@@ -110,15 +110,7 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
 ) -> None:
     trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5)
     spoil(trainer, at=22)
-    take = trainer._step
-
-    def one() -> Any:
-        if trainer.compressor.steps == 23:
-            path = trainer.folder.checkpoints / f"step-{trainer.memory.held_at:08d}"
-            (path / "model.safetensors").write_bytes(b"")
-        return take()
-
-    trainer._step = one  # type: ignore[method-assign]
+    damage(trainer, 23, lambda memory: [memory.held_at])
     assert trainer.run()["held"]
     assert returns(trainer.folder.path) == [(25, 10)]
     assert "it was to be gone back to, but is no more" in caplog.text
@@ -127,17 +119,7 @@ def test_where_the_last_that_held_is_damaged_the_one_before_serves(
 def test_where_the_last_two_are_damaged_an_older_one_serves(tmp_path: Path) -> None:
     trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5, train__steps=80)
     spoil(trainer, at=42)
-    take = trainer._step
-
-    def one() -> Any:
-        memory = trainer.memory
-        if trainer.compressor.steps == 43:
-            for step in (memory.held_at, memory.held_before_at):
-                path = trainer.folder.checkpoints / f"step-{step:08d}"
-                (path / "model.safetensors").write_bytes(b"")
-        return take()
-
-    trainer._step = one  # type: ignore[method-assign]
+    damage(trainer, 43, lambda memory: [memory.held_at, memory.held_before_at])
     assert trainer.run()["held"]
     assert returns(trainer.folder.path)[0] == (45, 25)
     assert (trainer.folder.checkpoints / "step-00000035.damaged").exists()

@@ -74,7 +74,8 @@ class Memory:
         """
         self.held_before_at, self.held_at = self.held_at, step
         every = {**self.held, step: fma}
-        first = min(each for each, size in every.items() if size == min(every.values()))
+        least = min(every.values())
+        first = min(each for each, size in every.items() if size == least)
         last = self.held_before_at, self.held_at, first
         seen, kept = set(), {}
         for each, size in sorted(every.items(), key=lambda held: (held[1], -held[0])):

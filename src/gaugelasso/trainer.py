@@ -282,7 +282,8 @@ class Trainer:
         if memory.frozen_at == steps:
             memory.frozen_at = None  # not to be, then
         if not self._compressing():
-            footholds = [*small_enough(self.state, footholds), *footholds]
+            small = small_enough(self.state, footholds)
+            footholds.sort(key=lambda step: step not in small)
         found = self.state.whole(footholds) or self.state.newest()
         if found is None or memory.in_vain >= watch.TRIES:
             if end_early(self.state, why):

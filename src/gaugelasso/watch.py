@@ -73,7 +73,8 @@ def footholds(memory: Memory) -> list[int]:
     The newest that was not off its target; where that was in vain, those that held it before.
     """
     good = [] if memory.good_at is None else [memory.good_at]
-    return choices(memory) + good if memory.in_vain else good + choices(memory)
+    steps = choices(memory) + good if memory.in_vain else good + choices(memory)
+    return list(dict.fromkeys(steps))
 
 
 def returned_(memory: Memory, step: int) -> None:
