@@ -23,7 +23,9 @@ def test_seeds_are_read(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["x", "", "1,,2", "1-", "-1", "1-2-3", "1.5", "5-3"])
+@pytest.mark.parametrize(
+    "text", ["x", "", "1,,2", "1-", "-1", "1-2-3", "1.5", "5-3", "1-99999999999"]
+)
 def test_what_are_no_seeds_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=f"--seeds {text!r}"):
         parse_seeds(text)

@@ -20,7 +20,7 @@ from gaugelasso.version import __version__
 from tests.command import Answer, Command, assert_told
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
-from tests.training import contents, newest, sign
+from tests.training import assert_same_run, contents, newest, sign
 
 
 def for_real(*arguments: str | Path) -> Answer:
@@ -52,6 +52,25 @@ def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
 
 
 # --- for real ------------------------------------------------------------------------
+
+
+def test_a_run_outlives_whoever_listens(config: Path, tmp_path: Path) -> None:
+    """A log on a full disk, a reader that is gone: the run ends as it would have."""
+    command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out"]
+    with Path("/dev/full").open("w") as full:
+        run, told = [*command, str(tmp_path / "full")], subprocess.PIPE
+        done = subprocess.run(run, stdout=full, stderr=told, text=True, timeout=120)
+        mute = subprocess.run([*command, str(tmp_path / "mute")], stdout=full, stderr=full)
+    assert_told((done.returncode, "", done.stderr), "standard output cannot be written (No space")
+    assert mute.returncode == 2
+    with subprocess.Popen([*command, str(tmp_path / "gone")], stdout=told, stderr=told) as child:
+        assert child.stdout
+        assert child.stderr
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 0
+    for name in ("mute", "gone"):
+        assert_same_run(tmp_path / name, tmp_path / "full")
 
 
 def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:

@@ -370,6 +370,34 @@ def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path, existing: Exis
     assert contents(tmp_path / "run") == {"thesis.txt": b"irreplaceable"}
 
 
+@pytest.mark.parametrize("existing", ["resume", "overwrite"])
+@pytest.mark.parametrize("config", ['{"model_type": "bert"}', "[1, 2]", "{"])
+def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: str) -> None:
+    run = tmp_path / "run"
+    (run / "report").mkdir(parents=True)
+    (run / "report" / "thesis.txt").write_text("irreplaceable")
+    (run / "config.json").write_text(config)
+    before = contents(run)
+    with pytest.raises(UserError, match=r"holds no run .*left alone"):
+        start(tmp_path, existing=existing)
+    assert contents(run) == before
+
+
+def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
+    run = finish(tmp_path)
+    (run / "config.json").write_text("{")
+    start(tmp_path, existing="overwrite").run()
+    assert set(read(run / "config.json")) >= {"task", "train"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("a" * 300, "cannot be made: File name too long"), ("\udcff", "no UTF-8")]
+)
+def test_names_that_no_run_can_have(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        start(tmp_path, name)
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(UserError, match="is a file; give a folder"):

@@ -37,6 +37,7 @@ class Endless:
         command += ["--seeds", "4-5", "--jobs", "2", "--out", str(self.out), *words]
         for key in ("steps", "checkpoint_every"):
             command += ["--set", f"train.{key}=100000000"]
+        command += ["--set", "target.loss=1e-9"]  # which would be saved, once it is held
         with self.said.open("wb") as said:
             return subprocess.Popen(command, stdout=said, stderr=said)
 

@@ -96,6 +96,19 @@ def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path
     assert trainer.memory.returns == 1
 
 
+def test_the_first_row_within_the_target_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    """However far apart they are: there must be something to go back to."""
+    changes = {"train__patience": 5, "train__checkpoint_every": 1000, "train__log_every": 1}
+    trainer = start(tmp_path, **changes)
+    spoil(trainer, at=21)
+    summary = trainer.run()
+    run = trainer.folder.path
+    target = summary["loss_target"]
+    first = next(r["step"] for r in rows(run, "metrics.jsonl") if r["loss"] <= target)
+    assert returns(run) == [(26, first)]
+    assert summary["held"]
+
+
 def test_a_cut_that_costs_the_target_is_not_gone_back_to(tmp_path: Path) -> None:
     """The checkpoint of a step lies behind its event: judged by the steps after it."""
     trainer = start(tmp_path, train__patience=5, train__checkpoint_every=5)
@@ -126,14 +139,14 @@ def test_where_the_last_two_are_damaged_an_older_one_serves(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_amid_a_row_is_judged_by_the_next(tmp_path: Path) -> None:
-    """18 of the row's 20 steps come before it."""
+    """17 of the row's 20 steps come before it."""
     changes = {"train__checkpoint_every": 19, "train__log_every": 20, "train__patience": 0}
-    trainer = start(tmp_path, train__steps=80, **changes)
-    spoil(trainer, at=38, factor=4)
-    stop_at(trainer, 41)
+    trainer = start(tmp_path, train__steps=80, target__loss=3.0, **changes)
+    spoil(trainer, at=57, factor=2)
+    stop_at(trainer, 61)
     assert trainer.memory.loss is not None
-    assert trainer.memory.loss <= 2.0
-    assert (trainer.memory.hoped_at, trainer.memory.held_at) == (38, None)
+    assert trainer.memory.loss <= 3.0
+    assert (trainer.memory.hoped_at, trainer.memory.held_at) == (57, 20)
 
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from gaugelasso.errors import UserError
 
 # A name is a folder, a row of a table and a line of a legend.
 _LONGEST_NAME = 60
+# Of a range; a typing error would else fill the memory.
+_MOST_SEEDS = 10_000
 
 
 def parse_seeds(text: str) -> list[int]:
     """'42-46', '1,5,9' or a mix; UserError names what is wrong."""
-    seeds: list[int] = []
+    seeds: dict[int, None] = {}
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         try:
@@ -22,8 +24,10 @@ def parse_seeds(text: str) -> list[int]:
             raise UserError(f"--seeds {text!r}: give numbers as in 42-46 or 1,5,9") from None
         if last < first:
             raise UserError(f"--seeds {text!r}: {part!r} runs backwards")
-        seeds += [seed for seed in range(first, last + 1) if seed not in seeds]
-    return seeds
+        if last - first >= _MOST_SEEDS:
+            raise UserError(f"--seeds {text!r}: {part!r} is more than {_MOST_SEEDS:,} seeds")
+        seeds |= dict.fromkeys(range(first, last + 1))
+    return list(seeds)
 
 
 @dataclass(frozen=True)

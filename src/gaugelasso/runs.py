@@ -58,14 +58,16 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, existing: Existing = "refuse") -> "RunFolder":
         """Make the folder, or take an existing one as told; never mix two runs."""
+        _check_name(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"output {str(path)!r} is a file; give a folder")
         if not _is_free(path):
             if existing == "refuse":
                 cls.check_free(path)
-            is_run = (path / "config.json").exists()
-            if not is_run:
-                raise UserError(f"output {str(path)!r} holds no run (no config.json); left alone")
+            if not _is_run(path):
+                raise UserError(
+                    f"output {str(path)!r} holds no run (no config.json of one); left alone"
+                )
         folder = cls(path)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(folder.close)
@@ -92,6 +94,7 @@ class RunFolder:
     @staticmethod
     def check_free(path: Path) -> None:
         """UserError if something is there already."""
+        _check_name(path)
         if path.exists() and (not path.is_dir() or not _is_free(path)):
             raise UserError(
                 f"output {str(path)!r} already exists; add --resume to go on with it, "
@@ -194,6 +197,28 @@ def _is_free(path: Path) -> bool:
     """Nothing there, or nothing but what a run that died at its very beginning leaves."""
     traces = {lock.NAME, "config.json.tmp", _CLEARING, f"{_CLEARING}.tmp"}
     return not path.is_dir() or all(entry.name in traces for entry in path.iterdir())
+
+
+def _is_run(path: Path) -> bool:
+    """Whether this is a run, however damaged; others have a config.json, too."""
+    if not (path / "config.json").exists():
+        return False
+    if any((path / name).exists() for name in ("initial.json", UNSAVED, *logs.NAMES)):
+        return True
+    with contextlib.suppress(UserError, TypeError):
+        return {"task", "train"} <= set(read_json(path / "config.json"))
+    return False
+
+
+def _check_name(path: Path) -> None:
+    """UserError where no file could have that name, or none that safetensors would read."""
+    try:
+        str(path).encode()
+        path.exists()
+    except UnicodeEncodeError:
+        raise UserError(f"output {str(path)!r} is no UTF-8 text; choose another --out") from None
+    except OSError as error:
+        raise UserError(f"output {str(path)!r} cannot be made: {error.strerror}") from None
 
 
 def make_folder(path: Path) -> None:

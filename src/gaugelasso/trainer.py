@@ -224,11 +224,15 @@ class Trainer:
         return step == self._end or bool(step % getattr(self.train, f"{what}_every") == 0)
 
     def _owes_checkpoint(self) -> bool:
-        """Whether one is due, or was while steps failed; an anneal may have to start once more."""
-        step, every = self.compressor.steps, self.train.checkpoint_every
-        saved_at, frozen_at = self.memory.saved_at, self.memory.frozen_at
-        begun = frozen_at is not None and saved_at < frozen_at
-        return step == self._end or begun or step // every > saved_at // every
+        """Whether one is due, or was while steps failed; an anneal may have to start once more.
+
+        And the first row within the target has one of its own: there is to be a way back to it.
+        """
+        step, every, memory = self.compressor.steps, self.train.checkpoint_every, self.memory
+        begun = memory.frozen_at is not None and memory.saved_at < memory.frozen_at
+        first = not memory.held and memory.hoped_at is None and memory.open_at == step
+        reached = first and memory.holds(self.config.target.loss)
+        return step == self._end or begun or reached or step // every > memory.saved_at // every
 
     def _save(self, owed: bool, stopping: bool) -> None:
         failing = self.state.failing

@@ -16,11 +16,10 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.models import eval_, generate, show, train
-from gaugelasso.cli.output import console
+from gaugelasso.cli.output import check_said, console, errors
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.errors import UserError
@@ -102,13 +101,21 @@ def set_up_process() -> None:
         torch.set_float32_matmul_precision("high")
 
 
+def _command() -> None:
+    try:
+        app()  # ends by SystemExit, always
+    except SystemExit as end:
+        if not end.code:
+            check_said()
+        raise
+
+
 def main() -> None:
     """Entry point: user errors become one line, and an exit code of their own."""
     set_up_process()
     try:
-        app()
+        _command()
     except (UserError, Stopped) as error:
-        errors = Console(stderr=True)
         errors.print("[bold red]error:[/]", end=" ")
         if rank := _rank():
             errors.print(f"rank {rank}:", end=" ", highlight=False)

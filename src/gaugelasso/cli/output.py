@@ -1,10 +1,74 @@
-"""What commands say, on one console."""
+"""What commands say, on one console. Where nobody can hear it, work goes on."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import IO, Any, Literal, cast
 
 from rich.console import Console
 
-console = Console()
+from gaugelasso.errors import UserError
+
+
+class _Steady:
+    """A standard stream as it is at the moment, which breaks without a word.
+
+    A reader that is gone or a full disk must not cost a run that has been going for hours.
+    """
+
+    def __init__(self, name: Literal["stdout", "stderr"]):
+        self._name = name
+        self.trouble: OSError | None = None
+
+    @property
+    def rich_proxied_file(self) -> "_Steady":
+        """By this rich finds what is behind a stream; a live panel puts itself before ours."""
+        return self
+
+    @property
+    def _stream(self) -> Any:
+        stream = getattr(sys, self._name)
+        return getattr(stream, "rich_proxied_file", stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._enduring():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._enduring():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _enduring(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.trouble = self.trouble or error
+            # What is still to be written, at the latest when Python ends, goes where all may.
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+_stdout, _stderr = _Steady("stdout"), _Steady("stderr")
+console = Console(file=cast(IO[str], _stdout))
+errors = Console(file=cast(IO[str], _stderr))
 
 
 def say(text: str) -> None:
     """A plain line: names that users chose may look like markup."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def check_said() -> None:
+    """UserError if some of it could not be written. A reader that has had enough is no error."""
+    trouble = _stdout.trouble
+    if trouble and not isinstance(trouble, BrokenPipeError):
+        raise UserError(
+            f"standard output cannot be written ({trouble.strerror}): all was done, "
+            "but what was to be said of it is not complete"
+        )
