@@ -1,7 +1,9 @@
 """The command line: what a user types, sees, and is told when it cannot be done."""
 
 import json
+import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -55,7 +57,7 @@ def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
 
 
 def test_a_run_outlives_whoever_listens(config: Path, tmp_path: Path) -> None:
-    """A log on a full disk, a reader that is gone: the run ends as it would have."""
+    """A log on a full disk, a reader that is gone or never was: the run ends as it would have."""
     command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out"]
     with Path("/dev/full").open("w") as full:
         run, told = [*command, str(tmp_path / "full")], subprocess.PIPE
@@ -69,8 +71,23 @@ def test_a_run_outlives_whoever_listens(config: Path, tmp_path: Path) -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 0
-    for name in ("mute", "gone"):
+    alone = " ".join(map(shlex.quote, [*command, str(tmp_path / "alone")]))
+    assert subprocess.run(["sh", "-c", f"{alone} >&- 2>&-"], timeout=120).returncode == 0
+    for name in ("mute", "gone", "alone"):
         assert_same_run(tmp_path / name, tmp_path / "full")
+
+
+def test_errors_have_their_code_where_nobody_listens(tmp_path: Path) -> None:
+    words = f"{shlex.quote(sys.executable)} -m gaugelasso info {tmp_path} 2>&-"
+    assert subprocess.run(["sh", "-c", words], timeout=120).returncode == 2
+
+
+def test_a_terminal_that_knows_no_arrows_gets_none(trained: tuple[Path, Answer]) -> None:
+    command = [sys.executable, "-m", "gaugelasso", "info", str(trained[0])]
+    said = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, env=said, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
 
 
 def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:

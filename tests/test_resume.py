@@ -377,6 +377,8 @@ def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: st
     (run / "report").mkdir(parents=True)
     (run / "report" / "thesis.txt").write_text("irreplaceable")
     (run / "config.json").write_text(config)
+    if config != "{":  # then it might be a run whose config is damaged
+        (run / "metrics.jsonl").write_text('{"step": 3}\n')
     before = contents(run)
     with pytest.raises(UserError, match=r"holds no run .*left alone"):
         start(tmp_path, existing=existing)
@@ -388,6 +390,16 @@ def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
     (run / "config.json").write_text("{")
     start(tmp_path, existing="overwrite").run()
     assert set(read(run / "config.json")) >= {"task", "train"}
+
+
+def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
+    """The first was broken off: what is left is no more than this."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{")
+    (run / "overwriting.tmp").touch()
+    start(tmp_path, existing="resume").run()
+    assert (run / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

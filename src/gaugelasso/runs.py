@@ -38,6 +38,8 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # Where there is no checkpoint, it tells a run that never had one from a run that lost them.
 UNSAVED = "unsaved"
+# What only a run's config has together.
+_SECTIONS = {"task", "model", "target", "compress", "train"}
 # There while an older run is being removed.
 _CLEARING = "overwriting.tmp"
 # Bytes and values of a row: an event has some for every axis, of which there may be thousands.
@@ -200,14 +202,12 @@ def _is_free(path: Path) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether this is a run, however damaged; others have a config.json, too."""
+    """Whether this is a run, however damaged; others have a config.json and logs, too."""
     if not (path / "config.json").exists():
         return False
-    if any((path / name).exists() for name in ("initial.json", UNSAVED, *logs.NAMES)):
-        return True
     with contextlib.suppress(UserError, TypeError):
-        return {"task", "train"} <= set(read_json(path / "config.json"))
-    return False
+        return set(read_json(path / "config.json")) >= _SECTIONS
+    return any((path / name).exists() for name in ("initial.json", UNSAVED, _CLEARING, *logs.NAMES))
 
 
 def _check_name(path: Path) -> None:
@@ -222,6 +222,7 @@ def _check_name(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
+    _check_name(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

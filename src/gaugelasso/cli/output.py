@@ -1,6 +1,8 @@
 """What commands say, on one console. Where nobody can hear it, work goes on."""
 
 import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -11,8 +13,20 @@ from rich.console import Console
 from gaugelasso.errors import UserError
 
 
+class _Nowhere(io.TextIOBase):
+    """Where nothing listens."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+_NOWHERE = _Nowhere()
+# What a reader leaves that has gone, be it a pipe's or a terminal.
+_GONE = {errno.EPIPE, errno.EIO}
+
+
 class _Steady:
-    """A standard stream as it is at the moment, which breaks without a word.
+    """A standard stream as it is at the moment, if there is one; it breaks without a word.
 
     A reader that is gone or a full disk must not cost a run that has been going for hours.
     """
@@ -28,15 +42,19 @@ class _Steady:
 
     @property
     def _stream(self) -> Any:
-        stream = getattr(sys, self._name)
+        stream = getattr(sys, self._name) or _NOWHERE  # closed before Python began
         return getattr(stream, "rich_proxied_file", stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        stream = self._stream
         with self._enduring():
-            self._stream.write(text)
+            try:
+                stream.write(text)
+            except UnicodeEncodeError:
+                stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -67,7 +85,7 @@ def say(text: str) -> None:
 def check_said() -> None:
     """UserError if some of it could not be written. A reader that has had enough is no error."""
     trouble = _stdout.trouble
-    if trouble and not isinstance(trouble, BrokenPipeError):
+    if trouble and trouble.errno not in _GONE:
         raise UserError(
             f"standard output cannot be written ({trouble.strerror}): all was done, "
             "but what was to be said of it is not complete"
