@@ -1,5 +1,6 @@
-"""The command line in this process, and how it tells of an error."""
+"""The command line, in this process or one of its own, and how it tells of an error."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,13 @@ def calling(
     precision = torch.get_float32_matmul_precision()
     yield call
     torch.set_float32_matmul_precision(precision)
+
+
+def for_real(*arguments: str | Path) -> Answer:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "gaugelasso", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
 
 
 def assert_told(answer: Answer, said: str) -> None:

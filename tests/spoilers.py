@@ -60,15 +60,19 @@ def spoil(trainer: Trainer, at: int, factor: float = 100) -> None:
     trainer.compressor.finish_step_ = spoiling  # type: ignore[method-assign]
 
 
+def empty(path: Path) -> None:
+    """A checkpoint loses what is in its largest file."""
+    (path / "model.safetensors").write_bytes(b"")
+
+
 def damage(trainer: Trainer, after: int, which: Callable[[Memory], Collection[int | None]]) -> None:
-    """After so many steps the checkpoints of these steps lose what is in their largest file."""
+    """After so many steps the checkpoints of these steps are emptied."""
     take = trainer._step
 
     def one() -> Any:
         if trainer.compressor.steps == after:
             for step in which(trainer.memory):
-                path = trainer.folder.checkpoints / f"step-{step:08d}"
-                (path / "model.safetensors").write_bytes(b"")
+                empty(trainer.folder.checkpoints / f"step-{step:08d}")
         return take()
 
     trainer._step = one  # type: ignore[method-assign]

@@ -1,9 +1,7 @@
 """The command line: what a user types, sees, and is told when it cannot be done."""
 
 import json
-import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,17 +17,10 @@ from gaugelasso.cli import models
 from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
 from gaugelasso.version import __version__
-from tests.command import Answer, Command, assert_told
+from tests.command import Answer, Command, assert_told, for_real
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
-from tests.training import assert_same_run, contents, newest, sign
-
-
-def for_real(*arguments: str | Path) -> Answer:
-    """The command in a process of its own."""
-    command = [sys.executable, "-m", "gaugelasso", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout, done.stderr
+from tests.training import contents, newest, sign
 
 
 @pytest.fixture(scope="module")
@@ -54,40 +45,6 @@ def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
 
 
 # --- for real ------------------------------------------------------------------------
-
-
-def test_a_run_outlives_whoever_listens(config: Path, tmp_path: Path) -> None:
-    """A log on a full disk, a reader that is gone or never was: the run ends as it would have."""
-    command = [sys.executable, "-m", "gaugelasso", "train", str(config), "--out"]
-    with Path("/dev/full").open("w") as full:
-        run, told = [*command, str(tmp_path / "full")], subprocess.PIPE
-        done = subprocess.run(run, stdout=full, stderr=told, text=True, timeout=120)
-        mute = subprocess.run([*command, str(tmp_path / "mute")], stdout=full, stderr=full)
-    assert_told((done.returncode, "", done.stderr), "standard output cannot be written (No space")
-    assert mute.returncode == 2
-    with subprocess.Popen([*command, str(tmp_path / "gone")], stdout=told, stderr=told) as child:
-        assert child.stdout
-        assert child.stderr
-        child.stdout.close()
-        assert child.stderr.read() == b""
-    assert child.returncode == 0
-    alone = " ".join(map(shlex.quote, [*command, str(tmp_path / "alone")]))
-    assert subprocess.run(["sh", "-c", f"{alone} >&- 2>&-"], timeout=120).returncode == 0
-    for name in ("mute", "gone", "alone"):
-        assert_same_run(tmp_path / name, tmp_path / "full")
-
-
-def test_errors_have_their_code_where_nobody_listens(tmp_path: Path) -> None:
-    words = f"{shlex.quote(sys.executable)} -m gaugelasso info {tmp_path} 2>&-"
-    assert subprocess.run(["sh", "-c", words], timeout=120).returncode == 2
-
-
-def test_a_terminal_that_knows_no_arrows_gets_none(trained: tuple[Path, Answer]) -> None:
-    command = [sys.executable, "-m", "gaugelasso", "info", str(trained[0])]
-    said = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run(command, capture_output=True, env=said, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.isascii()
 
 
 def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:

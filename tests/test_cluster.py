@@ -18,8 +18,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs import read_rows
 from gaugelasso.sweep import Plan, run_sweep
 from gaugelasso.worker import holder
-from tests.command import assert_told, until
-from tests.test_cli import for_real
+from tests.command import assert_told, for_real, until
 from tests.test_config import write_tiny
 from tests.training import assert_same_run, read
 

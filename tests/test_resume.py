@@ -1,4 +1,4 @@
-"""A run again: repeated, resumed, refused, overwritten; to the last bit, or left alone."""
+"""A run again: repeated, resumed, or refused; to the last bit, or left alone."""
 
 import json
 import shutil
@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from gaugelasso import durable, logs
+from gaugelasso import logs
 from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.results import collect_results
-from gaugelasso.runs import Existing, Onlooker, RunFolder, read_rows
+from gaugelasso.runs import Onlooker, RunFolder
 from gaugelasso.signals import Stopped
-from gaugelasso.trainer import Trainer
-from tests.spoilers import poison
-from tests.test_config import tiny
+from tests.spoilers import empty, poison
 from tests.training import (
-    Stop,
     assert_same_run,
     contents,
     finish,
@@ -209,10 +206,6 @@ def test_checkpoints_come_at_their_own_interval(tmp_path: Path) -> None:
 # --- what is lost, and what is not -----------------------------------------------------
 
 
-def damage(path: Path) -> None:
-    (path / "model.safetensors").write_bytes(b"")
-
-
 LOST: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
     "events deleted": ("events.jsonl", lambda data: None),
     "metrics deleted": ("metrics.jsonl", lambda data: None),
@@ -252,7 +245,7 @@ def test_logs_end_where_the_checkpoint_gone_back_to_knows_them_to(
     run: Path, tmp_path: Path
 ) -> None:
     stop_at(start(tmp_path), 28)
-    damage(newest(tmp_path / "run"))
+    empty(newest(tmp_path / "run"))
     trainer = start(tmp_path, existing="resume")
     assert trainer.compressor.steps == 10
     assert [row["step"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [5, 10]
@@ -265,11 +258,11 @@ def test_a_damaged_checkpoint_takes_no_place_among_the_newest(tmp_path: Path) ->
     with Signals(22), pytest.raises(Stopped):
         start(tmp_path, **never).run()
     ring = tmp_path / "run" / "checkpoints"
-    damage(ring / "step-00000023")
+    empty(ring / "step-00000023")
     stop_at(start(tmp_path, existing="resume", **never), 32)
     names = ["step-00000020", "step-00000023.damaged", "step-00000030"]
     assert sorted(path.name for path in ring.iterdir()) == names
-    damage(ring / "step-00000030")
+    empty(ring / "step-00000030")
     assert start(tmp_path, existing="resume", **never).compressor.steps == 20
 
 
@@ -346,91 +339,6 @@ def test_an_onlooker_does_nothing_that_a_folder_can_be_told(
     assert not list(tmp_path.iterdir())
 
 
-# --- the output folder ---------------------------------------------------------------
-
-
-def test_an_existing_folder_is_refused(run: Path) -> None:
-    before = contents(run)
-    with pytest.raises(UserError, match=r"already exists; add --resume .* --overwrite"):
-        Trainer(tiny(run.parent), run)
-    assert contents(run) == before
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    assert (finish(tmp_path) / "summary.json").exists()
-
-
-@pytest.mark.parametrize("existing", ["resume", "overwrite"])
-def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path, existing: Existing) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match=r"holds no run .*left alone"):
-        start(tmp_path, existing=existing)
-    assert contents(tmp_path / "run") == {"thesis.txt": b"irreplaceable"}
-
-
-@pytest.mark.parametrize("existing", ["resume", "overwrite"])
-@pytest.mark.parametrize("config", ['{"model_type": "bert"}', "[1, 2]", "{"])
-def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: str) -> None:
-    run = tmp_path / "run"
-    (run / "report").mkdir(parents=True)
-    (run / "report" / "thesis.txt").write_text("irreplaceable")
-    (run / "config.json").write_text(config)
-    if config != "{":  # then it might be a run whose config is damaged
-        (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    before = contents(run)
-    with pytest.raises(UserError, match=r"holds no run .*left alone"):
-        start(tmp_path, existing=existing)
-    assert contents(run) == before
-
-
-def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
-    run = finish(tmp_path)
-    (run / "config.json").write_text("{")
-    start(tmp_path, existing="overwrite").run()
-    assert set(read(run / "config.json")) >= {"task", "train"}
-
-
-def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
-    """The first was broken off: what is left is no more than this."""
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.json").write_text("{")
-    (run / "overwriting.tmp").touch()
-    start(tmp_path, existing="resume").run()
-    assert (run / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("a" * 300, "cannot be made: File name too long"), ("\udcff", "no UTF-8")]
-)
-def test_names_that_no_run_can_have(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        start(tmp_path, name)
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        start(tmp_path, existing="overwrite")
-
-
-def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    shutil.copytree(newest(run), tmp_path / "run" / "checkpoints" / "step-00000050.tmp")
-    (tmp_path / "run" / "config.json.tmp").write_text("{")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    RunFolder.open(tmp_path / "run", "overwrite").close()
-    assert contents(tmp_path / "run") == {"notes.txt": b"mine"}
-
-
-def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
-    finish(tmp_path, train__seed=4)
-    start(tmp_path, existing="overwrite").run()
-    assert_same_run(run, tmp_path / "run")
-
-
 def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*/optimizer.safetensors"):
@@ -449,53 +357,3 @@ def test_a_state_without_its_keys_is_not_resumed(run: Path, tmp_path: Path, stat
     sign(path)
     with pytest.raises(UserError, match=r"state\.json"):
         start(tmp_path, existing="resume").run()
-
-
-def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 5}\n{"step": 10}\n{"st')
-    assert list(read_rows(path)) == [{"step": 5}, {"step": 10}]
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"step": "x"}', '{"step": 5, "step": 5}', "\x00"])
-def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -> None:
-    """A row that is lost must not be lost in silence."""
-    shutil.copytree(run, tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text(line + "\n" + path.read_text())
-    before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match=r"metrics\.jsonl': line 1 is damaged"):
-        list(read_rows(path))
-    with pytest.raises(UserError, match=r"metrics\.jsonl': damaged, its first"):
-        start(tmp_path, existing="resume")
-    assert contents(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize(
-    "name", ["overwriting.tmp", "checkpoints", "summary.json", "metrics.jsonl", "config.json"]
-)
-def test_overwriting_broken_off_leaves_a_run_that_starts_over(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    finish(tmp_path, train__seed=4)
-    inner = durable.remove
-
-    def breaking(path: Path) -> None:
-        inner(path)
-        if path.name == name:
-            raise Stop
-
-    monkeypatch.setattr(durable, "remove", breaking)
-    with pytest.raises(Stop):
-        start(tmp_path, existing="overwrite")
-    monkeypatch.undo()
-    start(tmp_path, existing="resume").run()
-    assert_same_run(run, tmp_path / "run")
-
-
-def test_a_run_that_died_before_its_config_starts_over(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for name in ("run.lock", "config.json.tmp"):
-        (tmp_path / "run" / name).write_text("{")
-    start(tmp_path, existing="resume").run()
-    assert_same_run(run, tmp_path / "run")

@@ -17,9 +17,8 @@ from gaugelasso import sweep
 from gaugelasso.arms import ArmOutcome, parse_arms, said_failures
 from gaugelasso.runs import read_rows
 from gaugelasso.sweep import Plan
-from tests.command import Command, assert_told, write_script
+from tests.command import Command, assert_told, for_real, write_script
 from tests.report.folders import make_run
-from tests.test_cli import for_real
 from tests.test_config import write_tiny
 from tests.training import contents, finish
 
