@@ -19,15 +19,15 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gaugelasso.checkpoint import load_spec
+from gaugelasso.bench.stopwatch import matrix_rate, median_ms
+from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.config import Config, load_config
-from gaugelasso.graph import GraphedStep
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.kernels.heads import NARROW
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.spec import AttentionSpec
-from gaugelasso.step import TrainingStep
-from gaugelasso.stopwatch import matrix_rate, median_ms
+from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.training.step import TrainingStep
 
 # A large product and the memory of an H200.
 FLOPS, BYTES = 750e12, 4.8e12

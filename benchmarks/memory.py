@@ -13,7 +13,7 @@ import torch
 
 from gaugelasso.config import Config
 from gaugelasso.models import Transformer
-from gaugelasso.step import TrainingStep
+from gaugelasso.training.step import TrainingStep
 
 # Few tokens, so that activations are nothing beside the weights.
 TASK = {"name": "retrieval", "vocabulary": 512, "modulus": 7, "length": 8}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.memory import Memory
 from gaugelasso.tasks import Draw, Retrieval
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.memory import Memory
+from gaugelasso.training.trainer import Trainer
 from tests.training import rows
 
 SEED = 3  # of the tiny run

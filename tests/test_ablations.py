@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from gaugelasso import gauge
 from gaugelasso.axes import named_tensors, side_rms
-from gaugelasso.compressor import Compressor, CompressorOptions
+from gaugelasso.compress import gauge
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.tasks import Draw, Retrieval
 
@@ -102,7 +102,7 @@ def begin(norm: str = "slow", **options: Any) -> Loop:
 def trained(norm: str) -> Loop:
     """Where all arms start: it has learned most of the task and was never pressed."""
     loop = begin(norm)
-    loop.compressor.press_(False)
+    loop.compressor.set_pressure_(False)
     loop.go(WARMUP)
     assert statistics.mean(loop.losses[-20:]) < TARGET
     return loop
@@ -113,7 +113,7 @@ def branch(norm: str = "slow", **options: Any) -> Loop:
     stem, loop = trained(norm).compressor, begin(norm, **options)
     loop.compressor.model.load_state_dict(stem.model.state_dict())
     loop.compressor.load_state_tensors_(stem.state_tensors(), stem.steps)
-    loop.compressor.press_(True)
+    loop.compressor.set_pressure_(True)
     return loop
 
 

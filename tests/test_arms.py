@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gaugelasso.arms import parse_arms, parse_seeds
 from gaugelasso.errors import UserError
+from gaugelasso.sweeps.arms import parse_arms, parse_seeds
 
 
 @pytest.mark.parametrize(

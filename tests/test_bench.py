@@ -12,9 +12,9 @@ import torch
 from benchmarks.paper_structure import LAYERS, structure
 from rich.console import Console
 
-from gaugelasso import bench, pricing, stopwatch
 from gaugelasso.axes import named_tensors
-from gaugelasso.bench import (
+from gaugelasso.bench import measure, stopwatch
+from gaugelasso.bench.measure import (
     bench_inference,
     bench_run,
     bench_step,
@@ -22,13 +22,14 @@ from gaugelasso.bench import (
     uniform_like,
     work_per_token,
 )
-from gaugelasso.checkpoint import load_spec
+from gaugelasso.bench.stopwatch import in_turns, median_ms, quartiles
+from gaugelasso.compress import pricing
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, round_up
 from gaugelasso.report.timing import busy, print_bench
-from gaugelasso.step import TrainingStep
-from gaugelasso.stopwatch import in_turns, median_ms, quartiles
-from gaugelasso.trainer import Trainer
+from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import newest
 
@@ -113,7 +114,7 @@ def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
         return forward(step, *batch)
 
     config = tiny(tmp_path, train__accumulate=1, train__probe=False)
-    monkeypatch.setattr(bench, "in_turns", spied)
+    monkeypatch.setattr(measure, "in_turns", spied)
     monkeypatch.setattr(TrainingStep, "forward", look)
     bench_step(config, config.model.spec(config.task), "cpu", 3, multiple=4)
     parts = ["forward_ms", "gradients_ms", "baseline_ms"]
@@ -132,11 +133,11 @@ def test_captures_are_held_at_once_only_where_they_are_compared(
         groups.append(list(actions))
         return in_turns(actions, *args, **kwargs)
 
-    monkeypatch.setattr(bench, "in_turns", spied)
-    monkeypatch.setattr(bench, "GraphedStep", lambda action, on: action)
+    monkeypatch.setattr(measure, "in_turns", spied)
+    monkeypatch.setattr(measure, "GraphedStep", lambda action, on: action)
     config = tiny(tmp_path)
-    step, exact = (bench._step(config, config.model.spec(config.task), "cpu") for _ in range(2))
-    times = bench._part_times(step, exact, graph=True, repeats=3)
+    step, exact = (measure._step(config, config.model.spec(config.task), "cpu") for _ in range(2))
+    times = measure._part_times(step, exact, graph=True, repeats=3)
     assert groups == [["ms", "ms_exact"], ["forward_ms"], ["gradients_ms"], ["baseline_ms"]]
     assert {name: len(series) for name, series in times.items()} == dict.fromkeys(times, 3)
     assert step.model.training

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.budget import Keeps, no_further
-from gaugelasso.compressor import Compressor, CompressorOptions
-from gaugelasso.drop import Decision
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.drop import Decision
+from gaugelasso.compress.selection import Keeps, trim_to_work_target
 from gaugelasso.models import Transformer
-from gaugelasso.runs import read_rows
+from gaugelasso.runs.folder import read_rows
 from tests.test_compressor import FILTERS, SPEC, fade_, train
 from tests.training import finish, read
 
@@ -37,7 +37,7 @@ def test_as_few_go_as_the_target_needs_and_the_first_in_order(target: int) -> No
     keeps = {"a": torch.tensor([True, False, False]), "b": torch.tensor([False, True, False])}
     order = [("b", 2), ("a", 0), ("a", 2), ("b", 1), ("a", 1), ("b", 0)]
     going = [(name, index) for name, index in order if not keeps[name][index]]
-    chosen = no_further(keeps, kept, target, lambda: order)
+    chosen = trim_to_work_target(keeps, kept, target, lambda: order)
     assert gone(chosen) == set(going[: 6 - target])
 
 
@@ -45,7 +45,7 @@ def test_as_few_go_as_the_target_needs_and_the_first_in_order(target: int) -> No
 def test_nobody_is_asked_for_an_order_where_there_is_no_choice(second: bool) -> None:
     keeps = {"a": torch.tensor([True, second])}
     target = 5.0 if second else 1.0
-    assert no_further(keeps, kept, target, lambda: pytest.fail("asked")) is keeps
+    assert trim_to_work_target(keeps, kept, target, lambda: pytest.fail("asked")) is keeps
 
 
 def test_work_that_falls_by_steps_is_passed_by_no_more_than_one_of_them() -> None:
@@ -56,7 +56,7 @@ def test_work_that_falls_by_steps_is_passed_by_no_more_than_one_of_them() -> Non
 
     keeps = {"a": torch.zeros(10, dtype=torch.bool)}
     order = [("a", i) for i in range(10)]
-    assert kept(no_further(keeps, by_pairs, 5.0, lambda: order)) == 4
+    assert kept(trim_to_work_target(keeps, by_pairs, 5.0, lambda: order)) == 4
 
 
 def test_where_all_would_end_the_network_as_many_go_as_the_target_needs() -> None:
@@ -65,8 +65,8 @@ def test_where_all_would_end_the_network_as_many_go_as_the_target_needs() -> Non
 
     keeps = {"a": torch.zeros(4, dtype=torch.bool)}
     order = [("a", i) for i in range(4)]
-    assert kept(no_further(keeps, work, 3.0, lambda: order)) == 3
-    assert kept(no_further(keeps, work, 0.5, lambda: order)) == 0
+    assert kept(trim_to_work_target(keeps, work, 3.0, lambda: order)) == 3
+    assert kept(trim_to_work_target(keeps, work, 0.5, lambda: order)) == 0
 
 
 # --- in an event ------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def test_what_a_decision_leaves_is_counted_before_the_cut(
 ) -> None:
     compressor = faded(1.0)
     counted = []
-    after = compressor._body.work_after
+    after = compressor._state.work_after
 
     def work_after(decision: Decision) -> float:
         counted.append(after(decision))
         return counted[-1]
 
-    monkeypatch.setattr(compressor._body, "work_after", work_after)
+    monkeypatch.setattr(compressor._state, "work_after", work_after)
     event = compressor.event_()
     assert counted == [event.fma]
     assert event.fma < event.fma_before
@@ -199,10 +199,10 @@ def test_nothing_presses_once_the_target_is_met() -> None:
     fade_(compressor, FILTERS, [0, 1, 3])
     event = train(compressor, 2)[-1]
     assert event.dropped == {FILTERS: 1}
-    assert compressor.spent
+    assert compressor.work_target_met
     assert train(compressor, 4) == [None] * 4
     assert float(compressor.rho) == 0
-    compressor.press_(1.0)
+    compressor.set_pressure_(1.0)
     assert train(compressor, 4) == [None] * 4
     assert float(compressor.rho) == 0
 
@@ -222,7 +222,7 @@ def test_a_state_that_is_loaded_presses_no_more_where_its_target_is_met() -> Non
     assert float(compressor.rho) == 0
     # With a lower one it does again, once it is asked to.
     compressor.fma_target = 1.0
-    compressor.press_(1.0)
+    compressor.set_pressure_(1.0)
     train(compressor, 2)
     assert float(compressor.rho) > 0
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import evaluate, predictor
 from gaugelasso.models import Transformer
-from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
 from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw
 from gaugelasso.tasks.text import readable
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.evaluation import evaluate, predictor
+from gaugelasso.training.trainer import Trainer
 from tests.command import Command
 from tests.prose import PROSE, write
 from tests.training import assert_same_run, contents, read, stop_at

@@ -16,12 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gaugelasso import checkpoint, durable
 from gaugelasso.axes import named_tensors
 from gaugelasso.errors import UserError
+from gaugelasso.files import durable
+from gaugelasso.files.tensors import encoded
+from gaugelasso.runs import checkpoint
 from gaugelasso.tasks import Draw
-from gaugelasso.tensors import encoded
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import contents, newest, sign
 
@@ -160,7 +161,7 @@ def test_what_is_not_finite_is_never_written(
         "weight": compressor.optimizer.store.weight,
         "momentum": compressor.optimizer.momentum,
         "second": compressor.optimizer.second,
-        "smoothed": compressor.pace.smoothed.view(1),
+        "smoothed": compressor.scalars.smoothed.view(1),
         "buffer": named_tensors(trainer.model)["classifier.read.weight"],
         "state": torch.zeros(1),
     }[part]

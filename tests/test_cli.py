@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gaugelasso import checkpoint, cli
+from gaugelasso import cli
 from gaugelasso.cli import models
 from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
+from gaugelasso.runs import checkpoint
 from gaugelasso.version import __version__
 from tests.command import Answer, Command, assert_told, for_real
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption

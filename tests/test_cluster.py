@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from submitit.local.local import LocalJobEnvironment
 
-from gaugelasso.arms import parse_arms
-from gaugelasso.cluster import Cluster, Command, Submitted, parse_settings
 from gaugelasso.errors import UserError
-from gaugelasso.runs import read_rows
-from gaugelasso.sweep import Plan, run_sweep
-from gaugelasso.worker import holder
+from gaugelasso.runs.folder import read_rows
+from gaugelasso.sweeps.arms import parse_arms
+from gaugelasso.sweeps.cluster import Cluster, Command, Submitted, parse_settings
+from gaugelasso.sweeps.sweep import Plan, run_sweep
+from gaugelasso.sweeps.worker import holder
 from tests.command import assert_told, for_real, until
 from tests.test_config import write_tiny
 from tests.training import assert_same_run, read
@@ -44,7 +44,7 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
 HELD = """
 import pathlib, sys, time
 from gaugelasso import cli
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 hold, is_stopping = pathlib.Path(sys.argv.pop(1)), Trainer._is_stopping
 def held(self, wish):
     while self.compressor.steps == 20 and hold.exists() and not wish.asked:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, named_tensors, spread
-from gaugelasso.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.events import Drop
 from gaugelasso.errors import UserError
-from gaugelasso.events import Drop
 from gaugelasso.models import Transformer, TransformerSpec
 
 SPEC = TransformerSpec.uniform(
@@ -248,7 +248,7 @@ def test_no_event_without_pressure() -> None:
 def test_pressure_counts_until_the_next_event() -> None:
     compressor = start(interval=2, solver="fixed", rho=1e-6)
     train(compressor, 1)
-    compressor.pace.pressure.fill_(0)
+    compressor.scalars.pressure.fill_(0)
     assert train(compressor, 1) != [None]
     assert train(compressor, 2) == [None, None]
 
@@ -256,7 +256,7 @@ def test_pressure_counts_until_the_next_event() -> None:
 def test_switched_off_is_plain_training() -> None:
     compressor = start(interval=1, solver="fixed", rho=1.0)
     plain = start(target=-1.0)
-    compressor.press_(False)
+    compressor.set_pressure_(False)
     assert train(compressor, 3) == [None] * 3
     train(plain, 3)
     assert torch.equal(compressor.optimizer.store.weight, plain.optimizer.store.weight)
@@ -426,10 +426,10 @@ def test_normalisers_come_down_to_their_anchors_under_pressure() -> None:
 
     for rho, share in ((0.0, 1.0), (1e-9, 0.25), (0.0, 1.0)):
         before = level()
-        compressor.pace.rho.fill_(rho)
+        compressor.scalars.rho.fill_(rho)
         compressor.event_()
         assert level() / before == pytest.approx(share, rel=1e-4)
-    compressor.pace.rho.fill_(1e-9)
+    compressor.scalars.rho.fill_(1e-9)
     seen = [compressor.event_() and level() for _ in range(20)]
     assert all(now > 0.2499 * then for then, now in pairwise(seen))
     _, gain, energy = parts()
@@ -442,13 +442,13 @@ def test_normalisers_come_down_to_their_anchors_under_pressure() -> None:
 def test_slow_weights_follow_from_the_first_pressure_on() -> None:
     """Before it they stand still; after it they go on when pressure is off, also when resumed."""
     compressor = start(lr=0.1, interval=1000)
-    compressor.press_(False)
+    compressor.set_pressure_(False)
     still = slow_weights(compressor)
     train(compressor, 2)
     assert all(torch.equal(now, still[name]) for name, now in slow_weights(compressor).items())
-    compressor.press_(True)
+    compressor.set_pressure_(True)
     train(compressor, 1)
-    compressor.press_(False)
+    compressor.set_pressure_(False)
     resumed = start(lr=0.1, interval=1000)
     resumed.load_state_tensors_(compressor.state_tensors(), compressor.steps)
     for one in (compressor, resumed):

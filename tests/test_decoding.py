@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.kernels import plainly
+from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import SpecError, Transformer, TransformerSpec
 from gaugelasso.models.decoding import Decoder, sample
 from tests.contract.models import ROWS, Case, Row, difference, make, transformer
@@ -47,7 +47,7 @@ def test_a_gpu_decodes_one_sequence_at_any_width(d_k: int, d_v: int) -> None:
     )  # fmt: skip
     model = Transformer(spec, seed=3).cuda().eval()
     tokens = torch.arange(6, device="cuda")[None]
-    with torch.no_grad(), plainly():
+    with torch.no_grad(), reference_kernels():
         whole = model(tokens)
     decoder = Decoder(model)
     pieces = [decoder.feed(tokens[:, t : t + 1]) for t in range(6)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugelasso.books import Progress
-from gaugelasso.display import clock, plain_line, show_progress
+from gaugelasso.cli.display import clock, plain_line, show_progress
+from gaugelasso.training.records import Progress
 
 
 def progress(**changes: Any) -> Progress:

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.drop import (
+from gaugelasso.compress.drop import (
     Decision,
     cascade,
     channel_rms,
+    close_and_round,
+    dominates_norm,
     grains,
     hold_back_,
+    keep_what_batch_needs,
     next_to_go,
-    ruling,
-    settle,
-    silenced,
-    spare_missed,
+    temporarily_zeroed,
     trust_drop,
 )
+from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
-from gaugelasso.surgery import cut_
 from tests.toys import exact, pairs, penalise
 
 
@@ -98,8 +98,8 @@ def test_a_width_is_filled_up_from_what_the_cascade_takes() -> None:
     keeps = {name: torch.ones(n, dtype=torch.bool) for name, n in table.widths(tensors).items()}
     for reader in ("operators.attention_0.d_ai", "operators.mlp_0.d_mi", "classifier.d_c"):
         keeps[reader][:3] = False
-    alone = settle(table, tensors, keeps, rms, 1)
-    decision = settle(table, tensors, keeps, rms, 2)
+    alone = close_and_round(table, tensors, keeps, rms, 1)
+    decision = close_and_round(table, tensors, keeps, rms, 2)
     assert kept(alone, "embedding.d_e") == kept(alone, "D") == [3]
     for axis in ("embedding.d_e", "D", "operators.mlp_0.d_mi", "operators.attention_0.d_ao"):
         assert kept(decision, axis) == [2, 3]
@@ -124,14 +124,14 @@ def test_an_input_rules_by_its_share_of_the_normaliser() -> None:
     """A share of weight times energy, on the reader's own axis and at its site."""
     model = relay()
     table, tensors = model.axis_table(), named_tensors(model)
-    assert ruling(table, tensors)["D"].tolist() == [True, True, True]
+    assert dominates_norm(table, tensors)["D"].tolist() == [True, True, True]
     wide = uniform()
     tensors = named_tensors(wide)
     for norm in wide.axis_table().norms:
         tensors[norm.weight].copy_(torch.tensor([0.5, 1e-3, 0.5]))
         tensors[norm.energy].copy_(torch.tensor([1.0, 1.0, 1e-3]))
     tensors["classifier.read.energy"][1] = 100
-    held = ruling(wide.axis_table(), tensors)
+    held = dominates_norm(wide.axis_table(), tensors)
     assert held["operators.mlp_0.d_mi"].tolist() == [True, False, False]
     assert held["classifier.d_c"].tolist() == [True, True, False]
     assert held["D"].tolist() == [True, True, False]
@@ -330,7 +330,7 @@ def test_silence_is_the_cut_and_leaves_no_trace() -> None:
     tensors = named_tensors(model)
     before = model.a0.detach().clone()
     keep = torch.tensor([True, False, True])
-    with silenced(model.axis_table(), tensors, {"axis0": keep}):
+    with temporarily_zeroed(model.axis_table(), tensors, {"axis0": keep}):
         assert torch.equal(model.a0.detach(), before * keep[:, None])
     assert torch.equal(model.a0.detach(), before)
 
@@ -343,7 +343,7 @@ def test_silence_takes_an_input_out_of_its_normaliser_too() -> None:
     keeps["classifier.d_c"][1] = False
     tokens = torch.tensor([[0, 3, 1, 4]])
     with torch.no_grad():
-        with silenced(table, tensors, keeps):
+        with temporarily_zeroed(table, tensors, keeps):
             probed = model(tokens)
         cut_(model, table, keeps)
         assert torch.allclose(model(tokens), probed, rtol=1e-12, atol=0)
@@ -358,7 +358,7 @@ def spared(needed: list[int], keep: list[bool], bound: float = 0.5) -> list[bool
         return float(sum(not model.a0[index].any() for index in needed))
 
     keeps = {"axis0": torch.tensor(keep)}
-    return spare_missed(model.axis_table(), tensors, keeps, probe, bound)["axis0"].tolist()
+    return keep_what_batch_needs(model.axis_table(), tensors, keeps, probe, bound)["axis0"].tolist()
 
 
 def test_only_the_missed_index_is_taken_back() -> None:
@@ -377,7 +377,9 @@ def test_drops_that_only_hurt_together_are_not_all_made() -> None:
         return float(sum(not model.a0[index].any() for index in range(3)) > 1)
 
     keeps = {"axis0": torch.tensor([False, False, False, False])}
-    kept = spare_missed(model.axis_table(), named_tensors(model), keeps, probe, 0.5)["axis0"]
+    kept = keep_what_batch_needs(model.axis_table(), named_tensors(model), keeps, probe, 0.5)[
+        "axis0"
+    ]
     assert int((~kept[:3]).sum()) == 1
     assert not kept[3]
 
@@ -385,5 +387,7 @@ def test_drops_that_only_hurt_together_are_not_all_made() -> None:
 def test_a_loss_that_is_not_a_number_takes_every_drop_back() -> None:
     model = pairs((2, 2, 2))
     keeps = {"axis0": torch.tensor([False, True])}
-    kept = spare_missed(model.axis_table(), named_tensors(model), keeps, lambda: float("nan"), 1.0)
+    kept = keep_what_batch_needs(
+        model.axis_table(), named_tensors(model), keeps, lambda: float("nan"), 1.0
+    )
     assert kept["axis0"].all()

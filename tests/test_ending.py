@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gaugelasso import checkpoint
-from gaugelasso.evaluation import evaluate
+from gaugelasso.distributed import RankLost, Team
 from gaugelasso.models import Transformer
-from gaugelasso.ranks import RankLost, Team
+from gaugelasso.runs import checkpoint
 from gaugelasso.signals import Stopped
-from gaugelasso.state import RunState
+from gaugelasso.training.evaluation import evaluate
+from gaugelasso.training.state import RunState
 from tests.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
 from tests.training import assert_same_run, finish, newest, read, start
 
@@ -46,7 +46,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:
         return loss + (sum(p.numel() for p in model.parameters()) < fewer_than), metric
 
     for room in ("trainer", "ending"):
-        monkeypatch.setattr(f"gaugelasso.{room}.evaluate", worse)
+        monkeypatch.setattr(f"gaugelasso.training.{room}.evaluate", worse)
 
 
 def test_a_target_held_in_training_alone_is_missed(
@@ -72,7 +72,7 @@ def test_a_target_held_in_training_alone_is_missed(
 def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a task brings its own loss over all held-out data, by that one."""
     figures = {"loss": 9.0}
-    monkeypatch.setattr("gaugelasso.ending.final_figures", lambda *_: dict(figures))
+    monkeypatch.setattr("gaugelasso.training.ending.final_figures", lambda *_: dict(figures))
     trainer = start(tmp_path, train__checkpoint_every=5)
     summary = trainer.run()
     assert (summary["loss"], summary["held"]) == (9.0, False)
@@ -86,7 +86,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     spoil_when_new(trainer)
     summary = trainer.run()
     run = trainer.folder.path
-    assert not trainer.memory.again_for
+    assert not trainer.memory.second_anneal_steps
     assert summary["held"]
     found = newest(run)
     assert found.name == f"step-{summary['steps']:08d}"
@@ -104,13 +104,13 @@ def test_a_rank_that_is_lost_at_the_end_is_no_damage(
     def lost(*_: Any) -> Any:
         raise RankLost("rank 1 is gone")
 
-    honest = Team.lead
+    honest = Team.on_rank0
 
     def lead(team: Team, work: Callable[[], Any]) -> Any:
         asked_for = work.__qualname__.startswith("RunState._found")
         return lost() if asked_for and trainer.compressor.steps == 40 else honest(team, work)
 
-    monkeypatch.setattr(Team, "lead", lead)
+    monkeypatch.setattr(Team, "on_rank0", lead)
     with pytest.raises(RankLost):
         trainer.run()
     assert not (trainer.folder.path / "summary.json").exists()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso import checkpoint
 from gaugelasso.errors import UserError
+from gaugelasso.runs import checkpoint
 from gaugelasso.signals import Stopped
 from gaugelasso.tasks import Draw, Retrieval
-from gaugelasso.trainer import TargetMissed
+from gaugelasso.training.trainer import TargetMissed
 from tests.spoilers import SEED, poison, returns, ruin, spoil
 from tests.training import (
     assert_same_run,

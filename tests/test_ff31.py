@@ -12,18 +12,18 @@ from torch import Tensor
 
 from gaugelasso import load_model
 from gaugelasso.axes import named_tensors
+from gaugelasso.cli.show import readable, show_divisions
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import final_figures
 from gaugelasso.models import Transformer
-from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
-from gaugelasso.show import readable, show_divisions
 from gaugelasso.tasks import EVALUATION, FF31, TASKS, TRAINING, Draw, WithFigures
-from gaugelasso.tasks.longhand import SYMBOLS, is_given, is_name, words_of
-from gaugelasso.trainer import Trainer
+from gaugelasso.tasks.division_grammar import SYMBOLS, is_given, is_name, words_of
+from gaugelasso.training.evaluation import final_figures
+from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_told
 from tests.training import finish
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.schedule import Schedule
 from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.training.schedule import Schedule
 
 FOLDER = Path(__file__).parent / "golden"
 SEED, BATCH, TARGET = 42, 8, 2.4
@@ -62,7 +62,7 @@ def curve(**options: Any) -> dict[str, Any]:
     compressor = Compressor(model, TARGET, settings, probe=lambda: loss_now().item())
     losses, sizes = [], []
     for step in range(SCHEDULE.steps):
-        compressor.press_(SCHEDULE.phase(step, None) == "compression")
+        compressor.set_pressure_(SCHEDULE.phase(step, None) == "compression")
         compressor.set_lr_(SCHEDULE.rate(step, None))
         now["inputs"], now["targets"] = TASK.batch(BATCH, Draw(SEED, step), "cpu")
         loss = loss_now()

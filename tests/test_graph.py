@@ -10,8 +10,8 @@ from torch import Tensor
 from gaugelasso.axes import named_tensors
 from gaugelasso.config import load_config
 from gaugelasso.models import Transformer
-from gaugelasso.step import TrainingStep
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 
 pytestmark = [
@@ -97,7 +97,7 @@ def test_forms_agree_through_structural_events(tmp_path: Path, form: str) -> Non
 
 
 def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> None:
-    """Runs plainly, is captured, then replayed: levels fall under pressure alone."""
+    """Runs reference_kernels, is captured, then replayed: levels fall under pressure alone."""
     other = trainer(tmp_path, "other", train__graph=True)
     plain = trainer(tmp_path, "plain", train__graph=False)
     plain._step()
@@ -107,7 +107,7 @@ def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> N
                 tensor.copy_(here)
         before = levels(plain)
         for run in (plain, other):
-            run.compressor._body.balance_(pressing)
+            run.compressor._state.balance_(pressing)
         after = levels(plain)
         assert torch.allclose(levels(other), after, rtol=1e-4)
         assert bool((after < 0.3 * before if pressing else after > 0.99 * before).all())

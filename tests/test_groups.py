@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gaugelasso.axes import collect, named_tensors, side_counts, width
-from gaugelasso.groups import Groups, waves
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.groups import Groups, waves
 from tests.contract.models import CASES, Case, make
 from tests.toys import chain, gaussian, pairs
 

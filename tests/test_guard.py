@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.compressor import Compressor
-from gaugelasso.guard import Guard
-from gaugelasso.options import CompressorOptions
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.guard import Guard
+from gaugelasso.compress.options import CompressorOptions
 from tests.test_compressor import FILTERS, fade_, start, train
 from tests.test_split import TOKENS, relay
 from tests.training import finish, rows
@@ -184,7 +184,7 @@ def test_after_an_undone_split_the_event_balances_and_training_goes_on() -> None
     ids=["filters", "mlp", "attention"],
 )
 def test_a_cut_that_costs_too_much_is_undone(axis: str, indices: Sequence[int]) -> None:
-    """The batch does not miss what is silenced, only what is cut: the twin has it vetoed."""
+    """The batch does not miss what is zeroed, only what is cut: the twin has it vetoed."""
     compressor, twin = begun(), begun()
     for one in (compressor, twin):
         fade_(one, axis, list(indices))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaugelasso import durable
 from gaugelasso.errors import UserError
+from gaugelasso.files import durable
 from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, images
 from tests.command import Command, assert_told
 from tests.faces import encoded, pack, packed, pictures, seen

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Norm, named_tensors
-from gaugelasso.gauge import SlowNorms, anchor_
+from gaugelasso.compress.gauge import SlowNorms, anchor_
+from gaugelasso.compress.surgery import cut_
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.layers import Extractor
-from gaugelasso.surgery import cut_
 from tests.contract.models import difference, silence_, transformer_inputs
 from tests.toys import exact, gaussian
 
@@ -57,7 +57,7 @@ def inputs_for(model: Transformer) -> Tensor:
 @torch.no_grad()
 def textbook(model: Transformer, inputs: Tensor) -> Tensor:
     """RMSNorm, RoPE by rotated halves, softmax attention head by head, SwiGLU; [B, S, D]."""
-    spec, weights = model.birth, dict(model.named_parameters())
+    spec, weights = model.initial_spec, dict(model.named_parameters())
     length = inputs.shape[1]
 
     def norm(x: Tensor, gain: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, images
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_told
 from tests.faces import encoded, pack, packed, pictures, seen
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable
-from gaugelasso.optim import CoupledOptimizer, MatrixPlan, newton_schulz
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.optim import CoupledOptimizer, MatrixPlan, newton_schulz
 from tests.toys import Toy, exact, gaussian, pairs
 
 SHAPES = [(3, 5), (4, 4), (5, 3), (2, 9), (7, 6), (1, 8), (8, 1), (12, 3)]

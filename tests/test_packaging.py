@@ -27,8 +27,10 @@ def test_no_source_is_ignored() -> None:
     # What git ignores, hatchling leaves out: a room called data/ or build/ would be lost.
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     for path in SOURCES:
-        for part in path.relative_to(ROOT).parts:
-            assert not any(fnmatch(part, pattern.strip("/")) for pattern in ignored), path
+        top, *below = path.relative_to(ROOT).parts
+        for pattern in ignored:
+            parts = [top] if pattern.startswith("/") else [top, *below]
+            assert not any(fnmatch(part, pattern.strip("/")) for part in parts), path
 
 
 def test_a_typed_package_says_so() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention
-from gaugelasso.pricing import ACCOUNTINGS, total_fma
 from tests.contract.models import CASES, Case, make
 
 TEXT = {"length": 512, "inputs": 256, "outputs": 256, "positions": True}
@@ -117,7 +117,7 @@ def attentions(model: Transformer) -> list[Attention]:
 
 def counted_parameters(model: Transformer) -> int:
     """All but the token of hidden patches, which the paper's figures leave out."""
-    token = model.embedding.table[model.birth.inputs :].numel()
+    token = model.embedding.table[model.initial_spec.inputs :].numel()
     return sum(parameter.numel() for parameter in model.parameters()) - token
 
 
@@ -127,7 +127,7 @@ def test_paper_accounting_is_every_parameter_and_attention(case: Case) -> None:
     work = counted_parameters(model)
     for part in attentions(model):
         heads, keys, values = part.query.shape[1], part.query.shape[-1], part.value.shape[-1]
-        work += heads * model.birth.length * (keys + values) + heads * keys * part.rope
+        work += heads * model.initial_spec.length * (keys + values) + heads * keys * part.rope
     assert total_fma(model.axis_table(), ACCOUNTINGS["paper"], named_tensors(model)) == work
 
 
@@ -139,8 +139,8 @@ def test_fma_accounting_is_every_multiplied_parameter_and_visible_keys(case: Cas
         work -= model.embedding.table.numel()
     if model.embedding.positions is not None:
         work -= model.embedding.positions.numel()
-    length = model.birth.length
-    visible = sum(range(1, length + 1)) / length if model.birth.causal else length
+    length = model.initial_spec.length
+    visible = sum(range(1, length + 1)) / length if model.initial_spec.causal else length
     for part in attentions(model):
         heads, values = part.query.shape[1], part.value.shape[-1]
         work += heads * visible * (part.query[0, 0].numel() + values)

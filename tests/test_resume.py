@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gaugelasso import logs
-from gaugelasso.checkpoint import load_model
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.results import collect_results
-from gaugelasso.runs import Onlooker, RunFolder
+from gaugelasso.runs import logs
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.folder import ReadOnlyRunFolder, RunFolder
 from gaugelasso.signals import Stopped
 from tests.spoilers import empty, poison
 from tests.training import (
@@ -315,7 +315,7 @@ def test_a_run_of_an_earlier_version_is_read_but_not_resumed(run: Path, tmp_path
     shutil.copytree(run, tmp_path / "run")
     path = newest(tmp_path / "run")
     known = read(path / "state.json")
-    older = {key: known[key] for key in known.keys() - {"held", "hoped_fma", "logs"}}
+    older = {key: known[key] for key in known.keys() - {"held", "pending_fma", "logs"}}
     (path / "state.json").write_text(json.dumps(older))
     sign(path)
     assert load_model(tmp_path / "run").spec() == load_model(run).spec()
@@ -331,7 +331,7 @@ def test_an_onlooker_does_nothing_that_a_folder_can_be_told(
         folder.path.mkdir()
 
     monkeypatch.setattr(RunFolder, "scribble", scribble, raising=False)
-    folder = Onlooker(tmp_path / "run")
+    folder = ReadOnlyRunFolder(tmp_path / "run")
     folder.scribble()  # type: ignore[attr-defined]
     folder.append("metrics.jsonl", {"step": 1})
     folder.write("summary.json", {})

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gaugelasso import durable
 from gaugelasso.errors import UserError
-from gaugelasso.runs import Existing, RunFolder, read_rows
-from gaugelasso.trainer import Trainer
+from gaugelasso.files import durable
+from gaugelasso.runs.folder import Existing, RunFolder, read_rows
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import Stop, assert_same_run, contents, finish, newest, read, start
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from gaugelasso.schedule import Schedule
+from gaugelasso.training.schedule import Schedule
 
 
 def plan(**changes: int) -> Schedule:

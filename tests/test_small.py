@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.config import load_config
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 # By task: steps, and a target that leaves most of them to compression.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.solver import RhoSolver, smooth_
+from gaugelasso.compress.solver import RhoSolver, smooth_
 from tests.toys import exact
 
 LR = exact(0.1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.drop import grains
+from gaugelasso.compress.drop import grains
 from gaugelasso.models import Transformer, round_up
 from tests.contract.models import CASES, Case, make, output
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gaugelasso.axes import AxisTable, Slot, named_tensors
-from gaugelasso.compressor import Compressor
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.split import Split, find_splits, split_
 from gaugelasso.models import MlpSpec, Transformer, TransformerSpec
-from gaugelasso.options import CompressorOptions
-from gaugelasso.split import Split, find_splits, split_
 
 TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
 # Stages of the stream: embedding writes 1, mlp_0 reads 2 writes 3, mlp_1 reads 4 writes 5,

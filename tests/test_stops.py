@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugelasso import checkpoint, signals, sweep
-from gaugelasso.arms import Arm, parse_arms
-from gaugelasso.runs import read_rows
-from gaugelasso.sweep import Plan
-from gaugelasso.worker import Worker, holder
+from gaugelasso import signals
+from gaugelasso.runs import checkpoint
+from gaugelasso.runs.folder import read_rows
+from gaugelasso.sweeps import sweep
+from gaugelasso.sweeps.arms import Arm, parse_arms
+from gaugelasso.sweeps.sweep import Plan
+from gaugelasso.sweeps.worker import Worker, holder
 from tests.command import until, write_script
 from tests.report.folders import make_run
 from tests.test_config import write_tiny

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugelasso import runs as runs_module
-from gaugelasso import sweep
-from gaugelasso.arms import ArmOutcome, parse_arms, said_failures
-from gaugelasso.runs import read_rows
-from gaugelasso.sweep import Plan
+from gaugelasso.runs import folder as runs_module
+from gaugelasso.runs.folder import read_rows
+from gaugelasso.sweeps import sweep
+from gaugelasso.sweeps.arms import ArmOutcome, failures_message, parse_arms
+from gaugelasso.sweeps.sweep import Plan
 from tests.command import Command, assert_told, for_real, write_script
 from tests.report.folders import make_run
 from tests.test_config import write_tiny
@@ -68,7 +68,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Through the command, watching how many processes are alive as each one starts."""
     folder = tmp_path_factory.mktemp("sweep")
     watch = (
-        "import sys; from gaugelasso import cli, sweep\n"
+        "import sys; from gaugelasso import cli; from gaugelasso.sweeps import sweep\n"
         "start, jobs = sweep._start, []\n"
         "def watched(*arguments):\n"
         "    jobs.append(start(*arguments))\n"
@@ -298,7 +298,7 @@ def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_pa
     ]
     assert [(one.ended, sorted(one.failed)) for one in outcomes] == [([], [1, 3])] * 2
     said = "4 of 4 runs failed: one, seeds 1, 3; two, seeds 1, 3; not in the results: one, two"
-    assert said_failures(outcomes, 2) == said
+    assert failures_message(outcomes, 2) == said
 
 
 def test_an_older_summary_is_not_this_sweeps_unless_written_again(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso import gauge
 from gaugelasso.axes import named_tensors
-from gaugelasso.penalty import Penalty, ranked
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress import gauge
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.penalty import Penalty, ranked
 from tests.toys import Toy, chain, gaussian, pairs, penalise
 
 Task = Callable[[dict[str, Tensor]], Tensor]

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gaugelasso import checkpoint
-from gaugelasso.compressor import Compressor
+from gaugelasso.compress.compressor import Compressor
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import settle_cpu_
 from gaugelasso.models import Transformer
-from gaugelasso.runs import read_rows
+from gaugelasso.runs import checkpoint
+from gaugelasso.runs.folder import read_rows
 from gaugelasso.tasks import Draw
-from gaugelasso.trainer import TargetMissed, Trainer, choose_device
+from gaugelasso.training.evaluation import configure_cpu_
+from gaugelasso.training.trainer import TargetMissed, Trainer, choose_device
 from tests.test_config import tiny
 from tests.training import (
     final_tensors,
@@ -262,7 +262,7 @@ def by_hand(folder: Path, batches: list[tuple[Tensor, Tensor]], **changes: Any) 
     config = tiny(folder, **changes)
     model = Transformer(config.model.spec(config.task), config.train.seed)
     compressor = Compressor(model, config.target.loss, config.compress)
-    compressor.press_(False)
+    compressor.set_pressure_(False)
     compressor.set_lr_(0.01)
     loss = torch.stack([config.task.loss(model(x), y) for x, y in batches]).mean()
     loss.backward()
@@ -362,7 +362,7 @@ def test_a_lucky_batch_does_not_make_a_target_reached(tmp_path: Path) -> None:
 def test_a_held_out_loss_that_is_no_number_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gaugelasso.ending.evaluate", lambda *_: (math.nan, math.nan))
+    monkeypatch.setattr("gaugelasso.training.ending.evaluate", lambda *_: (math.nan, math.nan))
     run = finish(tmp_path)
     summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
     assert (summary["loss"], summary["held"]) == (None, False)
@@ -435,9 +435,9 @@ def test_small_products_on_arm_go_without_onednn(
     before = torch._C._get_mkldnn_enabled()
     try:
         torch.backends.mkldnn.set_flags(True, _fp32_precision=None)
-        settle_cpu_(tiny(tmp_path), "cpu")
+        configure_cpu_(tiny(tmp_path), "cpu")
         assert torch._C._get_mkldnn_enabled() is on
-        settle_cpu_(tiny(tmp_path, train__precision="bfloat16"), "cpu")
+        configure_cpu_(tiny(tmp_path, train__precision="bfloat16"), "cpu")
         assert torch._C._get_mkldnn_enabled()
     finally:
         torch.backends.mkldnn.set_flags(before, _fp32_precision=None)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gaugelasso import checkpoint
-from gaugelasso.memory import Memory
-from gaugelasso.watch import choices, off_target, pressure, returned_
+from gaugelasso.runs import checkpoint
+from gaugelasso.training.memory import Memory
+from gaugelasso.training.watch import choices, off_target, pressure, returned_
 from tests.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
 from tests.training import assert_same_run, finish, newest, plain, rows, start, stop_at
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_amid_a_row_is_judged_by_the_next(tmp_path: Path) -> None:
     stop_at(trainer, 61)
     assert trainer.memory.loss is not None
     assert trainer.memory.loss <= 3.0
-    assert (trainer.memory.hoped_at, trainer.memory.held_at) == (57, 20)
+    assert (trainer.memory.pending_step, trainer.memory.held_at) == (57, 20)
 
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:

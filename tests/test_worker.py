@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gaugelasso import lock, worker
-from gaugelasso.lock import FolderLock
-from gaugelasso.worker import TRIES, Worker, holder
+from gaugelasso.files import lock
+from gaugelasso.files.lock import FolderLock
+from gaugelasso.sweeps import worker
+from gaugelasso.sweeps.worker import TRIES, Worker, holder
 from tests.command import until
 
 ONCE = "[ -e died ] && exit 0; touch died"

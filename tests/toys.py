@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Slot, named_tensors
-from gaugelasso.penalty import Calibration, Form, Penalty
-from gaugelasso.pricing import ACCOUNTINGS, prices
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.penalty import Calibration, Form, Penalty
+from gaugelasso.compress.pricing import ACCOUNTINGS, prices
 
 
 class Toy(Compressible):

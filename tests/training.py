@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gaugelasso import checkpoint
-from gaugelasso.manifest import write_manifest
-from gaugelasso.runs import Existing, read_rows
-from gaugelasso.trainer import Trainer
+from gaugelasso.runs import checkpoint
+from gaugelasso.runs.folder import Existing, read_rows
+from gaugelasso.runs.manifest import write_manifest
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 
 # Columns that a clock fills: no two runs agree on them.

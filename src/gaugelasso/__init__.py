@@ -1,14 +1,17 @@
 """gaugelasso: train a transformer, name the loss you need, keep the smallest that holds it."""
 
+from gaugelasso import _moved
 from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot
-from gaugelasso.checkpoint import load_model
-from gaugelasso.compressor import Compressor
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.events import Drop, Event
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
 from gaugelasso.errors import UserError
-from gaugelasso.events import Drop, Event
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.options import CompressorOptions
-from gaugelasso.pricing import ACCOUNTINGS, Accounting
+from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.version import __version__
+
+_moved.install()
 
 __all__ = [
     "ACCOUNTINGS",

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError, errors_of, first_line
+from gaugelasso.files.untrusted import MOST_VALUES, read_plain
 from gaugelasso.models.spec import SpecError, TransformerSpec
-from gaugelasso.options import CompressorOptions
-from gaugelasso.runs import read_json
-from gaugelasso.strict import MOST_VALUES, read_plain
+from gaugelasso.runs.folder import read_json
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C, a closed terminal and Slurm's SIGUSR2 as a wish to stop.
+"""SIGTERM, Ctrl-C, a closed terminal and Slurm's SIGUSR2 as a request to stop.
 
 Granted where nothing is lost by it.
 """
@@ -28,7 +28,7 @@ class Stopped(BaseException):
         self.exit_code = exit_code
 
 
-class StopWish:
+class StopRequest:
     """What was asked for so far. `asked` may turn true at any time."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class StopWish:
         return Stopped(f"stopped by {name} {rest}", 128 + self._signal)
 
     @contextlib.contextmanager
-    def granted_at_once(self, rest: str) -> Iterator[None]:
-        """Work that can be broken off anywhere: a wish, old or new, raises Stopped."""
+    def interruptible(self, rest: str) -> Iterator[None]:
+        """Work that can be broken off anywhere: a request, old or new, raises Stopped."""
         self._at_once = rest
         try:
             if self.asked:
@@ -68,17 +68,17 @@ class StopWish:
 
 
 @contextlib.contextmanager
-def stop_wishes() -> Iterator[StopWish]:
+def stop_requests() -> Iterator[StopRequest]:
     """Listen as long as this lasts. Off the main thread, which alone may, nobody ever asks."""
-    wish = StopWish()
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield request
         return
     # Started with nohup, a run stays when the terminal goes.
     heard = [n for n in _NAMES if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
-    before = {number: signal.signal(number, wish.note) for number in heard}
+    before = {number: signal.signal(number, request.note) for number in heard}
     try:
-        yield wish
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Compressible, named_tensors, spread, width
-from gaugelasso.drop import Decision, cascade
+from gaugelasso.compress.drop import Decision, cascade
+from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.surgery import cut_
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def transformer(name: str, **settings: Any) -> Row:
 
 
 def transformer_inputs(model: Transformer, generator: torch.Generator) -> Tensor:
-    spec = model.birth
+    spec = model.initial_spec
     if spec.input_kind == "tokens":
         return torch.randint(spec.inputs, (2, spec.length), generator=generator)
     patches = torch.randn(2, spec.length, spec.inputs, generator=generator, dtype=torch.float64)

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from gaugelasso import gauge
 from gaugelasso.axes import Axis, AxisTable, Slot, named_tensors, width
-from gaugelasso.groups import Groups
-from gaugelasso.optim import CoupledOptimizer
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress import gauge
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.groups import Groups
+from gaugelasso.compress.optim import CoupledOptimizer
 from tests.contract.models import AXES, CASES, SEEDS, Case, difference, loss, make, output
 from tests.toys import Toy, exact, gaussian
 

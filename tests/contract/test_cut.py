@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from gaugelasso import pricing
 from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
-from gaugelasso.compressor import Compressor, CompressorOptions
-from gaugelasso.drop import Decision, cascade, grains, settle
-from gaugelasso.optim import CoupledOptimizer
-from gaugelasso.storage import FlatStore
-from gaugelasso.surgery import cut_, kept_elements
+from gaugelasso.compress import pricing
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.drop import Decision, cascade, close_and_round, grains
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.optim import CoupledOptimizer
+from gaugelasso.compress.surgery import cut_, kept_elements
 from tests.contract.models import (
     AXES,
     CASES,
@@ -90,7 +90,7 @@ def test_widths_go_down_in_multiples(case: Case, multiple: int) -> None:
             name: torch.rand(n, generator=generator) for name, n in table.widths(tensors).items()
         }
         keeps = {name: values > 0.6 for name, values in rms.items()}
-        if decision := settle(table, tensors, keeps, rms, multiple):
+        if decision := close_and_round(table, tensors, keeps, rms, multiple):
             break
     least = cascade(table, tensors, keeps)
     assert least is not None

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gaugelasso.axes import Axis, Slot, Tensors, collect, named_tensors, width
-from gaugelasso.penalty import Penalty
-from gaugelasso.pricing import ACCOUNTINGS, prices
-from gaugelasso.storage import FlatStore
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.penalty import Penalty
+from gaugelasso.compress.pricing import ACCOUNTINGS, prices
 from tests.contract.models import CASES, Case, difference, make
 
 

@@ -53,7 +53,7 @@ def compare(plain, fused, inputs: list[Tensor], tolerance: float) -> None:
     results = []
     for function in (plain, fused):
         leaves = [value.detach().clone().requires_grad_() for value in inputs]
-        with kernels.plainly(function is plain):
+        with kernels.reference_kernels(function is plain):
             outputs = function(*leaves)
         outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         total = sum(
@@ -303,7 +303,7 @@ def test_whole_models(name: str) -> None:
     seen = []
     for plain in (True, False):
         model.zero_grad()
-        with kernels.plainly(plain):
+        with kernels.reference_kernels(plain):
             outputs = model(inputs)
             loss = kernels.cross_entropy(outputs, targets)
         loss.backward()

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso import Compressor, gauge, kernels
+from gaugelasso import Compressor, kernels
 from gaugelasso.axes import AxisTable, Norm, named_tensors
+from gaugelasso.compress import gauge
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.optim import CoupledOptimizer, MatrixPlan
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.solver import RhoSolver
+from gaugelasso.compress.step_scalars import StepScalars
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.optim import CoupledOptimizer, MatrixPlan
-from gaugelasso.options import CompressorOptions
-from gaugelasso.pace import Pace
-from gaugelasso.solver import RhoSolver
-from gaugelasso.storage import FlatStore
 from tests.kernels import CUDA, DEVICE
 from tests.toys import Toy, chain, pairs, penalise
 
@@ -40,8 +41,8 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
-    for name in () if CUDA else ("gauge", "optim", "pace", "penalty"):
-        module = importlib.import_module(f"gaugelasso.{name}")
+    for name in () if CUDA else ("gauge", "optim", "step_scalars", "penalty"):
+        module = importlib.import_module(f"gaugelasso.compress.{name}")
         monkeypatch.setattr(module, "fused_flat", lambda _: not dispatch._plain)
 
 
@@ -58,7 +59,7 @@ def both(work: Callable[[], list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """What `work`, from the same start, returns in its plain and in its fused form."""
     results = []
     for plain in (True, False):
-        with kernels.plainly(plain):
+        with kernels.reference_kernels(plain):
             results.append([tensor.clone() for tensor in work()])
     return list(zip(*results, strict=True))
 
@@ -80,10 +81,10 @@ def test_flat_storage_is_fused_in_float32_alone(monkeypatch: pytest.MonkeyPatch)
 # --- scalars ----------------------------------------------------------------------------
 
 
-def pace(
+def step_scalars(
     solver: RhoSolver, smoothing: float = 0.0, norm_rate: float = 0.01, **state: float
-) -> Pace:
-    result = Pace(draw(1), solver, smoothing, norm_rate)
+) -> StepScalars:
+    result = StepScalars(draw(1), solver, smoothing, norm_rate)
     for name, value in {"lr": 1e-3, **state}.items():
         getattr(result, name).fill_(value)
     return result
@@ -100,8 +101,8 @@ def test_judged_by_the_loss(loss: float, smoothing: float, seen: int) -> None:
     state = {"smoothed": 2.0 * (seen > 0), "seen": seen, "skipped": 4, "failing": 1, "streak": 3}
 
     def work() -> list[Tensor]:
-        mine = pace(CONSERVATIVE, smoothing, **state)
-        return [mine.judge_(scalar(loss), gradient), *mine.state().values()]
+        mine = step_scalars(CONSERVATIVE, smoothing, **state)
+        return [mine.check_finite_(scalar(loss), gradient), *mine.state().values()]
 
     for plain, fused in both(work):
         near(plain, fused, 1e-6)
@@ -116,8 +117,8 @@ def test_judged_by_the_gradient(value: float, size: int) -> None:
     sound = abs(value) < 1.8e19
 
     def work() -> list[Tensor]:
-        mine = pace(CONSERVATIVE)
-        judged = [mine.judge_(scalar(1.0), gradient) for gradient in (bad, bad, draw(size))]
+        mine = step_scalars(CONSERVATIVE)
+        judged = [mine.check_finite_(scalar(1.0), gradient) for gradient in (bad, bad, draw(size))]
         assert [bool(one) for one in judged] == [sound, sound, True]
         assert [float(mine.failing), float(mine.streak)] == [0, 0 if sound else 2]
         return [*judged, *mine.state().values()]
@@ -156,8 +157,8 @@ def test_pressed(method: str, kind: str, sound: bool) -> None:
     for state in STATES:
 
         def work(state: dict[str, float] = state) -> list[Tensor]:
-            mine = pace(RhoSolver(method, 1.0, 0.3), **{"smoothed": 0.4} | state)
-            rates = mine.press_(momentum, gradient, torch.tensor(sound, device=DEVICE))
+            mine = step_scalars(RhoSolver(method, 1.0, 0.3), **{"smoothed": 0.4} | state)
+            rates = mine.solve_rho_(momentum, gradient, torch.tensor(sound, device=DEVICE))
             return [*rates, *mine.state().values()]
 
         for plain, fused in both(work):
@@ -167,13 +168,13 @@ def test_pressed(method: str, kind: str, sound: bool) -> None:
 @pytest.mark.parametrize("programs", [4, 512])
 def test_sums(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more elements than all programs take at once; the same every time."""
-    monkeypatch.setattr("gaugelasso.kernels.gpu.pace.PARTS", programs)
+    monkeypatch.setattr("gaugelasso.kernels.gpu.step_scalars.PARTS", programs)
     momentum, gradient = draw(30_001, seed=1), draw(30_001, seed=2)
 
     def work() -> list[Tensor]:
-        mine = pace(RhoSolver("sign_step", 1.0))
-        mine.judge_(scalar(0.5), 1e17 * gradient)
-        mine.press_(momentum, gradient, torch.tensor(True, device=DEVICE))
+        mine = step_scalars(RhoSolver("sign_step", 1.0))
+        mine.check_finite_(scalar(0.5), 1e17 * gradient)
+        mine.solve_rho_(momentum, gradient, torch.tensor(True, device=DEVICE))
         return [mine.rho, mine.skipped]
 
     results = [both(work) for _ in range(10 if CUDA else 2)]
@@ -319,7 +320,7 @@ def test_a_late_backward_pass_is_refused(used: str, plain: bool) -> None:
     optimizer = CoupledOptimizer(store, {"m0": 1})
     weight = next(p for p, _ in store._homes if p.shape == store.segments[used].shape)
     loss = weight.square().sum()
-    with torch.no_grad(), kernels.plainly(plain):
+    with torch.no_grad(), kernels.reference_kernels(plain):
         optimizer.step_(draw(len(store)), scalar(0.0), scalar(0.1))
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()
@@ -411,7 +412,7 @@ def test_autograd_knows_that_slow_weights_moved(plain: bool) -> None:
     norms = gauge.SlowNorms([Norm("gain", "slow", "energy")], tensors)
     leaf = draw(4).requires_grad_()
     loss = (leaf * tensors["slow"]).sum()
-    with torch.no_grad(), kernels.plainly(plain):
+    with torch.no_grad(), kernels.reference_kernels(plain):
         norms.follow_(scalar(0.1))
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()
@@ -444,7 +445,7 @@ def test_whole_updates(name: str) -> None:
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(11, (4, 7), generator=generator).to(DEVICE)
-        with kernels.plainly():  # but for the update itself
+        with kernels.reference_kernels():  # but for the update itself
             loss = kernels.cross_entropy(plain.model(tokens), tokens)
             loss.backward()
         if spoiled.get(step) == "gradient":
@@ -459,7 +460,7 @@ def test_whole_updates(name: str) -> None:
                 mine.grad = theirs.grad.clone()
         before = {key: tensor.detach().clone() for key, tensor in state(plain).items()}
         for compressor in (plain, fused):
-            with kernels.plainly(compressor is plain):
+            with kernels.reference_kernels(compressor is plain):
                 compressor.update_(loss)
         here, there = state(plain), state(fused)
         for key, tensor in here.items():

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch.distributed import TCPStore
 
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import TINY
 from tests.trust.children import _CONTEXT
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.distributed import Ranks
 from gaugelasso.models import Transformer
-from gaugelasso.ranks import Ranks
-from gaugelasso.step import TrainingStep
+from gaugelasso.training.step import TrainingStep
 from tests.ranks.crews import CANONICAL, SETTINGS, Crews
 from tests.test_config import tiny
 from tests.training import outcome

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from gaugelasso import ranks
-from gaugelasso.accord import fingerprint
+from gaugelasso import distributed
+from gaugelasso.compress.step_means import pairwise_sum
+from gaugelasso.distributed import ALONE, Ranks, Team, fingerprint, started_as
 from gaugelasso.errors import UserError
-from gaugelasso.means import pairwise_sum
 from gaugelasso.models import Transformer
-from gaugelasso.ranks import ALONE, Ranks, Team, started_as
-from gaugelasso.step import TrainingStep
+from gaugelasso.training.step import TrainingStep
 from tests.test_config import tiny
 
 
@@ -100,7 +99,9 @@ def test_a_roll_call_goes_on_while_ranks_answer(monkeypatch: pytest.MonkeyPatch)
     """However late: on a machine that does much else they take turns."""
     team, now = object.__new__(Ranks), 0.0
     team.rank, team.size, team._store = 0, 5, HashStore()
-    answers = {rank: 0.9 * ranks._ROLL_CALL_S * turn for rank, turn in enumerate((1, 2, 3, 99, 1))}
+    answers = {
+        rank: 0.9 * distributed._ROLL_CALL_S * turn for rank, turn in enumerate((1, 2, 3, 99, 1))
+    }
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -109,6 +110,6 @@ def test_a_roll_call_goes_on_while_ranks_answer(monkeypatch: pytest.MonkeyPatch)
             if now >= at:
                 team._store.set(f"here/{rank}", "")
 
-    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     assert team._roll_call() == "rank 3 is gone"
-    assert now < answers[2] + 2 * ranks._ROLL_CALL_S
+    assert now < answers[2] + 2 * distributed._ROLL_CALL_S

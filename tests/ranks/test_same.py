@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gaugelasso import Compressor, CompressorOptions, Transformer
-from gaugelasso.ranks import join
+from gaugelasso.distributed import join
 from gaugelasso.tasks import Draw
 from tests.ranks.crews import CANONICAL, SETTINGS, Crew, Crews, Fault, become
 from tests.test_config import tiny

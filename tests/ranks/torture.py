@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.runs import environment, write_json
+from gaugelasso.runs.folder import environment, write_json
 from tests.ranks.crews import Crews, Fault
 from tests.training import assert_same_run, read
 

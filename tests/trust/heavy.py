@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gaugelasso import checkpoint, logs
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
+from gaugelasso.files.untrusted import MOST_VALUES
 from gaugelasso.report.data import load_run
-from gaugelasso.strict import MOST_VALUES
+from gaugelasso.runs import checkpoint, logs
 from gaugelasso.tasks import images
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 from tests.trust.memory import Peak
 from tests.trust.mutants import Patient, changed
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from gaugelasso import cli
-from gaugelasso.compressor import Compressor
-from gaugelasso.events import Drop
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.events import Drop
+from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.options import CompressorOptions
 
 
 def resident() -> int:

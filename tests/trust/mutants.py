@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gaugelasso.checkpoint import load_spec
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
-from gaugelasso.strict import read_arrays
+from gaugelasso.files.untrusted import read_arrays
+from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.tasks import images, text
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 from tests.training import sign
 from tests.trust import damage
 

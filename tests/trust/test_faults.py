@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.lock import NAME as LOCK
-from gaugelasso.runs import RunFolder
+from gaugelasso.files.lock import NAME as LOCK
+from gaugelasso.runs.folder import RunFolder
 from gaugelasso.signals import Stopped
 from tests.training import assert_same_run, contents, finish, newest, read, start, stop_at
 from tests.trust.children import assert_intact

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaugelasso import strict
-from gaugelasso.checkpoint import load_spec
 from gaugelasso.errors import UserError
-from gaugelasso.trainer import Trainer
+from gaugelasso.files import untrusted
+from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.training.trainer import Trainer
 from tests.test_config import TINY, tiny
 from tests.training import start, stop_at
 from tests.trust import damage, heavy
@@ -148,7 +148,7 @@ def test_the_clock_shows_a_reader_that_waits(
 ) -> None:
     """Or the test above would see nothing."""
     monkeypatch.setattr(heavy, "PATIENCE", 1)
-    monkeypatch.setattr(strict, "open_plain", lambda path: path.open("rb"))
+    monkeypatch.setattr(untrusted, "open_plain", lambda path: path.open("rb"))
     [kind] = [kind for kind in heavy.kinds(patient) if kind.file == name]
     assert heavy.piped(patient, kind, tmp_path) == "waits for ever"
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.checkpoint import Checkpoint
 from gaugelasso.models import Transformer
+from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.tasks import Retrieval
 from tests.training import assert_same_run, finish, start, stop_at
 from tests.trust.children import Runs, assert_resumes

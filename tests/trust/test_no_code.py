@@ -84,10 +84,10 @@ def test_the_walk_sees_what_it_looks_for(line: str) -> None:
 LOADING = """
 import sys
 from pathlib import Path
-from gaugelasso.checkpoint import load_model, load_spec, load_state
+from gaugelasso.runs.checkpoint import load_model, load_spec, load_state
 from gaugelasso.config import load_config, run_config
 from gaugelasso.report.data import load_run
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.trainer import Trainer
 
 run, config = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any, Literal
 from unittest import mock
 
-from gaugelasso import checkpoint
-from gaugelasso.compressor import Compressor
-from gaugelasso.trainer import Trainer
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.runs import checkpoint
+from gaugelasso.training.trainer import Trainer
 
 Where = Literal["event", "save"]
 _REAL_WRITE, _REAL_FSYNC = os.write, os.fsync

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gaugelasso import checkpoint
 from gaugelasso.errors import UserError
+from gaugelasso.runs import checkpoint
 from tests.test_config import TINY, tiny
 from tests.training import start, stop_at
 from tests.trust import damage, heavy, mutants

@@ -19,12 +19,12 @@ import typer
 
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.models import eval_, generate, show, train
-from gaugelasso.cli.output import check_said, console, errors
+from gaugelasso.cli.output import check_output_complete, console, errors
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
+from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.ranks import started_as
-from gaugelasso.runs import write_json
+from gaugelasso.runs.folder import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 
@@ -106,7 +106,7 @@ def _command() -> None:
         app()  # ends by SystemExit, always
     except SystemExit as end:
         if not end.code:
-            check_said()
+            check_output_complete()
         raise
 
 

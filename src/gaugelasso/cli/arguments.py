@@ -7,8 +7,8 @@ import typer
 
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device
-from gaugelasso.runs import Existing
+from gaugelasso.runs.folder import Existing
+from gaugelasso.training.evaluation import choose_device
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]

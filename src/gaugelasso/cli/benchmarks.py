@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.bench import bench_run, bench_step, default_file, record
-from gaugelasso.checkpoint import load_spec
+from gaugelasso.bench.measure import bench_run, bench_step, default_file, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, say
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device
 from gaugelasso.report.timing import busy, print_bench
+from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.training.evaluation import choose_device
 
 
 def bench(

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from gaugelasso.checkpoint import load_model
 from gaugelasso.cli.arguments import (
     Changes,
     ConfigPath,
@@ -21,19 +20,20 @@ from gaugelasso.cli.arguments import (
     load_settings,
     parse_changes,
 )
+from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, say
+from gaugelasso.cli.show import show_divisions
 from gaugelasso.config import changed, run_config
-from gaugelasso.display import show_progress
+from gaugelasso.distributed import join
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device, evaluate, whole_figures
 from gaugelasso.models.decoding import sample
-from gaugelasso.ranks import join
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
-from gaugelasso.show import show_divisions
-from gaugelasso.signals import stop_wishes
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.signals import stop_requests
 from gaugelasso.tasks.text import readable
-from gaugelasso.trainer import Trainer
+from gaugelasso.training.evaluation import choose_device, evaluate, whole_figures
+from gaugelasso.training.trainer import Trainer
 
 
 def train(
@@ -61,7 +61,7 @@ def train(
     with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
         trainer = _built(settings, folder, existing, on_progress, team)
         if resume:
-            say(_said_start(folder, trainer.compressor.steps))
+            say(_start_message(folder, trainer.compressor.steps))
         trainer.run()
     team.close()
     print_outcome(load_run(folder), console)
@@ -70,11 +70,14 @@ def train(
 
 def _built(*arguments: Any, **named: Any) -> Trainer:
     """The trainer, which may be broken off like a crash: what was saved is as it was."""
-    with stop_wishes() as wish, wish.granted_at_once("before it took a step; nothing was lost"):
+    with (
+        stop_requests() as request,
+        request.interruptible("before it took a step; nothing was lost"),
+    ):
         return Trainer(*arguments, **named)
 
 
-def _said_start(folder: Path, step: int) -> str:
+def _start_message(folder: Path, step: int) -> str:
     """A name misspelt would else go unnoticed: where there is no run, one begins."""
     if step:
         return f"run folder {str(folder)!r}: going on after step {step:,}"
@@ -100,7 +103,7 @@ def eval_(
     settings = changed(settings.to_dict(), parse_changes(set_))
     where = choose_device(device or "auto")
     model, task = load_model(run, where), settings.task
-    if (task.length, task.inputs) != (model.birth.length, model.birth.inputs):
+    if (task.length, task.inputs) != (model.initial_spec.length, model.initial_spec.inputs):
         raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
         figures, of = whole_figures(model, settings, where), "all held-out data"

@@ -82,7 +82,7 @@ def say(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def check_said() -> None:
+def check_output_complete() -> None:
     """UserError if some of it could not be written. A reader that has had enough is no error."""
     trouble = _stdout.trouble
     if trouble and trouble.errno not in _GONE:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gaugelasso.arms import Arm, ArmOutcome, parse_arms, parse_seeds, said_failures
 from gaugelasso.cli.arguments import (
     Changes,
     ConfigPath,
@@ -19,16 +18,17 @@ from gaugelasso.cli.arguments import (
     load_settings,
 )
 from gaugelasso.cli.output import console, say
-from gaugelasso.cluster import Cluster, parse_settings
 from gaugelasso.errors import UserError
-from gaugelasso.evaluation import choose_device
 from gaugelasso.report import write_comparison, write_report
 from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
-from gaugelasso.runs import make_folder, write_json
-from gaugelasso.sweep import Plan, run_sweep
+from gaugelasso.runs.folder import make_folder, write_json
+from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms, parse_seeds
+from gaugelasso.sweeps.cluster import Cluster, parse_settings
+from gaugelasso.sweeps.sweep import Plan, run_sweep
+from gaugelasso.training.evaluation import choose_device
 
 
 def sweep(
@@ -92,7 +92,7 @@ def sweep(
         _write_arms(ended, len(numbers), folder, results)
     elif ended:
         _write_only(ended[0], config.stem, results)
-    if failures := said_failures(outcomes, len(numbers)):
+    if failures := failures_message(outcomes, len(numbers)):
         raise UserError(failures)
 
 

@@ -6,7 +6,7 @@ follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` a
 They get tensors and numbers; from which axes, tasks or phases these come they are not told.
 """
 
-from gaugelasso.kernels.dispatch import NO_TARGET, plainly
+from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels
 from gaugelasso.kernels.entropy import cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
 from gaugelasso.kernels.maps import deliver, project
@@ -20,9 +20,9 @@ __all__ = [
     "deliver",
     "embed",
     "merge_heads",
-    "plainly",
     "project",
     "read",
+    "reference_kernels",
     "split_heads",
     "swiglu",
     "write",

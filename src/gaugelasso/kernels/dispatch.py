@@ -57,7 +57,7 @@ def check_offsets(rows: int, tokens: int) -> None:
 
 
 @contextmanager
-def plainly(on: bool = True) -> Iterator[None]:
+def reference_kernels(on: bool = True) -> Iterator[None]:
     """Within it every kernel takes its plain form (or, with False, its usual one)."""
     global _plain
     before, _plain = _plain, on

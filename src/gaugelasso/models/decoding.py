@@ -22,7 +22,7 @@ class Decoder:
     """
 
     def __init__(self, model: Transformer):
-        spec = model.birth
+        spec = model.initial_spec
         if spec.input_kind != "tokens" or not spec.causal:
             takes = "sequences as a whole" if spec.input_kind == "tokens" else "patches"
             raise SpecError(f"this model reads {takes}: only causal ones over tokens can go on")
@@ -41,7 +41,7 @@ class Decoder:
         if start and count > 1:
             raise SpecError(f"{count} positions at once; after the first feed, one at a time")
         # Steps of one position: fused kernels, made for thousands, would gain nothing.
-        with kernels.plainly():
+        with kernels.reference_kernels():
             x = self._embed(tokens, start, end)
             for name, operator in self.model.operators.items():
                 assert isinstance(operator, Operator)
@@ -61,12 +61,12 @@ class Decoder:
         return kernels.embed(tokens, embedding.table, positions, scale, sites, size)
 
     def _attend(self, name: str, operator: Attention, x: Tensor, batch: int, start: int) -> Tensor:
-        x, q, *new = operator.look(x, batch, start)
+        x, q, *new = operator.project_qkv(x, batch, start)
         if start:
             new = [torch.cat(pair, dim=2) for pair in zip(self._memory[name], new, strict=True)]
         k, v = self._memory[name] = (new[0], new[1])
         # The last position sees all there is; only a first feed has a future to hide.
-        return operator.answer(x, kernels.attend(q, k, v, operator.softmax_scale, start == 0))
+        return operator.project_out(x, kernels.attend(q, k, v, operator.softmax_scale, start == 0))
 
 
 def sample(

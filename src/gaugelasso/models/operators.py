@@ -61,10 +61,12 @@ class Attention(Operator):
         self.write = Injector(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
-        x, q, k, v = self.look(x, batch)
-        return self.answer(x, kernels.attend(q, k, v, self.softmax_scale, self.causal))
+        x, q, k, v = self.project_qkv(x, batch)
+        return self.project_out(x, kernels.attend(q, k, v, self.softmax_scale, self.causal))
 
-    def look(self, x: Tensor, batch: int, start: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project_qkv(
+        self, x: Tensor, batch: int, start: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The stream, and queries, keys, values [B, heads, S, d] of positions from `start` on."""
         x, normalised = self.read(x)
         heads, groups = self.query.shape[1], self.key.shape[1]
@@ -75,7 +77,7 @@ class Attention(Operator):
         q, k, v = kernels.split_heads(rows, batch, heads, groups, d_k, d_v, frequencies, start)
         return x, q, k, v
 
-    def answer(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def project_out(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream with what the heads found written to it."""
         return self.write(x, kernels.merge_heads(mixed, self.out, self.write.scale))
 

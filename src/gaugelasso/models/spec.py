@@ -275,7 +275,7 @@ def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[s
             value = tuple(data[name]) if isinstance(data[name], list) else data[name]
             if not _fits(value, hints[name]):
                 raise SpecError(
-                    f"{what}: {name} = {_shown(data[name])} is not {_said(hints[name])}"
+                    f"{what}: {name} = {_shown(data[name])} is not {_kind(hints[name])}"
                 )
             values[name] = value
     return values
@@ -295,7 +295,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) is hint if hint is not types.NoneType else value is None
 
 
-def _said(hint: Any) -> str:
+def _kind(hint: Any) -> str:
     return str(hint).removeprefix("typing.") if typing.get_origin(hint) else str(hint.__name__)
 
 

@@ -26,7 +26,7 @@ class Transformer(Compressible):
 
     def __init__(self, spec: TransformerSpec, seed: int = 0):
         super().__init__()
-        self.birth = spec
+        self.initial_spec = spec
         generator = torch.Generator().manual_seed(seed)
         tied = spec.norm == "tied"
         # Each of 2 * layers operators adds to the stream: keep its variance near one.
@@ -82,15 +82,15 @@ class Transformer(Compressible):
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))
                 norms.append(part.read.norm(f"{name}.read"))
         axes.append(Axis(STREAM, STREAM, tuple(writers), tuple(readers), tuple(energies)))
-        length = self.birth.length
+        length = self.initial_spec.length
         return AxisTable(
             axes=tuple(axes),
             fixed=tuple(fixed),
             matrices=matrices,
-            norms=() if self.birth.norm == "tied" else tuple(norms),
+            norms=() if self.initial_spec.norm == "tied" else tuple(norms),
             costs=tuple(costs),
             required=frozenset({"embedding", "classifier"}),
-            context=(length, (length + 1) / 2 if self.birth.causal else float(length)),
+            context=(length, (length + 1) / 2 if self.initial_spec.causal else float(length)),
         )
 
     def _operators(self) -> Iterator[Operator]:
@@ -109,17 +109,17 @@ class Transformer(Compressible):
         """The structure as it stands, read off the tensors."""
         return TransformerSpec(
             sites=tuple(self.sites.tolist()),
-            length=self.birth.length,
-            layers=self.birth.layers,
-            inputs=self.birth.inputs,
-            outputs=self.birth.outputs,
+            length=self.initial_spec.length,
+            layers=self.initial_spec.layers,
+            inputs=self.initial_spec.inputs,
+            outputs=self.initial_spec.outputs,
             embed=tuple(self.embedding.write.sites.tolist()),
             classify=tuple(self.classifier.read.sites.tolist()),
             operators=tuple(part.spec() for part in self._operators()),
-            input_kind=self.birth.input_kind,
-            causal=self.birth.causal,
-            positions=self.birth.positions,
-            norm=self.birth.norm,
+            input_kind=self.initial_spec.input_kind,
+            causal=self.initial_spec.causal,
+            positions=self.initial_spec.positions,
+            norm=self.initial_spec.norm,
         )
 
     def structure(self) -> dict:

@@ -10,7 +10,7 @@ from gaugelasso.report import words
 from gaugelasso.report.data import END_AXES, LAYER_KINDS, Run, operator_count, outcome
 from gaugelasso.report.layout import Table, render
 from gaugelasso.report.words import DASH, Format, count, known, over_seeds, ratio, width_range
-from gaugelasso.tempo import first_ms
+from gaugelasso.runs.step_time import initial_step_ms
 
 _LARGEST_EVENTS = 20
 _AXES_NAMED = 3  # in the "dropped" cell of an event
@@ -31,7 +31,9 @@ def before_after(runs: Sequence[Run]) -> Table:
     def result(name: str, values: Iterable[Any], form: Format, remark: str = "") -> list[str]:
         return [name, DASH, over_seeds(list(values), form), remark]
 
-    step_time = row("step time", map(_first_ms, runs), map(_last_ms, runs), words.milliseconds)
+    step_time = row(
+        "step time", map(_initial_step_ms, runs), map(_last_ms, runs), words.milliseconds
+    )
     if births == finals:
         step_time[-1] = DASH  # of one structure it would tell of the machine alone
 
@@ -209,8 +211,8 @@ def print_structure(run: Run, console: Console) -> None:
     render(structure_table(run), console)
 
 
-def _first_ms(run: Run) -> float | None:
-    return first_ms(run.metrics, run.initial["fma"])
+def _initial_step_ms(run: Run) -> float | None:
+    return initial_step_ms(run.metrics, run.initial["fma"])
 
 
 def _last_ms(run: Run) -> float | None:

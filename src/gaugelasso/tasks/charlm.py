@@ -20,9 +20,8 @@ from gaugelasso import kernels
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import text
-from gaugelasso.tasks.figures import Predict
+from gaugelasso.tasks.protocol import Draw, Predict
 from gaugelasso.tasks.stored import cache_folder, shuffled, to_device
-from gaugelasso.tasks.streams import Draw
 
 # Positions in a batch of the last evaluation: large enough to be quick on any device.
 _AT_ONCE = 2**14

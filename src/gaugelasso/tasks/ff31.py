@@ -19,9 +19,8 @@ from torch import Tensor
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
-from gaugelasso.tasks.figures import Predict
-from gaugelasso.tasks.longhand import SYMBOLS, Grammar, is_given, is_name, words_of
-from gaugelasso.tasks.streams import Draw
+from gaugelasso.tasks.division_grammar import SYMBOLS, Grammar, is_given, is_name, words_of
+from gaugelasso.tasks.protocol import Draw, Predict
 
 _LARGEST = 997
 # Each is solved word by word, a forward pass a word: enough to see whether it can.

@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from gaugelasso import durable
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.strict import UNREADABLE, open_plain, read_arrays, read_json
+from gaugelasso.files import durable
+from gaugelasso.files.untrusted import UNREADABLE, open_plain, read_arrays, read_json
 from gaugelasso.tasks import stored
 
 CELEBA = "celeba"

@@ -18,10 +18,9 @@ from torch import Tensor
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import images
-from gaugelasso.tasks.figures import Predict
-from gaugelasso.tasks.scenes import portraits
+from gaugelasso.tasks.portraits import portraits
+from gaugelasso.tasks.protocol import EVALUATION, Draw, Predict
 from gaugelasso.tasks.stored import shuffled, to_device
-from gaugelasso.tasks.streams import EVALUATION, Draw
 
 GENERATED = "generated"
 _SHOWN = 8

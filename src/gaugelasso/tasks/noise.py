@@ -9,7 +9,7 @@ from torch import Tensor
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
-from gaugelasso.tasks.streams import Draw
+from gaugelasso.tasks.protocol import Draw
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ Where it lies, how it is known again, the order of an epoch, the way to a device
 import functools
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +20,6 @@ from gaugelasso.errors import UserError
 # other data show, and so does a part that was cut off or shifted; a byte changed here or there
 # need not.
 _LOOKED_AT, _PIECES = 2**26, 2**10
-
-
-@runtime_checkable
-class WithData(Protocol):
-    """A task over stored data, which must be the same for as long as a run goes on."""
-
-    def stored_data(self) -> Mapping[str, np.ndarray]:
-        """By a name that tells users which they are, the data; empty where none are stored."""
 
 
 def known(data: np.ndarray) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from gaugelasso import durable
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.strict import read_json
+from gaugelasso.files import durable
+from gaugelasso.files.untrusted import read_json
 from gaugelasso.tasks import stored
 
 Text = np.ndarray[Any, np.dtype[np.uint8]]

@@ -1,0 +1,42 @@
+"""Modules that were documented under another path still import from there.
+
+The old name and the new one give the same module. It is imported when asked for, not before.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+MOVED = {
+    "gaugelasso.checkpoint": "gaugelasso.runs.checkpoint",
+    "gaugelasso.compressor": "gaugelasso.compress.compressor",
+    "gaugelasso.display": "gaugelasso.cli.display",
+    "gaugelasso.drop": "gaugelasso.compress.drop",
+    "gaugelasso.gauge": "gaugelasso.compress.gauge",
+    "gaugelasso.ranks": "gaugelasso.distributed",
+    "gaugelasso.surgery": "gaugelasso.compress.surgery",
+    "gaugelasso.tasks.streams": "gaugelasso.tasks.protocol",
+    "gaugelasso.trainer": "gaugelasso.training.trainer",
+}
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # Behind Python's own finders: a real module of that name comes first.
+        return spec_from_loader(name, self) if name in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Python takes whatever a module leaves under its name as the module.
+        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
+
+
+def install() -> None:
+    """Make the old paths importable; once, however often it is called."""
+    if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(_MovedModules())

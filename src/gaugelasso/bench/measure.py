@@ -1,0 +1,239 @@
+"""Benchmarks: where the time of a step goes, and what a compressed model gains when served.
+
+Medians and quartiles of warm repetitions on random batches of a config's task; on a GPU every
+part is timed as a CUDA graph, as training runs it. Nothing here is kept of the training done.
+"""
+
+import bisect
+import dataclasses
+import re
+import resource
+import statistics
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.bench.stopwatch import in_turns, matrix_rate, quartiles
+from gaugelasso.compress import pricing
+from gaugelasso.compress.cuda_graph import GraphedStep
+from gaugelasso.config import Config
+from gaugelasso.kernels import reference_kernels
+from gaugelasso.models import Transformer, TransformerSpec, round_up
+from gaugelasso.runs import checkpoint
+from gaugelasso.runs.folder import environment, make_folder, read_json, write_json
+from gaugelasso.tasks import Draw
+from gaugelasso.training.evaluation import autocast, configure_cpu_
+from gaugelasso.training.step import TrainingStep
+
+Row = dict[str, Any]
+
+# Parts that cannot be timed alone: of two that can, the one without the other.
+_DIFFERENCES = {
+    "backward_ms": ("gradients_ms", "forward_ms"),
+    "optimizer_ms": ("baseline_ms", "gradients_ms"),
+    "machinery_ms": ("ms", "baseline_ms"),
+}
+
+
+def work_per_token(model: Transformer) -> float:
+    """Multiply-adds of one token, whatever accounting a config presses by."""
+    return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
+
+
+def bench_step(
+    config: Config, spec: TransformerSpec, device: str, repeats: int, multiple: int = 1
+) -> Row:
+    """The parts of one training step in ms, and what it achieves.
+
+    Every width of the structure is rounded up to a multiple of `multiple` first, and events
+    leave it so; the whole step is then timed at the structure's own widths too.
+    """
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    configure_cpu_(config, device)
+    rounded = config
+    if multiple > 1:
+        compress = dataclasses.replace(config.compress, multiple=multiple)
+        rounded = dataclasses.replace(config, compress=compress)
+    step = _step(rounded, round_up(spec, multiple), device)
+    graph = device.startswith("cuda") and config.train.graph
+    compressor = step.compressor
+    alone = GraphedStep(step.plain, graph)
+    for _ in range(2 if graph else 1):  # reference_kernels, then captured
+        alone()
+    del alone  # and with it the capture's memory
+    peak = _peak_gib(device)
+    exact = _step(config, spec, device) if multiple > 1 else None
+    times = _part_times(step, exact, graph, repeats)
+    if graph:
+        times["eager_ms"] = in_turns({"": step.plain}, device, repeats // 5)[""]
+    times["event_ms"] = in_turns({"": compressor.event_}, device, repeats // 3, warm=2)[""]
+    medians = {name: statistics.median(series) for name, series in times.items()}
+    for part, (longer, shorter) in _DIFFERENCES.items():
+        medians[part] = medians[longer] - medians[shorter]
+    whole, baseline = medians["ms"], medians["baseline_ms"]
+    medians.setdefault("eager_ms", whole)  # without a graph it is the same
+    # What the same training without pressure does not need, with a step's share of an event.
+    spent = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
+    tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
+    flops = 6 * work_per_token(step.model) * tokens  # a multiply and an add, forward and twice back
+    return {
+        **medians,
+        "quartiles": {name: quartiles(series) for name, series in times.items()},
+        "graph": graph,
+        "machinery_share": spent / baseline,
+        "tokens_per_s": 1000 * tokens / whole,
+        "tflops": flops / (whole * 1e9),
+        "matrix_tflops": matrix_rate(device),
+        "peak_gib": peak,
+        "multiple": multiple,
+        "fma": work_per_token(step.model),
+        "fma_exact": work_per_token(Transformer(spec)),
+        "parameters": compressor.parameters,
+    }
+
+
+def _step(config: Config, spec: TransformerSpec, device: str) -> TrainingStep:
+    step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
+    # Hundreds of repetitions should leave the weights where they are.
+    step.compressor.set_lr_(1e-6)
+    return step
+
+
+def _part_times(
+    step: TrainingStep, exact: TrainingStep | None, graph: bool, repeats: int
+) -> dict[str, list[float]]:
+    """Times of a step's parts, each with what comes before it, and of all of `exact`."""
+    config, device, compressor = step.config, step.device, step.compressor
+    optimizer = compressor.optimizer
+    no_penalty = torch.zeros_like(optimizer.momentum)
+
+    def forward() -> None:
+        for inputs, targets in zip(step.inputs, step.targets, strict=True):
+            step.forward(inputs, targets)
+
+    @torch.no_grad()
+    def optimize() -> None:
+        optimizer.store.collect_grads_()
+        with reference_kernels(not config.train.fused):
+            optimizer.observe_(step.loss.isfinite())
+            optimizer.step_(no_penalty, compressor.scalars.rho, compressor.scalars.lr)
+
+    def unpressed() -> None:
+        step.gradients()
+        optimize()
+
+    whole = {"ms": step.plain}
+    if exact:
+        whole["ms_exact"] = exact.plain
+    parts = {"forward_ms": forward, "gradients_ms": step.gradients, "baseline_ms": unpressed}
+
+    def before(name: str) -> None:
+        # Energies, which slow norms and events alone need, are recorded in training mode only.
+        step.model.train(name in whole)
+        for parameter in step.model.parameters():
+            parameter.grad = None
+
+    # A capture holds as much memory as its step needs: at once only what is compared.
+    groups = [whole, *({name: part} for name, part in parts.items())] if graph else [whole | parts]
+    times: dict[str, list[float]] = {}
+    for group in groups:
+        captures = {name: GraphedStep(action, graph) for name, action in group.items()}
+        times |= in_turns(captures, device, repeats, before=before)
+        captures.clear()
+    before("ms")
+    return times
+
+
+def _peak_gib(device: str) -> float:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def uniform_like(config: Config, fma: float) -> TransformerSpec:
+    """The config's own model, narrowed evenly until its work is nearest to `fma`."""
+    full = config.model
+
+    def narrowed(width: int) -> TransformerSpec:
+        share, pair = width / full.width, 2 if full.rope else 1
+        narrow = dataclasses.replace(
+            full,
+            width=width,
+            d_k=max(pair, pair * round(full.d_k * share / pair)),
+            d_v=max(1, round(full.d_v * share)),
+            d_f=max(1, round(full.d_f * share)),
+        )
+        return narrow.spec(config.task)
+
+    def work(width: int) -> float:
+        return work_per_token(Transformer(narrowed(width)))
+
+    above = bisect.bisect_left(range(1, full.width), fma, key=work) + 1
+    return narrowed(min((max(above - 1, 1), above), key=lambda width: abs(work(width) - fma)))
+
+
+@torch.inference_mode()
+def bench_inference(
+    models: Mapping[str, Transformer], config: Config, device: str, repeats: int
+) -> dict[str, Row]:
+    """Latency of one sequence and throughput of a batch, without gradients; models in turns."""
+    rows: dict[str, Row] = {
+        name: {"fma": work_per_token(model.to(device).eval()), "quartiles": {}}
+        for name, model in models.items()
+    }
+    for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
+        inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
+
+        def serve(model: Transformer, inputs: torch.Tensor = inputs) -> None:
+            with reference_kernels(not config.train.fused), autocast(config, device):
+                model(inputs)
+
+        serving = {name: partial(serve, model) for name, model in models.items()}
+        for name, times in in_turns(serving, device, repeats).items():
+            rows[name][figure] = statistics.median(times)
+            rows[name]["quartiles"][figure] = quartiles(times)
+    for row in rows.values():
+        row["tokens_per_s"] = 1000 * config.train.batch * config.task.length / row["batch_ms"]
+    return rows
+
+
+def bench_run(
+    run: Path, work: str, config: Config, device: str, repeats: int
+) -> Iterator[tuple[str, Row]]:
+    """A run's model against its ancestor and a uniform one of equal work, on every device."""
+    compressed = checkpoint.load_model(run)
+    models = {
+        "ancestor": Transformer(checkpoint.load_spec(run / "initial.json")),
+        "uniform": Transformer(uniform_like(config, work_per_token(compressed))),
+        "compressed": compressed,
+    }
+    for kind in dict.fromkeys(["cpu", device]):
+        for name, row in bench_inference(models, config, kind, repeats).items():
+            yield f"{work}-{name}-{kind}", {"model": name, "device": kind, **row}
+
+
+def default_file(device: str) -> Path:
+    """benchmarks/<hardware>_<date>.json, in letters that every file system knows."""
+    around = environment(device)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", around["hardware"]).strip("-").lower()
+    return Path("benchmarks") / f"{name}_{around['date'][:10]}.json"
+
+
+def record(path: Path, device: str, kind: str, row: Row) -> None:
+    """Put a row into a benchmark file, in place of an older one of the same work."""
+    kept = read_json(path) if path.exists() else {}
+    rows = [old for old in kept.get(kind, []) if old["work"] != row["work"]]
+    new = {**row, "at": _circumstances(row.get("device", device))}
+    make_folder(path.parent)
+    write_json(path, {**kept, **_circumstances(device), kind: [*rows, new]})
+
+
+def _circumstances(device: str) -> Row:
+    around = environment(device)
+    versions = {key: around[key] for key in ("gaugelasso", "torch", "python")}
+    return {key: around[key] for key in ("commit", "hardware", "date")} | {"versions": versions}

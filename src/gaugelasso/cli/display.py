@@ -1,0 +1,107 @@
+"""What a person sees while a run goes on: a live panel, or plain lines without a terminal."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.step_time import initial_step_ms
+from gaugelasso.training.records import Progress
+
+# Seconds between plain lines: a log should not fill with rows.
+_LINE_EVERY = 2.0
+
+
+@contextmanager
+def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[[Progress], None]]:
+    """Yields the function that a trainer calls with each row, once that is in its log."""
+    first: float | None = None
+    settled = False
+
+    def note(progress: Progress) -> float | None:
+        nonlocal first, settled
+        if not settled:
+            # A log that cannot be read is for others to mend: what only shows must stop no run.
+            with suppress(UserError):
+                first = initial_step_ms(read_rows(log), progress.fma_initial, going=True)
+            settled = first is not None or progress.row["fma"] != progress.fma_initial
+        return first
+
+    if not console.is_terminal:
+        last = [float("-inf")]
+
+        def line(progress: Progress) -> None:
+            first = note(progress)
+            wall = progress.row["wall_s"]
+            if wall - last[0] >= _LINE_EVERY or progress.row["step"] >= progress.end:
+                last[0] = wall
+                console.print(plain_line(progress, first), highlight=False, soft_wrap=True)
+
+        yield line
+        return
+
+    with Live(console=console, refresh_per_second=8) as live:
+
+        def panel(progress: Progress) -> None:
+            live.update(Panel(_state(progress, note(progress)), title=title, padding=(1, 2)))
+
+        yield panel
+
+
+def plain_line(progress: Progress, first: float | None) -> str:
+    """One row of metrics as a line of text; `first`: the step time to begin with, once known."""
+    row = progress.row
+    metric = row[progress.metric_name]
+    shown = "-" if metric is None else f"{metric:.4f}"
+    memory = f"{row['memory_mib']:,.0f} MiB  " if "memory_mib" in row else ""
+    before = "" if first is None else f" (from {first:.1f})"
+    return (
+        f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
+        f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
+        f"{progress.metric_name} {shown}  "
+        f"FMA {row['fma']:,.0f} ({progress.fma_initial / row['fma']:.2f}x)  "
+        f"sites {row['sites']}  operators {row['operators']}  "
+        f"{row['step_ms']:.1f} ms/step{before}  {memory}"
+        f"left {clock(progress.seconds_left)}"
+    )
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _state(progress: Progress, first: float | None) -> Group:
+    row = progress.row
+    metric = row[progress.metric_name]
+    before = "" if first is None else f", from {first:.1f}"
+    colour = "green" if row["loss"] <= progress.loss_target else "yellow"
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        grid.add_column()
+    cells = [
+        ("step", f"{row['step']:,} of {progress.end:,}"),
+        ("phase", row["phase"]),
+        ("loss", f"[{colour}]{row['loss']:.4f}[/] target {progress.loss_target:g}"),
+        (progress.metric_name, "-" if metric is None else f"{metric:.4f}"),
+        ("FMA per token", f"{row['fma']:,.0f}"),
+        ("compression", f"[bold]{progress.fma_initial / row['fma']:.2f}x[/]"),
+        ("residual sites", str(row["sites"])),
+        ("operators", str(row["operators"])),
+        ("step time", f"{row['step_ms']:.1f} ms{before}"),
+        ("time left", clock(progress.seconds_left)),
+    ]  # fmt: skip
+    if "memory_mib" in row:
+        cells.append(("memory", f"{row['memory_mib']:,.0f} MiB"))
+    for left in range(0, len(cells), 2):
+        pair = cells[left : left + 2]
+        grid.add_row(*(part for name, value in pair for part in (f"[dim]{name}[/]", value)))
+    return Group(grid, "", ProgressBar(total=progress.end, completed=row["step"]))

@@ -1,0 +1,57 @@
+"""A division as a run's model solves it, for readers: step by step, each marked against the truth.
+
+The model is given the problem and writes on alone, so a slip carries on into what follows.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gaugelasso.config import run_config
+from gaugelasso.errors import UserError
+from gaugelasso.runs import checkpoint
+from gaugelasso.tasks import EVALUATION, FF31, Draw
+from gaugelasso.tasks.division_grammar import Grammar
+from gaugelasso.training.evaluation import predictor
+
+RIGHT, WRONG = "✓", "✗"
+
+
+def show_divisions(run: Path, problems: int, seed: int, device: str) -> Iterator[str]:
+    """Lines about the first held-out problems of a seed, solved by the run's model."""
+    config = run_config(run)
+    task = config.task
+    if not isinstance(task, FF31):
+        raise UserError(
+            f"{str(run)!r} is a run of the task {config.task_name!r}: show is for runs of ff31"
+        )
+    model = checkpoint.load_model(run, device)
+    tokens, _ = task.batch(problems, Draw(seed, 0, EVALUATION), device)
+    written = task.solve(predictor(model, config, device), tokens).tolist()
+    solved = 0
+    for number, row in enumerate(written, 1):
+        solved += not task.grammar.faults(row)
+        yield from _told(task.grammar, row, f"problem {number}")
+        yield ""
+    yield f"{solved} of {problems} without a fault"
+
+
+def _told(grammar: Grammar, tokens: Sequence[int], title: str) -> Iterator[str]:
+    faults = grammar.faults(tokens)
+    problem, *steps = grammar.read(tokens)
+    yield f"{title}, over Z/{grammar.modulus}: {_as_fraction(problem.words)}"
+    for line in steps:
+        mine = [fault for fault in faults if fault.step == line.step]
+        yield f"  {WRONG if mine else RIGHT} {line.step:<20} {readable(line.words)}"
+        yield from (f"      {fault}" for fault in mine)
+
+
+def readable(words: Sequence[str]) -> str:
+    """Words as mathematics: 3 x ^ 2 + 5 x ^ 0 becomes 3x^2 + 5."""
+    text = re.sub(r" ?([x^]) ?", r"\1", " ".join(words))
+    text = re.sub(r"x\^0\b", "", re.sub(r"x\^1\b", "x", text))
+    return re.sub(r" ?;", ";", text).rstrip(";").removeprefix(": ")
+
+
+def _as_fraction(words: Sequence[str]) -> str:
+    return " / ".join(f"({part})" for part in readable(words).split(" / "))

@@ -1,0 +1,162 @@
+"""Groups: the elements of flat storage that make up each index's slice on each side.
+
+Penalty, balance and drop all measure these slices; they share one index of them. Built
+on the device, anew for every structure. Knows nothing of what is measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, spread, width
+from gaugelasso.compress.flat import FlatStore, pick
+
+
+@dataclass(frozen=True)
+class GroupRange:
+    """The group ids of one axis: `width` on side A, then as many on side B."""
+
+    start: int
+    width: int
+
+    @property
+    def end(self) -> int:
+        return self.start + 2 * self.width
+
+    def side(self, side: Side) -> slice:
+        begin = self.start + (self.width if side == "b" else 0)
+        return slice(begin, begin + self.width)
+
+
+def waves(table: AxisTable) -> list[list[Axis]]:
+    """The axes in as few rounds as keep table order between those that share a tensor.
+
+    What is done to an axis is not seen by the others of its wave, so all of them at once
+    are the same as one after another.
+    """
+    seen: dict[str, int] = {}  # tensor -> waves up to the last that moved it
+    result: list[list[Axis]] = []
+    for axis in table.axes:
+        mine = {slot.tensor for slot in axis.side_a + axis.side_b}
+        mine |= {slot.tensor for slot in axis.riders if slot.power}
+        place = max(seen.get(tensor, 0) for tensor in mine)
+        seen |= dict.fromkeys(mine, place + 1)
+        if place == len(result):
+            result.append([])
+        result[place].append(axis)
+    return result
+
+
+class Groups:
+    """The groups of one structure, numbered wave by wave.
+
+    `ids` holds, for every element, the groups it is in: `ids[0]`, `ids[1]`, `none` where
+    it is in fewer. `none` is one more group without elements. The other way round, the elements
+    of group g are `members[ends[g] : ends[g + 1]]`.
+    """
+
+    def __init__(self, table: AxisTable, tensors: Tensors, store: FlatStore):
+        self._store = store
+        self.waves: list[slice] = []
+        spans: dict[str, GroupRange] = {}
+        start = 0
+        for wave in waves(table):
+            begin = start
+            for axis in wave:
+                spans[axis.name] = GroupRange(start, width(axis, tensors))
+                start = spans[axis.name].end
+            self.waves.append(slice(begin, start))
+        self.none = start
+        self.ranges = {axis.name: spans[axis.name] for axis in table.axes}
+        counts = self._counts(table, spans, on_host(tensors, table.links()))
+        ends = np.concatenate([[0], counts.cumsum()])
+        self._cuts = [slice(int(ends[w.start]), int(ends[w.stop])) for w in self.waves]
+        partner = np.arange(self.none + 1)
+        for span in spans.values():
+            a, b = span.side("a"), span.side("b")
+            partner[a], partner[b] = partner[b].copy(), partner[a].copy()
+        device = store.weight.device
+        self.partner, self.ends, self.counts = (
+            torch.from_numpy(array).to(device) for array in (partner, ends, counts)
+        )
+        index = torch.arange(self.none, device=device)
+        # The order of ranges, and so of the members, is that of the ids.
+        slots = [
+            (slot, index[span.side(side)])
+            for name, span in spans.items()
+            for side, side_slots in table[name].sides()
+            for slot in side_slots
+        ]
+        self.ids = self.per_element(slots, tensors)
+        self.members = self._gather_members(table, tensors, spans)
+
+    def _counts(
+        self, table: AxisTable, spans: Mapping[str, GroupRange], links: Tensors
+    ) -> np.ndarray:
+        """n: the number of elements of each group."""
+        counts = np.zeros(self.none + 1, dtype=np.int64)
+        for name, span in spans.items():
+            for side, slots in table[name].sides():
+                mine = counts[span.side(side)]
+                for slot in slots:
+                    shape = self._store.segments[slot.tensor].shape
+                    where = slice(None) if slot.link is None else links[slot.link].numpy()
+                    mine[where] += shape.numel() // max(shape[slot.dim], 1)
+        return counts
+
+    def per_element(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> list[Tensor]:
+        """Each element's values of the slots that its tensor has, as flat vectors; else `none`."""
+        segments, weight = self._store.segments, self._store.weight
+        result: list[Tensor] = []
+        used = dict.fromkeys(segments, 0)
+        for slot, values in slots:
+            if used[slot.tensor] == len(result):
+                result.append(
+                    torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
+                )
+            view = segments[slot.tensor].view(result[used[slot.tensor]])
+            view.copy_(spread(values, slot, tensors))
+            used[slot.tensor] += 1
+        return result
+
+    def _gather_members(
+        self, table: AxisTable, tensors: Tensors, spans: Mapping[str, GroupRange]
+    ) -> Tensor:
+        """The elements of each group, one group after another."""
+        positions = torch.arange(len(self._store), device=self._store.weight.device)
+        grids = self._store.views(positions)
+        parts = [positions[:0]]
+        for name in spans:
+            for _, slots in table[name].sides():
+                rows = [
+                    grids[slot.tensor].movedim(slot.dim, 0)[..., None].flatten(1) for slot in slots
+                ]
+                if any(slot.link is not None for slot in slots):
+                    parts.append(_by_index(rows, slots, tensors))
+                else:
+                    parts.append(torch.cat(rows, 1).reshape(-1))
+        return torch.cat(parts)
+
+    def sums(self, values: Tensor, wave: int | None = None) -> Tensor:
+        """Sum per-element values over each group (of one wave); 0 for `none`."""
+        members, ends = self.members, self.ends
+        if wave is not None:
+            span, cut = self.waves[wave], self._cuts[wave]
+            members, ends = members[cut], ends[span.start : span.stop + 1] - cut.start
+        return torch.segment_reduce(
+            pick(values, members), "sum", offsets=ends, initial=0.0, unsafe=True
+        )
+
+
+def _by_index(rows: list[Tensor], slots: tuple[Slot, ...], tensors: Tensors) -> Tensor:
+    """Rows of several slots, of which some name their index by a map, in the indices' order."""
+    keys = []
+    for row, slot in zip(rows, slots, strict=True):
+        direct = torch.arange(len(row), device=row.device)
+        index = direct if slot.link is None else tensors[slot.link]
+        keys.append(index[:, None].expand(row.shape).reshape(-1))
+    order = torch.cat(keys).argsort(stable=True)
+    return torch.cat([row.reshape(-1) for row in rows])[order]

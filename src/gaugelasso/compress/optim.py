@@ -1,0 +1,242 @@
+"""Coupled Muon/Adam on flat storage: task momentum and penalty share one normalisation.
+
+Momentum follows the task gradient alone; rho r joins it before the step is
+normalised, so the penalty competes in the optimizer's own metric. No host reads.
+Knows nothing of axes or targets.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from gaugelasso.compress.flat import FlatStore, pick
+from gaugelasso.kernels.dispatch import fused_flat
+
+# Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in so many rounds.
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_ROUNDS = 5
+# What is added to denominators: to a matrix's norm, and to an element's spread.
+_TINY_NORM, _TINY = 1e-20, 1e-12
+# What one more batch costs on a GPU, in multiply-adds that could be done meanwhile: its launches.
+_BUCKET_COST = 5e9
+
+
+def newton_schulz(batch: Tensor) -> Tensor:
+    """Nearest semi-orthogonal matrices, approximately; batch [..., rows <= cols].
+
+    Zero rows and columns stay zero, so padding changes nothing.
+    """
+    x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + _TINY_NORM)
+    shape, x = x.shape, x.to(_precision(x)).reshape(-1, *x.shape[-2:])
+    return _orthogonal(x).view(shape).to(batch.dtype)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.bfloat16 if tensor.is_cuda else tensor.dtype
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """The iteration itself, on matrices [count, rows, cols] that are divided by their norms."""
+    a, b, c = _QUINTIC
+    for _ in range(_ROUNDS):
+        # x <- a x + (b G + c G G) x with G = x x', each product with its sum.
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Matrices padded to one shape: where their elements lie, and each one's step scale."""
+
+    index: Tensor  # [count, rows, cols] into the flat matrices, or one past them for padding
+    scale: Tensor  # [count, 1, 1]
+
+
+class MatrixPlan:
+    """Muon over every matrix of a store: few batched products, whatever the shapes."""
+
+    def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
+        self.size = store.matrix_end
+        device = store.weight.device
+        flat = torch.arange(self.size, device=device)
+        # Positions of the elements of each matrix, lying flat rather than tall.
+        grids: dict[tuple[int, int], list[Tensor]] = {}
+        for name, rows in rows_of.items():
+            grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
+            if grid.shape[0] > grid.shape[1]:
+                grid = grid.T
+            size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
+            grids.setdefault(size, []).append(grid)
+        cuda = store.weight.is_cuda
+        self.buckets = []
+        for group in _merged(list(grids.values()), _BUCKET_COST if cuda else 0.0):
+            # Tensor cores want multiples of 16; zero rows and columns change nothing.
+            step = 16 if cuda else 1
+            tall, wide = (-(-size // step) * step for size in _frame(group))
+            index = torch.full((len(group), tall, wide), self.size, device=device)
+            for k, grid in enumerate(group):
+                index[k, : grid.shape[0], : grid.shape[1]] = grid
+            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
+            self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
+
+    def orthogonalise(self, flat: Tensor) -> Tensor:
+        """Updates of per-element RMS 1 for the flat matrices."""
+        padded = torch.cat([flat, flat.new_zeros(1)])
+        results = torch.empty_like(padded)
+        for bucket in self.buckets:
+            result = newton_schulz(padded[bucket.index]) * bucket.scale
+            results.scatter_(0, bucket.index.view(-1), result.view(-1))
+        return results[:-1]
+
+    def advance_(
+        self, weight: Tensor, momentum: Tensor, gradient: Tensor, rho: Tensor, lr: Tensor
+    ) -> None:
+        """weight -= lr times the update of momentum + rho gradient; all flat."""
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import optim
+
+            for bucket in self.buckets:
+                place = bucket.index, self.size
+                x = optim.gather(momentum, gradient, rho, *place, _precision(weight), _TINY_NORM)
+                optim.scatter_(weight, _orthogonal(x), bucket.scale, lr, *place)
+            return
+        aim = momentum[: self.size] + rho * gradient[: self.size]
+        weight[: self.size].sub_(lr * self.orthogonalise(aim))
+
+
+def _frame(group: list[Tensor]) -> tuple[int, int]:
+    return max(len(grid) for grid in group), max(grid.shape[1] for grid in group)
+
+
+def _merged(groups: list[list[Tensor]], bucket_cost: float) -> list[list[Tensor]]:
+    """Join groups of matrices into one padded batch where that is cheaper than two batches."""
+
+    def cost(rows: int, cols: int, number: int) -> float:
+        # Three products a round, and a few passes over memory.
+        each = 2 * _ROUNDS * rows**2 * (2 * cols + rows) + 1500 * rows * cols
+        return bucket_cost + number * each
+
+    frames = [(*_frame(group), len(group)) for group in groups]
+    while len(groups) > 1:
+        best, pair = 0.0, None
+        for i, j in itertools.combinations(range(len(frames)), 2):
+            a, b = frames[i], frames[j]
+            both = max(a[0], b[0]), max(a[1], b[1]), a[2] + b[2]
+            gain = cost(*a) + cost(*b) - cost(*both)
+            if gain > best:
+                best, pair, joined = gain, (i, j), both
+        if pair is None:
+            break
+        i, j = pair
+        frames[i] = joined
+        groups[i] = groups[i] + groups.pop(j)
+        frames.pop(j)
+    return groups
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class CoupledOptimizer:
+    """m <- lerp(m, g, 1 - beta); then a normalised step along m + rho r.
+
+    `muon`: matrices by Newton-Schulz at RMS 1, everything else by
+        u = (m^ + rho r) / sqrt(v^ + (rho r)^2), clipped to +-1.
+    `adam`: everything by the second formula.
+    Weight decay, decoupled, on the second formula's elements only.
+    """
+
+    def __init__(
+        self,
+        store: FlatStore,
+        matrices: Mapping[str, int],
+        kind: Literal["muon", "adam"] = "muon",
+        beta: float = 0.95,
+        beta_second: float = 0.99,
+        weight_decay: float = 0.0,
+    ):
+        self.kind, self.beta, self.beta_second = kind, beta, beta_second
+        self.weight_decay = weight_decay
+        # beta**t of both averages, kept on the device so that a step reads no host value.
+        self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
+        self._rates = self.decay.new_tensor([beta, beta_second])
+        self._shares = 1 - self._rates
+        self.momentum = torch.zeros_like(store.weight)
+        self.attach(store, matrices)
+        self.second = torch.zeros_like(store.weight[self.matrix_end :])
+
+    def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
+        """Work on this store from now on; the state must already have its layout."""
+        self.store = store
+        self.matrix_end = store.matrix_end if self.kind == "muon" else 0
+        self.plan = MatrixPlan(store, matrices) if self.matrix_end else None
+
+    def follow_cut_(self, kept: Tensor) -> None:
+        """Cut the state as the weights were cut; `attach` the new store next."""
+        # Ascending, so the elements after the matrices are its end.
+        matrices = int((kept < self.matrix_end).sum())
+        self.second = pick(self.second, kept[matrices:] - self.matrix_end)
+        self.momentum = pick(self.momentum, kept)
+
+    def observe_(self, sound: Tensor) -> None:
+        """Take the task gradient into momentum and second moment, unless it is not `sound`."""
+        if fused_flat(self.momentum):
+            from gaugelasso.kernels.gpu import optim
+
+            betas = self.beta, self.beta_second
+            optim.observe_(self.store.grad, self.momentum, self.second, self.decay, sound, betas)
+            return
+        gradient = self.store.grad.masked_fill_(~sound, 0.0)
+        first, second = self._shares * sound
+        self.momentum.lerp_(gradient, first)
+        tail = gradient[self.matrix_end :]
+        self.second.lerp_(tail * tail, second)
+        self.decay.mul_(torch.where(sound, self._rates, 1.0))
+
+    def step_(
+        self, penalty: Tensor, rho: Tensor, lr: Tensor, elementwise: Tensor | None = None
+    ) -> None:
+        """One step along m + rho r, where r is the penalty's gradient.
+
+        `elementwise` holds the rates of the elements that are not in matrices, if not lr.
+        """
+        rates = lr if elementwise is None else elementwise
+        weight, end = self.store.weight, self.matrix_end
+        if self.plan is not None:
+            self.plan.advance_(weight, self.momentum, penalty, rho, lr)
+        if fused_flat(weight):
+            from gaugelasso.kernels.gpu import optim
+
+            optim.advance_(
+                weight, self.momentum, self.second, penalty, rho, self.decay, rates,
+                self.weight_decay, _TINY,
+            )  # fmt: skip
+            # A late backward pass through the weights as they were must be told that they changed.
+            increment_version(weight)
+            return
+        push = rho * penalty[end:]
+        # Zero only until a first gradient has come: then there is nothing to divide.
+        first, second = (1 - self.decay).clamp(min=_TINY)
+        aim = self.momentum[end:] / first + push
+        spread = (self.second / second + push * push).sqrt()
+        update = (aim / (spread + _TINY)).clamp(-1, 1)
+        if self.weight_decay:
+            weight[end:].mul_(1 - rates * self.weight_decay)
+        weight[end:].sub_(rates * update)
+
+    def states(self) -> dict[str, dict[str, Tensor]]:
+        """The state as named tensors, for balance and checkpoints."""
+        momentum = self.store.views(self.momentum)
+        second = {
+            name: self.second[s.start - self.matrix_end : s.end - self.matrix_end].view(s.shape)
+            for name, s in self.store.segments.items()
+            if s.start >= self.matrix_end
+        }
+        return {"momentum": momentum, "second": second}

@@ -1,0 +1,112 @@
+"""Split: a site each for circuits that merely take turns at one.
+
+A residual site can carry one signal early in the network and another, far louder, later.
+Its gauge then fits the louder one; the quiet one stands as near to zero as if it were
+dying, although what reads it depends on it. What is left of the early signal in the late
+one is negligible, so the late writers and readers can move to a site of their own, which
+costs nothing. Knows nothing of losses or training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.axes import Axis, AxisTable, Compressible, Slot, Tensors, named_tensors, width
+from gaugelasso.compress.flat import replace_tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Whatever reaches `index` of an axis after `stage` moves to a new index."""
+
+    axis: str
+    index: int
+    stage: int
+
+
+def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]:
+    """Where energy read early is at most `share` of all energy read after a later writing.
+
+    At most one split of an index: the earliest.
+    """
+    energies = {norm.gain: tensors[norm.energy] for norm in table.norms}
+    splits = []
+    for axis in table.axes:
+        if not _divisible(axis, tensors, energies):
+            continue
+        size = width(axis, tensors)
+        writes = np.zeros((len(axis.side_a), size), dtype=bool)
+        for k, slot in enumerate(axis.side_a):
+            writes[k, tensors[str(slot.link)].cpu().numpy()] = True
+        heard = np.full((len(axis.side_b), size), -1.0)  # where nothing is read
+        for k, slot in enumerate(axis.side_b):
+            heard[k, tensors[str(slot.link)].cpu().numpy()] = energies[slot.tensor].cpu().numpy()
+        # Few indices have energies so far apart at all, and only these are looked through.
+        least = np.where(heard > 0, heard, np.inf).min(0)
+        for index in (least <= share * heard.max(0)).nonzero()[0].tolist():
+            written = [_stage(s) for k, s in enumerate(axis.side_a) if writes[k, index]]
+            energy = zip(axis.side_b, heard[:, index].tolist(), strict=True)
+            turn = _turn(written, sorted((_stage(s), e) for s, e in energy if e >= 0), share)
+            if turn is not None:
+                splits.append(Split(axis.name, index, turn))
+    return splits
+
+
+def _divisible(axis: Axis, tensors: Tensors, energies: Mapping[str, Tensor]) -> bool:
+    """Whether all that an index carries is ordered, heard, and free to move on its own."""
+    slots = axis.side_a + axis.side_b
+    links = [slot.link for slot in slots]
+    ordered = all(slot.link is not None and slot.stage is not None for slot in slots)
+    heard = all(slot.tensor in energies for slot in axis.side_b)
+    apart = len(set(links)) == len(links) and all(
+        slot.link is None or slot.link in links for slot in axis.riders
+    )
+    bare = not any(isinstance(tensors[slot.tensor], nn.Parameter) for slot in axis.direct())
+    return ordered and heard and apart and bare
+
+
+def _stage(slot: Slot) -> int:
+    assert slot.stage is not None
+    return slot.stage
+
+
+def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> int | None:
+    """The stage of the last reading before a far louder signal takes over, if one does."""
+    for k, (stage, energy) in enumerate(read[:-1]):
+        after = read[k + 1 :]
+        rewritten = any(stage < writing < after[0][0] for writing in written)
+        if rewritten and 0 < energy <= share * min(later for _, later in after):
+            return stage
+    return None
+
+
+def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
+    """Give each split's late half a new index at the axis's end.
+
+    No parameter changes; position maps and the axis's own buffers are replaced.
+    """
+    tensors: dict[str, Tensor] = named_tensors(model)
+    for axis in table.axes:
+        mine = [split for split in splits if split.axis == axis.name]
+        if mine:
+            _extend_(model, axis, tensors, mine)
+
+
+def _extend_(
+    model: Compressible, axis: Axis, tensors: dict[str, Tensor], splits: list[Split]
+) -> None:
+    new = width(axis, tensors)
+    for slot in axis.linked():
+        link = tensors[str(slot.link)].clone()
+        for offset, split in enumerate(splits):
+            if _stage(slot) > split.stage:
+                link[link == split.index] = new + offset
+        replace_tensor(model, str(slot.link), link)
+    for slot in axis.direct():
+        tensor = tensors[slot.tensor]
+        halves = torch.tensor([split.index for split in splits], device=tensor.device)
+        late = tensor.index_select(slot.dim, halves)
+        replace_tensor(model, slot.tensor, torch.cat([tensor, late], slot.dim))

@@ -1,0 +1,1 @@
+"""Files: durable writes, locks, and strict readers for files of unknown origin."""

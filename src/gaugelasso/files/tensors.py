@@ -1,0 +1,79 @@
+"""Safetensors, written one tensor after the other.
+
+The library wants all tensors on the host at once, which for a model on a GPU is a second
+copy of it. The format is plain: the header's length in eight bytes, a JSON header, numbers.
+Reading is the library's: it checks the header, and maps the numbers rather than copy them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.files.untrusted import parse_json
+
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNED = 8
+
+
+def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file in pieces; UserError at a value that is not a finite number."""
+    header: dict[str, dict] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {
+            "dtype": _KINDS[tensor.dtype],
+            "shape": shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    yield len(text).to_bytes(8, "little") + text
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        _check_finite(name, here)
+        yield here.reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors by name, mapped from the file; UserError at one that is not finite, too."""
+    try:
+        tensors = load_file(path)
+        _check_names(path)
+    except FileNotFoundError:
+        raise UserError(f"{str(path)!r}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r}: not a readable safetensors file ({error})") from None
+    with errors_of(path):
+        for name, tensor in tensors.items():
+            _check_finite(name, tensor)
+    return tensors
+
+
+def _check_names(path: Path) -> None:
+    """ValueError if a tensor is there twice: the library takes the last, others the first."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        parse_json(file.read(length))
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.isfinite().all():
+        raise UserError(f"{name!r} holds a value that is not a finite number")
