@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.tasks import Draw, Retrieval
-from gaugelasso.training.memory import Memory
+from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.trainer import Trainer
 from tests.training import rows
 
@@ -65,13 +65,15 @@ def empty(path: Path) -> None:
     (path / "model.safetensors").write_bytes(b"")
 
 
-def damage(trainer: Trainer, after: int, which: Callable[[Memory], Collection[int | None]]) -> None:
+def damage(
+    trainer: Trainer, after: int, which: Callable[[Rollback], Collection[int | None]]
+) -> None:
     """After so many steps the checkpoints of these steps are emptied."""
     take = trainer._step
 
     def one() -> Any:
         if trainer.compressor.steps == after:
-            for step in which(trainer.memory):
+            for step in which(trainer.rollback):
                 empty(trainer.folder.checkpoints / f"step-{step:08d}")
         return take()
 
@@ -84,7 +86,7 @@ def spoil_ends(trainer: Trainer, after: int = 33) -> None:
 
     def one() -> Any:
         event = take()
-        if trainer.memory.frozen_at or trainer.compressor.steps > after:
+        if trainer.rollback.frozen_at or trainer.compressor.steps > after:
             trainer.compressor.optimizer.store.weight.mul_(2)
         return event
 

@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def test_the_model_reloads_to_the_same_outputs(trainer: Trainer, folder: Path) -
 def test_the_state_is_all_that_training_goes_on_from(trainer: Trainer, folder: Path) -> None:
     state, tensors = checkpoint.load_state(folder)
     assert state["steps"] == 40
-    assert state["training_fma"] == trainer.memory.training_fma
+    assert state["training_fma"] == trainer.record.training_fma
     live = trainer.compressor.state_tensors()
     assert tensors.keys() == live.keys()
     assert all(torch.equal(tensors[name], live[name]) for name in live)
@@ -106,11 +105,11 @@ def test_a_crash_while_writing_leaves_the_previous_one(
 
     monkeypatch.setattr(checkpoint, "write_new", full_disk)
     with pytest.raises(UserError, match="cannot be written: no space"):
-        checkpoint.save(home, trainer.compressor, asdict(trainer.memory))
+        checkpoint.save(home, trainer.compressor, trainer.state.numbers())
     assert contents(folder) == before
     monkeypatch.undo()
     (home / "step-00000030.tmp").mkdir()  # what a crash left does not mind
-    checkpoint.save(home, trainer.compressor, asdict(trainer.memory))
+    checkpoint.save(home, trainer.compressor, trainer.state.numbers())
     assert [path.name for path in home.iterdir()] == ["step-00000040"]
 
 
@@ -156,7 +155,7 @@ def test_what_is_not_finite_is_never_written(
     trainer: Trainer, folder: Path, part: str, value: float
 ) -> None:
     """And so never pushes out the last good one."""
-    compressor, state = trainer.compressor, asdict(trainer.memory)
+    compressor, state = trainer.compressor, trainer.state.numbers()
     broken = {
         "weight": compressor.optimizer.store.weight,
         "momentum": compressor.optimizer.momentum,

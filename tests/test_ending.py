@@ -27,7 +27,7 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
         spoil_ends(trainer)
         summary = trainer.run()
         run = trainer.folder.path
-        assert trainer.memory.ended_at is not None
+        assert trainer.rollback.ended_at is not None
         held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
         assert held[str(summary["held_step"])] == fma
         assert summary["held"]
@@ -45,7 +45,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:
         loss, metric = evaluate(model, *rest)
         return loss + (sum(p.numel() for p in model.parameters()) < fewer_than), metric
 
-    for room in ("trainer", "ending"):
+    for room in ("trainer", "evaluation"):
         monkeypatch.setattr(f"gaugelasso.training.{room}.evaluate", worse)
 
 
@@ -62,7 +62,7 @@ def test_a_target_held_in_training_alone_is_missed(
     assert summary["held"]
     assert summary["parameters_final"] >= few
     assert returns(trainer.folder.path) == [(40, summary["held_step"])]
-    for step, fma in trainer.memory.held.items():
+    for step, fma in trainer.rollback.held.items():
         if fma < summary["fma_final"]:  # missed, for having too few
             model = checkpoint.at_step(trainer.folder.checkpoints, step).model()
             assert sum(p.numel() for p in model.parameters()) < few
@@ -72,11 +72,11 @@ def test_a_target_held_in_training_alone_is_missed(
 def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a task brings its own loss over all held-out data, by that one."""
     figures = {"loss": 9.0}
-    monkeypatch.setattr("gaugelasso.training.ending.final_figures", lambda *_: dict(figures))
+    monkeypatch.setattr("gaugelasso.training.evaluation.final_figures", lambda *_: dict(figures))
     trainer = start(tmp_path, train__checkpoint_every=5)
     summary = trainer.run()
     assert (summary["loss"], summary["held"]) == (9.0, False)
-    assert trainer.memory.held  # none of which does better
+    assert trainer.rollback.held  # none of which does better
     assert returns(trainer.folder.path) == []
 
 
@@ -86,7 +86,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     spoil_when_new(trainer)
     summary = trainer.run()
     run = trainer.folder.path
-    assert not trainer.memory.second_anneal_steps
+    assert not trainer.rollback.second_anneal_steps
     assert summary["held"]
     found = newest(run)
     assert found.name == f"step-{summary['steps']:08d}"
@@ -107,7 +107,7 @@ def test_a_rank_that_is_lost_at_the_end_is_no_damage(
     honest = Team.on_rank0
 
     def lead(team: Team, work: Callable[[], Any]) -> Any:
-        asked_for = work.__qualname__.startswith("RunState._found")
+        asked_for = work.__qualname__.startswith("RunCheckpoints._found")
         return lost() if asked_for and trainer.compressor.steps == 40 else honest(team, work)
 
     monkeypatch.setattr(Team, "on_rank0", lead)
@@ -129,14 +129,14 @@ def test_the_state_that_is_left_is_gone_before_the_other_comes(
             trainer.compressor.optimizer.store.weight.fill_(math.nan)
         return event
 
-    taking = RunState._take_up
+    taking = RunState._set_model
 
     def look(state: RunState, model: Transformer) -> None:
         alive.append(left() is not None)
         taking(state, model)
 
     monkeypatch.setattr(trainer, "_step", one)
-    monkeypatch.setattr(RunState, "_take_up", look)
+    monkeypatch.setattr(RunState, "_set_model", look)
     trainer.run()
     assert alive == [False]
 
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_out_of_the_way_once_it_was_passed_over(
     """Among the newest few it would cost a sound one its place."""
     poison(monkeypatch, range(22, 27))
     trainer = start(tmp_path, train__skip_limit=5)
-    damage(trainer, 23, lambda memory: [20])
+    damage(trainer, 23, lambda rollback: [20])
     trainer.run()
     assert returns(trainer.folder.path) == [(30, 10)]
     assert (trainer.folder.checkpoints / "step-00000020.damaged").exists()
@@ -188,9 +188,9 @@ def test_a_second_anneal_keeps_the_work_target(
     changes = {"train__checkpoint_every": 5, "target__fma": 400.0, "train__saturation": 10}
     trainer = start(tmp_path, train__steps=80, **changes)
     spoil(trainer, at=31)
-    damage(trainer, 33, lambda memory: damaged)
+    damage(trainer, 33, lambda rollback: damaged)
     summary = trainer.run()
-    assert 20 in trainer.memory.held  # larger
+    assert 20 in trainer.rollback.held  # larger
     assert returns(trainer.folder.path) == back
     assert summary["held"] == bool(back)
     assert summary["fma_final"] <= 400

@@ -292,7 +292,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
         losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
     trainer._step()
     trainer._read_losses()
-    assert trainer.memory.unlogged == [pytest.approx(float(sum(losses)) / 3)]
+    assert trainer.record.unlogged == [pytest.approx(float(sum(losses)) / 3)]
 
 
 def test_micro_batches_are_never_repeated(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_lucky_batch_does_not_make_a_target_reached(tmp_path: Path) -> None:
 def test_a_held_out_loss_that_is_no_number_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gaugelasso.training.ending.evaluate", lambda *_: (math.nan, math.nan))
+    monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", lambda *_: (math.nan, math.nan))
     run = finish(tmp_path)
     summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
     assert (summary["loss"], summary["held"]) == (None, False)

@@ -108,6 +108,19 @@ def final_figures(
         return task.final_figures(predict, config.train.batch, draws, device)
 
 
+def final_evaluation(
+    model: Transformer, config: Config, device: str, team: Team = ALONE
+) -> tuple[float, float, dict[str, float]]:
+    """Loss, metric and the task's further figures on held-out data: what a run is judged by.
+
+    A task's own figures may include loss and metric, over more data; these replace the others.
+    """
+    batches, name = config.train.final_batches, config.task.metric_name
+    loss, metric = evaluate(model, config, batches, device, team)
+    figures = team.on_rank0(lambda: final_figures(model, config, batches, device))
+    return figures.pop("loss", loss), figures.pop(name, metric), figures
+
+
 @torch.no_grad()
 def whole_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
     """The task's figures over all its held-out data; UserError where there is no end to it."""

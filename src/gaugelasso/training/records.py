@@ -1,7 +1,11 @@
-"""A run's books: what it logs, and what it says of itself at the end."""
+"""A run's figures: what a checkpoint keeps of them, what is logged, and the summary at the end.
+
+Keeps account and decides nothing.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,12 +15,69 @@ from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
 from gaugelasso.models import Transformer
 from gaugelasso.training.evaluation import in_bfloat16
-from gaugelasso.training.memory import Memory
+
+
+@dataclass
+class RunRecord:
+    """Figures so far. Fields that end in `_at` are steps.
+
+    The loss of a logging interval is the mean over its steps.
+    """
+
+    reached_at: int | None = None  # the first step whose loss was within its target
+    first_loss: float | None = None
+    best_loss: float | None = None  # the least of all intervals
+    loss: float | None = None  # of the last interval; None if none of its steps had a finite loss
+    metric: float | None = None
+    unlogged: list[float] = field(default_factory=list)  # losses of the present interval
+    training_fma: float = 0.0
+    wall_s: float = 0.0
+    fma_initial: float = 0.0
+    parameters_initial: int = 0
+    cut_at: int = 0  # when the structure last changed
+    row_at: int = 0  # where the last interval began
+    open_at: int = 0  # where the present one began
+    skipped: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return asdict(self)
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave."""
+        for name in self.to_dict():
+            setattr(self, name, values[name])
+
+    def add_losses_(self, losses: Sequence[float], steps: int, target: float) -> None:
+        """Take in the losses of the last steps, of `steps` in all."""
+        numbered = enumerate(losses, steps - len(losses) + 1)
+        finite = [(step, loss) for step, loss in numbered if math.isfinite(loss)]
+        if self.reached_at is None:
+            self.reached_at = next((step for step, loss in finite if loss <= target), None)
+        if self.first_loss is None and finite:
+            self.first_loss = finite[0][1]
+        self.unlogged = [*self.unlogged, *(loss for _, loss in finite)]
+
+    def close_interval_(self, step: int) -> None:
+        """A logging interval ends with this step."""
+        self.row_at, self.open_at = self.open_at, step
+        self.loss = sum(self.unlogged) / len(self.unlogged) if self.unlogged else None
+        if self.loss is not None:
+            self.best_loss = self.loss if self.best_loss is None else min(self.best_loss, self.loss)
+        self.unlogged = []
+
+    def holds(self, target: float) -> bool:
+        """Whether the last interval's loss is within its target."""
+        return self.loss is not None and self.loss <= target
+
+    def discard_losses_(self, cut_at: int) -> None:
+        """The run went back to a structure of step `cut_at`: the losses were of another state."""
+        self.loss, self.unlogged, self.cut_at = None, [], cut_at
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a display shows: one row of metrics.jsonl and what surrounds it."""
+    """What a display shows: one row of metrics.jsonl and its context."""
 
     row: dict[str, Any]
     end: int
@@ -29,7 +90,7 @@ class Progress:
 def metrics_row(
     compressor: Compressor,
     model: Transformer,
-    memory: Memory,
+    record: RunRecord,
     metric_name: str,
     phase: str,
     lr: float,
@@ -39,8 +100,8 @@ def metrics_row(
     row = {
         "step": compressor.steps,
         "phase": phase,
-        "loss": memory.loss,
-        metric_name: memory.metric,
+        "loss": record.loss,
+        metric_name: record.metric,
         "fma": compressor.fma,
         "parameters": compressor.parameters,
         "sites": len(model.sites),
@@ -48,8 +109,8 @@ def metrics_row(
         "rho": float(compressor.rho),
         "lr": lr,
         "step_ms": 1000 * step_s,
-        "wall_s": memory.wall_s,
-        "skipped": memory.skipped,
+        "wall_s": record.wall_s,
+        "skipped": record.skipped,
     }
     if compressor.rho.is_cuda:
         row["memory_mib"] = torch.cuda.memory_reserved() / 2**20
@@ -60,15 +121,16 @@ def summary(
     config: Config,
     device: str,
     compressor: Compressor,
-    memory: Memory,
+    record: RunRecord,
+    rollbacks: Mapping[str, Any],
     loss: float,
     metric: float,
     figures: dict[str, float],
 ) -> dict[str, Any]:
-    """summary.json: `loss`, `metric` and `figures` are held-out.
+    """summary.json. `loss`, `metric` and `figures` are held-out, `rollbacks` a rollback's state.
 
-    `structure_step` is when the structure became what it is, `held_step` the last checkpoint
-    that held the loss target in training, before it and after, or the one that the run ended on.
+    `structure_step` is when the structure last changed, `held_step` the last checkpoint that
+    held the loss target in training before and after it, or the one that the run ended on.
     """
     target = config.target.loss
     return {
@@ -76,9 +138,9 @@ def summary(
         "seed": config.train.seed,
         "steps": compressor.steps,
         "accounting": config.compress.accounting,
-        "fma_initial": memory.fma_initial,
+        "fma_initial": record.fma_initial,
         "fma_final": compressor.fma,
-        "compression": memory.fma_initial / compressor.fma,
+        "compression": record.fma_initial / compressor.fma,
         "loss_target": target,
         "loss": loss if math.isfinite(loss) else None,
         "held": loss <= target,
@@ -87,19 +149,31 @@ def summary(
             "value": metric if math.isfinite(metric) else None,
         },
         "figures": figures,
-        "target_reached_step": memory.reached_at,
-        "frozen_step": memory.frozen_at,
-        "structure_step": memory.cut_at,
-        "held_step": memory.held_at,
-        "returns": memory.returns,
-        "skipped_steps": memory.skipped,
-        "training_fma": memory.training_fma,
-        "parameters_initial": memory.parameters_initial,
+        "target_reached_step": record.reached_at,
+        "frozen_step": rollbacks["frozen_at"],
+        "structure_step": record.cut_at,
+        "held_step": rollbacks["held_at"],
+        "returns": rollbacks["returns"],
+        "skipped_steps": record.skipped,
+        "training_fma": record.training_fma,
+        "parameters_initial": record.parameters_initial,
         "parameters_final": compressor.parameters,
-        "wall_s": memory.wall_s,
+        "wall_s": record.wall_s,
         "device": device,
         "precision": "bfloat16" if in_bfloat16(config, device) else "float32",
         "widths": compressor.widths,
         "next_to_go": next_to_go(compressor.table, compressor.utility(), compressor.prices),
         "structure": compressor.structure,
     }
+
+
+def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:
+    """For a run that never reached its loss target in training."""
+    full = summary["fma_final"] == summary["fma_initial"]
+    kept = "nothing was compressed, the full model" if full else "the model as it ended"
+    best = record.best_loss
+    return (
+        f"target.loss = {summary['loss_target']} was never reached in {summary['steps']} steps "
+        f"(best training loss {'none' if best is None else f'{best:.4g}'}): {kept} is in "
+        f"{checkpoints!r}. Raise target.loss or train.steps, or try another compress.lr"
+    )

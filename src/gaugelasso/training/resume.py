@@ -19,6 +19,23 @@ _FREE |= {("train", "rank_timeout"), ("task", "cache")}
 _LARGEST = 1e300
 
 
+# Keys of a checkpoint's state as version 0.1.0 wrote them, and as they are now.
+_FORMER_KEYS = {
+    "hoped_at": "pending_step",
+    "hoped_fma": "pending_fma",
+    "good_at": "fallback_step",
+    "tried_at": "last_return_step",
+    "in_vain": "failed_returns",
+    "again_for": "second_anneal_steps",
+    "off_for": "steps_off_target",
+}
+
+
+def present_keys(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's state under the present keys, whichever version wrote it."""
+    return {_FORMER_KEYS.get(key, key): value for key, value in state.items()}
+
+
 def check_same_config(config: Config, path: Path) -> None:
     """A run goes on with the settings it began with, which are in this file."""
     before = read_json(path)

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gaugelasso.config import Config
+
 Phase = Literal["warmup", "compression", "cooldown"]
 
 
@@ -20,6 +22,18 @@ class Schedule:
     saturation: int
     lr: float
     lr_min: float
+
+    @classmethod
+    def of(cls, config: Config) -> "Schedule":
+        train = config.train
+        return cls(
+            train.steps,
+            train.warmup,
+            train.cooldown,
+            train.saturation,
+            config.compress.lr,
+            train.lr_min,
+        )
 
     def end(self, frozen_at: int | None) -> int:
         """The number of steps of the whole run, given when the target froze it."""

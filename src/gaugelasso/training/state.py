@@ -1,14 +1,12 @@
-"""A run's state: model, optimizer and memory; begun, saved, found again, gone back to.
+"""A run's state: model, optimizer, record and rollback. Created, saved, resumed, rolled back.
 
-What training goes on from, whatever brought it there. Decides nothing.
+Decides nothing: `Rollback` says where to go back to, the trainer when to save.
 """
 
-import dataclasses
 import gc
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,12 +14,13 @@ import torch
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
-from gaugelasso.errors import UserError, errors_of
+from gaugelasso.errors import errors_of
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint, logs
+from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import RunFolder, environment
-from gaugelasso.training import watch
-from gaugelasso.training.memory import Memory, present_keys
+from gaugelasso.training.answers import EndOn, ReturnTo
+from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
     check_readable,
@@ -29,23 +28,29 @@ from gaugelasso.training.resume import (
     check_same_data,
     check_state,
     data_of,
+    present_keys,
 )
+from gaugelasso.training.rollback import Rollback
+from gaugelasso.training.saved import RunCheckpoints
+from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.step import TrainingStep
 
 _logger = logging.getLogger(__name__)
 
 
 class RunState:
-    """As it begins, or with `resume` as the newest checkpoint of the folder has it, if any."""
+    """A new run; with `resume` as the newest checkpoint of the folder has it, if there is one."""
 
     def __init__(self, config: Config, device: str, folder: RunFolder, team: Team, resume: bool):
         self.config, self.device, self.folder, self.team = config, device, folder, team
-        self.memory = Memory()
-        # Steps that were not taken, as of the last look: in a row up to it, most in a row.
+        self.record = RunRecord()
+        saved = RunCheckpoints(folder, config, device, team)
+        self.rollback = Rollback(config, saved, Schedule.of(config))
+        # Skipped steps as of the last count: in a row up to it, and the most in a row.
         self.failing = self.streak = 0
         self._data = data_of(config.task)
         team.check_same(json.dumps(self._data), "by its data")
-        found = self._found(lambda: checkpoint.find(folder.checkpoints)) if resume else None
+        found = saved.newest() if resume else None
         if found:
             self._resume(found)
         else:
@@ -58,109 +63,89 @@ class RunState:
     def steps(self) -> int:
         return self.compressor.steps
 
-    def _take_up(self, model: Transformer) -> None:
+    def _set_model(self, model: Transformer) -> None:
         self.model = model
         self.step = TrainingStep(model, self.config, self.device, self.team)
         self.compressor = self.step.compressor
 
     def _begin(self) -> None:
         config, folder, task = self.config, self.folder, self.config.task
-        # Nothing here draws from torch's own generators, but a task of somebody's might.
+        # Nothing in this package draws from torch's own generators, but a user's task might.
         torch.manual_seed(config.train.seed)
         spec = config.model.spec(task)
-        self._take_up(Transformer(spec, config.train.seed).to(self.device))
+        self._set_model(Transformer(spec, config.train.seed).to(self.device))
         compressor = self.compressor
-        self.memory.fma_initial = compressor.fma
-        self.memory.parameters_initial = compressor.parameters
+        self.record.fma_initial = compressor.fma
+        self.record.parameters_initial = compressor.parameters
         folder.write("config.json", config.to_dict())
-        folder.write("environment.json", self._around())
+        folder.write("environment.json", self._environment())
         folder.rewind()
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         initial |= {"data": self._data} if self._data else {}
         folder.write("initial.json", {**initial, "structure": compressor.structure})
 
-    def _resume(self, found: checkpoint.Checkpoint) -> None:
+    def _resume(self, found: Checkpoint) -> None:
         run = self.folder.path
         self.team.on_rank0(lambda: check_same_config(self.config, run / "config.json"))
         self.team.on_rank0(lambda: check_readable(run))
         self.team.on_rank0(lambda: check_same_data(self._data, run / "initial.json"))
-        self._take_up(found.model(self.device))
+        self._set_model(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")
         state = present_keys(state)
-        check_state(state, dataclasses.asdict(Memory()), steps, found.path / "state.json")
-        self.memory = Memory(**state)
+        check_state(state, self.numbers(), steps, found.path / "state.json")
+        self.record.load_(state)
+        self.rollback.load_(state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
         found.restore_random_()
         self.team.on_rank0(lambda: self.folder.rewind(found.marks(), steps))
         self.team.on_rank0(lambda: checkpoint.put_aside_newer(found))
-        row = {"step": steps, **self._around()}
+        row = {"step": steps, **self._environment()}
         self.team.on_rank0(lambda: self.folder.append(logs.RESUMED, row))
 
-    def _around(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors and the marks of the logs."""
+        return {**self.record.to_dict(), **self.rollback.to_dict()}
+
+    def _environment(self) -> dict[str, Any]:
         return {**environment(self.device), "ranks": self.team.size}
 
-    def first_intact(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
-        """Of the checkpoints of these steps the first that is whole."""
-        return self._found(lambda: self._first_intact(steps))
-
-    def newest(self) -> checkpoint.Checkpoint | None:
-        """The newest whole checkpoint."""
-        return self._found(lambda: checkpoint.find(self.folder.checkpoints))
-
-    def _first_intact(self, steps: Iterable[int]) -> checkpoint.Checkpoint | None:
-        for step in steps:
-            try:
-                return checkpoint.at_step(self.folder.checkpoints, step)
-            except UserError as error:
-                _logger.warning("warning: %s; it was to be gone back to, but is no more", error)
-        return None
-
-    def _found(
-        self, look: Callable[[], checkpoint.Checkpoint | None]
-    ) -> checkpoint.Checkpoint | None:
-        """What rank 0 finds, for all."""
-        told = self.team.on_rank0(lambda: (f := look()) and (f.path.name, f.step))
-        return checkpoint.Checkpoint(self.folder.checkpoints / told[0], told[1]) if told else None
-
     def save(self) -> None:
-        """Write a checkpoint; those that the run may want to go back to stay besides."""
-        memory, keep = self.memory, self.config.train.checkpoint_keep
-        wanted = memory.pending_step, memory.fallback_step, *memory.held
+        """Write a checkpoint. Those that the run may go back to are kept beside the newest."""
+        wanted, keep = self.rollback.wanted_steps(), self.config.train.checkpoint_keep
 
         def write() -> None:
-            kept = {**dataclasses.asdict(memory), "logs": self.folder.sync()}
-            spare = [step for step in wanted if step is not None]
-            checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, spare)
+            kept = {**self.numbers(), "logs": self.folder.sync()}
+            checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, wanted)
             self.folder.saved()
 
         self.team.on_rank0(write)
 
-    def roll_back(self, to: checkpoint.Checkpoint, why: str) -> None:
-        """Take up an earlier state and go on from it, at the step that training has come to."""
-        began, memory, steps = time.perf_counter(), self.memory, self.steps
+    def roll_back(self, answer: ReturnTo | EndOn) -> None:
+        """Load an earlier state and continue from it, at the present step of the schedule."""
+        began, record, steps, to = time.perf_counter(), self.record, self.steps, answer.saved
         hooks, history = self.compressor.hooks, self.compressor.history
         fma = self.compressor.fma
         past, tensors = to.state()
         self.team.on_rank0(lambda: checkpoint.put_aside_newer(to))
-        # Gone before the other comes, so that no more memory is taken than in training.
+        # Freed before the other is loaded, so that a rollback needs no more memory than training.
         del self.model, self.step, self.compressor
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
-        self._take_up(to.model(self.device))
+        self._set_model(to.model(self.device))
         compressor = self.compressor
         compressor.load_state_tensors_(tensors, steps)
         compressor.hooks, compressor.history = hooks, history
-        compressor.scalars.recount_(memory.skipped)
+        compressor.scalars.recount_(record.skipped)
         self.failing = self.streak = 0
-        watch.returned_(memory, to.step)
-        memory.cut_at = past["cut_at"]
-        spent = time.perf_counter() - began
-        event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, spent)
+        self.rollback.returned_(answer, steps)
+        record.discard_losses_(cut_at=past["cut_at"])
+        seconds = time.perf_counter() - began
+        event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, seconds)
         history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
         compressor.check_same(f"back at the state of step {to.step}")
-        _logger.warning("warning: %s; back to the state of step %d", why, to.step)
+        _logger.warning("warning: %s; back to the state of step %d", answer.reason, to.step)

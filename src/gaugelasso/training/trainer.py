@@ -1,7 +1,7 @@
-"""The trainer: one run from config to summary.
+"""The trainer: one run from its configuration to its summary.
 
-Drives the compressor through the phases, evaluates on held-out data, goes back where the
-target is lost. Decides nothing about structure.
+Drives the compressor through the phases of the schedule, evaluates on held-out data, saves, and
+carries out what `Rollback` answers. Decides nothing about structure.
 """
 
 import contextlib
@@ -25,12 +25,16 @@ from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
-from gaugelasso.training import watch
-from gaugelasso.training.ending import end_early, final, missed_message, next_attempt, small_enough
-from gaugelasso.training.evaluation import choose_device, configure_cpu_, evaluate, samples
-from gaugelasso.training.memory import Memory
-from gaugelasso.training.records import Progress, metrics_row, summary
-from gaugelasso.training.schedule import Schedule
+from gaugelasso.training.answers import Answer, EndOn, Stay
+from gaugelasso.training.evaluation import (
+    choose_device,
+    configure_cpu_,
+    evaluate,
+    final_evaluation,
+    samples,
+)
+from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed_message, summary
+from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
 
@@ -53,19 +57,11 @@ class Trainer:
         team: Team = ALONE,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
-        microbatches_of(config, team)  # fails where they cannot be shared out
+        microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
         self.device = choose_device(self.train.device, team.local)
         configure_cpu_(config, self.device)
         self.on_progress = on_progress
-        self._schedule = Schedule(
-            self.train.steps,
-            self.train.warmup,
-            self.train.cooldown,
-            self.train.saturation,
-            config.compress.lr,
-            self.train.lr_min,
-        )
         self._losses: list[Tensor] = []
         self.folder: RunFolder = ReadOnlyRunFolder(out)
         team.on_rank0(lambda: self._open(existing))
@@ -76,13 +72,13 @@ class Trainer:
             on_failure.pop_all()
 
     def _open(self, existing: Existing) -> None:
-        # Data that cannot be read must not cost a run that is in the folder already.
+        # First of all: unreadable data must not cost a run that is in the folder already.
         for stream in (TRAINING, EVALUATION):
             self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
         if (target := self.config.target.loss) < 0:
             _log.warning(
-                "warning: target.loss = %g is below zero, where no cross-entropy or squared error "
-                "ever comes",
+                "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
+                "gets there",
                 target,
             )
         self.folder = RunFolder.open(self.folder.path, existing)
@@ -96,36 +92,82 @@ class Trainer:
         return self.state.compressor
 
     @property
-    def memory(self) -> Memory:
-        return self.state.memory
+    def record(self) -> RunRecord:
+        return self.state.record
 
     @property
-    def schedule(self) -> Schedule:
-        second_anneal_steps = self.memory.second_anneal_steps
-        return self._schedule.again(second_anneal_steps) if second_anneal_steps else self._schedule
+    def rollback(self) -> Rollback:
+        return self.state.rollback
 
-    @property
-    def _end(self) -> int:
-        """The number of steps of the whole run, as far as it is known."""
-        ended_at, frozen_at = self.memory.ended_at, self.memory.frozen_at
-        return self.schedule.end(frozen_at) if ended_at is None else ended_at
+    # --- the run ------------------------------------------------------------------
 
-    # --- one step -----------------------------------------------------------------
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns the summary that is also in the folder.
+
+        On SIGTERM or Ctrl-C it saves and raises Stopped.
+        """
+        with contextlib.closing(self.folder), stop_requests() as request:
+            while True:
+                self._train(request)
+                with self._interruptible(request):
+                    summary = self._summary()
+                    met = self.compressor.work_target_met
+                    answer = self.rollback.at_end(summary["loss"], self.record, met)
+                if isinstance(answer, Stay):
+                    return self._finish(summary)
+                self.folder.reopen()
+                self._carry_out(answer)
+
+    def _interruptible(self, request: StopRequest) -> contextlib.AbstractContextManager[None]:
+        """Around an evaluation: it may be interrupted, unless other ranks wait in a collective."""
+        if self.team.size > 1:
+            return contextlib.nullcontext()
+        return request.interruptible(self._resumable_message())
+
+    def _train(self, request: StopRequest) -> None:
+        began = time.perf_counter() - self.record.wall_s
+        mark, marked_step = time.perf_counter(), self.compressor.steps
+        while self.compressor.steps < self.rollback.end:
+            self._step()
+            stopping = self._is_stopping(request)
+            due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
+            if not stopping and not due:
+                continue
+            self._read_losses()
+            if due:
+                self.compressor.scalars.reset_streak_()
+                if self.state.streak >= self.train.skip_limit:
+                    self._handle_failure("loss or gradient not a number")
+            step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
+            if self._due("eval"):
+                _, metric = self.evaluate(self.train.eval_batches)
+                self.record.metric = metric if math.isfinite(metric) else None
+            self.record.wall_s = time.perf_counter() - began
+            if self._due("log"):
+                self._log(step_s)
+                self._carry_out(self.rollback.after_interval(self.record, self._compressing()))
+            # After the log, which may find the work target met and this step the last.
+            owed = due and self.rollback.checkpoint_due(self.record, self.compressor.steps)
+            if stopping or owed:
+                self._save(owed, stopping)
+            if stopping:
+                raise request.stopped(self._resumable_message())
+            mark, marked_step = time.perf_counter(), self.compressor.steps
 
     def _step(self) -> Event | None:
-        step, frozen_at = self.compressor.steps, self.memory.frozen_at
-        pressing = self.schedule.phase(step, frozen_at) == "compression"
-        self.compressor.set_pressure_(pressing * watch.pressure(self.memory.returns))
-        self.compressor.set_lr_(self.schedule.rate(step, frozen_at))
+        step, rollback = self.compressor.steps, self.rollback
+        pressing = rollback.phase(step) == "compression"
+        self.compressor.set_pressure_(pressing * rollback.pressure)
+        self.compressor.set_lr_(rollback.rate(step))
         self.state.step.load_(step)
         self.state.step()
         self._losses.append(self.state.step.loss.clone())
-        self.memory.training_fma += self.compressor.fma
+        self.record.training_fma += self.compressor.fma
         event = self.compressor.finish_step_()
         if event is not None:
             self.folder.append("events.jsonl", event.to_dict())
             if event.dropped:
-                self.memory.cut_at = self.compressor.steps
+                self.record.cut_at = self.compressor.steps
         return event
 
     def evaluate(self, batches: int) -> tuple[float, float]:
@@ -136,81 +178,68 @@ class Trainer:
             torch.cuda.empty_cache()  # what is left in use is what training needs
         return loss, metric
 
-    # --- the run ------------------------------------------------------------------
+    def _due(self, what: str) -> bool:
+        """Whether this step is one of every `what`_every, or the last."""
+        step = self.compressor.steps
+        every = getattr(self.train, f"{what}_every")
+        return step == self.rollback.end or bool(step % every == 0)
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end; returns the summary that is also in the folder.
+    def _compressing(self) -> bool:
+        """Whether the last step was one of the compression phase."""
+        return self.rollback.phase(self.compressor.steps - 1) == "compression"
 
-        Asked to stop by SIGTERM or Ctrl-C, it saves and raises Stopped.
-        """
-        with contextlib.closing(self.folder), stop_requests() as request:
-            while True:
-                self._train(request)
-                with self._breakable(request):
-                    summary = self._summary()
-                    go_on = next_attempt(self.state, summary)
-                if go_on is None:
-                    return self._finish(summary)
-                self.folder.reopen()
-                go_on()
+    def _read_losses(self) -> None:
+        """Take in the losses since the last call, and how many steps were skipped."""
+        compressor, record = self.compressor, self.record
+        losses, target = torch.stack(self._losses).tolist(), self.config.target.loss
+        record.add_losses_(losses, compressor.steps, target)
+        skipped, self.state.failing, self.state.streak = compressor.scalars.counts()
+        if skipped - record.skipped < len(self._losses):
+            self.rollback.step_succeeded_()
+        record.skipped = skipped
+        self._losses.clear()
 
-    def _breakable(self, request: StopRequest) -> contextlib.AbstractContextManager[None]:
-        """Around what only looks: who trains alone may leave anywhere, of ranks none may."""
-        if self.team.size > 1:
-            return contextlib.nullcontext()
-        return request.interruptible(self._resumable_message())
+    # --- rollback -------------------------------------------------------------------
 
-    def _train(self, request: StopRequest) -> None:
-        began = time.perf_counter() - self.memory.wall_s
-        mark, marked_step = time.perf_counter(), self.compressor.steps
-        while self.compressor.steps < self._end:
-            self._step()
-            stopping = self._is_stopping(request)
-            due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
-            if not stopping and not due:
-                continue
-            self._read_losses()
-            if due:
-                self.compressor.scalars.reset_streak_()
-                if self.state.streak >= self.train.skip_limit:
-                    self._return_from_failure("loss or gradient not a number")
-            step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
-            if self._due("eval"):
-                _, metric = self.evaluate(self.train.eval_batches)
-                self.memory.metric = metric if math.isfinite(metric) else None
-            self.memory.wall_s = time.perf_counter() - began
-            if self._due("log"):
-                self._log(step_s)
-                self._watch()
-            # After the log, which may find the work target met and so this step the last.
-            owed = due and self._owes_checkpoint()
-            if stopping or owed:
-                self._save(owed, stopping)
-            if stopping:
-                raise request.stopped(self._resumable_message())
-            mark, marked_step = time.perf_counter(), self.compressor.steps
+    def _carry_out(self, answer: Answer) -> None:
+        if isinstance(answer, Stay):
+            return
+        self.state.roll_back(answer)
+        if isinstance(answer, EndOn):
+            self.state.save()
+
+    def _handle_failure(self, what: str) -> None:
+        steps = self.compressor.steps
+        reason = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
+        met = self.compressor.work_target_met
+        self._carry_out(self.rollback.after_failure(reason, steps, met))
+
+    def _save(self, owed: bool, stopping: bool) -> None:
+        failing, step = self.state.failing, self.compressor.steps
+        if failing and not (stopping or step == self.rollback.end):
+            return  # until a step succeeds; the checkpoint before is kept
+        if failing:
+            self.compressor.forget_energies_()
+        if not self.compressor.finite():
+            self._handle_failure("a weight is not a number")
+        elif owed and not failing:
+            self.rollback.before_save_(self.record, step, self.compressor.fma)
+        self.state.save()
+
+    # --- stops ----------------------------------------------------------------------
 
     def _is_stopping(self, request: StopRequest) -> bool:
-        """Whether to stop after this step: alike on all ranks, so each must have told the others.
+        """Whether to stop after this step. Every rank decides alike, one exchange later.
 
-        A GPU is asked only when it is waited for anyway.
+        On a GPU the flag is read only where the host waits for the device anyway.
         """
         if self.team.size == 1:
             return request.asked
         known = self.device == "cpu" or self._due("log")
         stopping = known and bool(self.compressor.stop_requested)
         if request.asked:
-            self.compressor.stop_requested.fill_(1.0)  # goes out with the next step
+            self.compressor.stop_requested.fill_(1.0)  # exchanged with the next step
         return stopping
-
-    def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
-        if shown := samples(self.model, self.config, self.device):
-            self.folder.write_arrays("samples.npz", shown)
-        self.folder.write("summary.json", summary)
-        best, target = self.memory.best_loss, self.config.target.loss
-        if not summary["held"] and (best is None or best > target):
-            raise TargetMissed(missed_message(self.state, summary))
-        return summary
 
     def _resumable_message(self) -> str:
         return (
@@ -218,139 +247,49 @@ class Trainer:
             f"{str(self.folder.checkpoints)!r}; go on with --resume"
         )
 
-    def _due(self, what: str) -> bool:
-        """Whether this step is one of every `what`_every, or the last."""
-        step = self.compressor.steps
-        return step == self._end or bool(step % getattr(self.train, f"{what}_every") == 0)
-
-    def _owes_checkpoint(self) -> bool:
-        """Whether one is due, or was while steps failed; an anneal may have to start once more.
-
-        And the first row within the target has one of its own: there is to be a way back to it.
-        """
-        step, every, memory = self.compressor.steps, self.train.checkpoint_every, self.memory
-        begun = memory.frozen_at is not None and memory.saved_at < memory.frozen_at
-        first = not memory.held and memory.pending_step is None and memory.open_at == step
-        reached = first and memory.holds(self.config.target.loss)
-        return step == self._end or begun or reached or step // every > memory.saved_at // every
-
-    def _save(self, owed: bool, stopping: bool) -> None:
-        failing = self.state.failing
-        if failing and not (stopping or self.compressor.steps == self._end):
-            return  # until a step succeeds; the one before stays
-        if failing:
-            self.compressor.forget_energies_()
-        if not self.compressor.finite():
-            self._return_from_failure("a weight is not a number")
-        elif owed and not failing:
-            self._note_checkpoint()
-        self.state.save()
-
-    def _note_checkpoint(self) -> None:
-        """What the checkpoint that is to be written may be good for."""
-        memory, target = self.memory, self.config.target.loss
-        step, fma = self.compressor.steps, self.compressor.fma
-        memory.saved_at = step
-        if not watch.lost(memory, target):
-            memory.fallback_step = step
-        if not memory.holds(target):
-            return
-        if step == memory.frozen_at:
-            memory.hold_(step, fma)  # seen: no event has been since the last row began
-        elif memory.pending_step is None:
-            memory.pending_step, memory.pending_fma = step, fma
-
-    def _compressing(self) -> bool:
-        """Whether the last step was one of the compression phase."""
-        last = self.compressor.steps - 1
-        return self.schedule.phase(last, self.memory.frozen_at) == "compression"
-
-    # --- going back ---------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Off target for too long, go back to a state that held it."""
-        memory, every = self.memory, self.train.log_every
-        watch.note_(memory, self.config.target.loss, self._compressing(), every)
-        if not 0 < self.train.patience <= memory.steps_off_target:
-            return
-        if held := self.state.first_intact(watch.choices(memory)):
-            why = f"loss off its target for {memory.steps_off_target} steps, pressure halved"
-            self.state.roll_back(held, why)
-        else:
-            memory.held_at = memory.held_before_at = None
-
-    def _return_from_failure(self, what: str) -> None:
-        steps = self.compressor.steps
-        why = f"{what} at step {steps} (batch seed {self.state.step.draw(steps - 1).seed})"
-        memory, fallback_steps = self.memory, watch.fallback_steps(self.memory)
-        if memory.frozen_at == steps:
-            memory.frozen_at = None  # not to be, then
-        if not self._compressing():
-            small = small_enough(self.state, fallback_steps)
-            fallback_steps.sort(key=lambda step: step not in small)
-        found = self.state.first_intact(fallback_steps) or self.state.newest()
-        if found is None or memory.failed_returns >= watch.TRIES:
-            if end_early(self.state, why):
-                return
-            good = f"last good checkpoint: {str(found.path)!r}" if found else "no checkpoint yet"
-            raise UserError(f"{why}; {good}. Lower compress.lr, or try another seed")
-        memory.failed_returns += 1
-        self.state.roll_back(found, why)
-
-    def _read_losses(self) -> None:
-        """Take in the losses since the last look, and how many steps were skipped."""
-        compressor, memory = self.compressor, self.memory
-        memory.hear_(torch.stack(self._losses).tolist(), compressor.steps, self.config.target.loss)
-        skipped, self.state.failing, self.state.streak = compressor.scalars.counts()
-        if skipped - memory.skipped < len(self._losses):
-            memory.failed_returns = 0
-        memory.skipped = skipped
-        self._losses.clear()
-
-    def _maybe_freeze(self, loss: float) -> None:
-        """The work target is met and the loss held: freeze the structure, start the anneal.
-
-        A row that began before the last cut says nothing of what the cut has left. And there
-        is to be a checkpoint of it, which there is not where a step has just failed.
-        """
-        memory = self.memory
-        phase = self.schedule.phase(self.compressor.steps, memory.frozen_at)
-        met = (
-            self.compressor.work_target_met
-            and memory.row_at >= memory.cut_at
-            and not self.state.failing
-        )
-        if phase == "compression" and met and loss <= self.config.target.loss:
-            memory.frozen_at = self.compressor.steps
+    # --- logs and the summary ---------------------------------------------------------
 
     def _log(self, step_s: float) -> None:
-        step = self.compressor.steps
-        self.memory.close_row_(step)
-        if self.memory.loss is None:
+        step, record, rollback = self.compressor.steps, self.record, self.rollback
+        record.close_interval_(step)
+        if record.loss is None:
             return
-        self._maybe_freeze(self.memory.loss)
-        frozen_at = self.memory.frozen_at
-        phase = self.schedule.phase(step - 1, frozen_at)
-        lr = self.schedule.rate(step - 1, frozen_at)
-        name = self.task.metric_name
-        row = metrics_row(self.compressor, self.model, self.memory, name, phase, lr, step_s)
+        self._freeze_if_met(record.loss)
+        phase, lr, name = rollback.phase(step - 1), rollback.rate(step - 1), self.task.metric_name
+        row = metrics_row(self.compressor, self.model, record, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
-            end = self._end
-            self.on_progress(
-                Progress(
-                    row,
-                    end,
-                    self.config.target.loss,
-                    self.memory.fma_initial,
-                    self.task.metric_name,
-                    (end - step) * step_s,
-                )
-            )
+            end, target = rollback.end, self.config.target.loss
+            left_s = (end - step) * step_s
+            self.on_progress(Progress(row, end, target, record.fma_initial, name, left_s))
+
+    def _freeze_if_met(self, loss: float) -> None:
+        """Freeze the structure and start the anneal once the work target is met and loss held.
+
+        An interval that began before the last cut does not count: it is of another structure. Nor
+        does one that ends with a skipped step, which has no checkpoint.
+        """
+        record = self.record
+        settled = record.row_at >= record.cut_at and not self.state.failing
+        met = self.compressor.work_target_met and settled
+        pressing = self.rollback.phase(self.compressor.steps) == "compression"
+        if pressing and met and loss <= self.config.target.loss:
+            self.rollback.freeze_(self.compressor.steps)
 
     def _summary(self) -> dict[str, Any]:
-        loss, metric, figures = final(self.state, self.model)
+        loss, metric, figures = final_evaluation(self.model, self.config, self.device, self.team)
         self.model.train()
+        state = self.rollback.to_dict()
         return summary(
-            self.config, self.device, self.compressor, self.memory, loss, metric, figures
+            self.config, self.device, self.compressor, self.record, state, loss, metric, figures
         )
+
+    def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        if shown := samples(self.model, self.config, self.device):
+            self.folder.write_arrays("samples.npz", shown)
+        self.folder.write("summary.json", summary)
+        best, target = self.record.best_loss, self.config.target.loss
+        if not summary["held"] and (best is None or best > target):
+            where = str(self.folder.checkpoints)
+            raise TargetMissed(missed_message(self.record, summary, where))
+        return summary
