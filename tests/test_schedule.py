@@ -45,8 +45,9 @@ def test_a_met_target_starts_the_anneal_at_once() -> None:
     assert schedule.rate(44, 40) == pytest.approx(0.55)
 
 
-def test_without_saturation_a_met_target_ends_the_run() -> None:
-    assert plan(saturation=0).end(40) == 40
+def test_without_saturation_a_met_target_is_annealed_for_the_cooldown() -> None:
+    assert plan(saturation=0).end(40) == 60
+    assert plan(saturation=0, cooldown=0).end(40) == 40
 
 
 def test_without_warmup_the_first_step_has_the_full_rate() -> None:

@@ -241,8 +241,15 @@ def test_a_met_work_target_waits_for_the_loss(tmp_path: Path) -> None:
     assert read(run / "summary.json")["frozen_step"] == held
 
 
-def test_without_saturation_the_run_ends_where_the_target_is_met(tmp_path: Path) -> None:
+def test_without_saturation_a_met_work_target_is_annealed_for_the_cooldown(tmp_path: Path) -> None:
     run = finish(tmp_path, target__fma=450, train__steps=60)
+    summary = read(run / "summary.json")
+    assert summary["steps"] == summary["frozen_step"] + 10 < 60
+    assert rows(run, "metrics.jsonl")[-1]["phase"] == "cooldown"
+
+
+def test_without_any_anneal_the_run_ends_where_the_target_is_met(tmp_path: Path) -> None:
+    run = finish(tmp_path, target__fma=450, train__steps=60, train__cooldown=0)
     summary = read(run / "summary.json")
     assert summary["steps"] == summary["frozen_step"] < 50
     assert read(newest(run) / "state.json")["steps"] == summary["steps"]

@@ -226,13 +226,13 @@ class Rollback:
         checkpoint that held it. Otherwise the run ends on the smallest held checkpoint that also
         holds the target on selection data.
         """
-        train, target = self.config.train, self.config.target.loss
+        target = self.config.target.loss
         loss = math.inf if loss is None else loss
         if loss <= target or self.ended_at is not None:
             return Stay()
         reason = f"held-out loss {loss:.4g} after the anneal"
         lost = not record.holds(target)
-        anneal = train.cooldown if self.frozen_at is None else train.saturation
+        anneal = self.schedule.anneal(self.frozen_at)
         if lost and anneal and not self.second_anneal_steps:
             candidates = self._within_work_target(self.held_steps(), work_target_met)
             if saved := self.states.first_intact(candidates):

@@ -1,8 +1,8 @@
 """Phases and learning rate: warm-up, compression, cooldown.
 
-Warm-up: linear rate, no pressure. Compression: constant rate. Cooldown: the
-structure is frozen and the rate follows a cosine to its minimum; it starts a fixed
-number of steps before the end, or when the work target was met ("saturation").
+Warm-up: linear rate, no pressure. Compression: constant rate. Cooldown (the anneal): the
+structure is frozen and the rate follows a cosine to its minimum. It starts a fixed number of
+steps before the end, or as soon as the work target is met ("saturation").
 """
 
 import math
@@ -37,10 +37,14 @@ class Schedule:
 
     def end(self, frozen_at: int | None) -> int:
         """The number of steps of the whole run, given when the target froze it."""
-        return self.steps if frozen_at is None else frozen_at + self.saturation
+        return self.steps if frozen_at is None else frozen_at + self.anneal(frozen_at)
+
+    def anneal(self, frozen_at: int | None) -> int:
+        """The number of steps of the anneal; `saturation` 0 means as many as `cooldown`."""
+        return self.cooldown if frozen_at is None else self.saturation or self.cooldown
 
     def again(self, steps: int) -> "Schedule":
-        """For a second anneal, of so many steps."""
+        """The schedule of a second anneal, of so many steps."""
         return replace(self, saturation=steps)
 
     def _anneal_start(self, frozen_at: int | None) -> int:
