@@ -1,5 +1,6 @@
 """A run that loses its target goes back to where it held it."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.training.answers import EndOn, ReturnTo, Stay
 from gaugelasso.training.held import off_target
 from gaugelasso.training.records import RunRecord
+from gaugelasso.training.resume import present_keys
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.schedule import Schedule
 from tests.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
@@ -61,13 +63,42 @@ def returned_to(step: int) -> ReturnTo:
     return ReturnTo(Checkpoint(Path(f"step-{step}"), step), "a test")
 
 
-def test_every_return_halves_the_pressure(tmp_path: Path) -> None:
+def test_a_lost_target_halves_the_pressure_and_a_failed_step_does_not(tmp_path: Path) -> None:
     one = rollback(tmp_path)
     seen = [one.pressure]
     for step in (10, 20):
         one.returned_(returned_to(step), 30)
         seen.append(one.pressure)
     assert seen == [1, 0.5, 0.25]
+    one.returned_(dataclasses.replace(returned_to(20), failed=True), 31)
+    one.returned_(dataclasses.replace(returned_to(20), anneal_steps=5), 31)
+    assert one.pressure == 0.25
+    assert one.returns == 4
+
+
+def test_pressure_comes_back_while_the_target_is_held(tmp_path: Path) -> None:
+    """The wait is as many times the patience as the pressure was divided by."""
+    one = rollback(tmp_path, pressure=0.25)
+    patience, every = one.config.train.patience, one.config.train.log_every
+    on, off = RunRecord(loss=1.9, first_loss=9.0, reached_at=3), RunRecord(loss=9.0, first_loss=9.0)
+    seen = {}
+    for interval in range(1, 10 * patience // every):
+        one.after_interval(on, pressed=True)
+        seen.setdefault(one.pressure, interval * every)
+    assert seen == {0.25: every, 0.5: 4 * patience, 1.0: 6 * patience}
+    off.reached_at = 3
+    one.pressure, one.steps_on_target = 0.5, 2 * patience - every
+    one.after_interval(off, pressed=True)
+    one.after_interval(on, pressed=True)
+    assert (one.pressure, one.steps_on_target) == (0.5, every)
+    one.after_interval(on, pressed=False)  # in the anneal nothing presses, so nothing is learned
+    assert one.steps_on_target == every
+
+
+def test_a_checkpoint_of_version_0_1_0_has_the_pressure_it_had() -> None:
+    state = present_keys({"returns": 3, "off_for": 5})
+    assert state == {"returns": 3, "steps_off_target": 5, "pressure": 0.125, "steps_on_target": 0}
+    assert present_keys({"returns": "three"}) == {"returns": "three"}  # refused later, by name
 
 
 def test_a_state_that_was_returned_to_without_success_is_not_tried_again(tmp_path: Path) -> None:

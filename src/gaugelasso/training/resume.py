@@ -33,7 +33,11 @@ _FORMER_KEYS = {
 
 def present_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint's state under the present keys, whichever version wrote it."""
-    return {_FORMER_KEYS.get(key, key): value for key, value in state.items()}
+    present = {_FORMER_KEYS.get(key, key): value for key, value in state.items()}
+    if "pressure" not in present and type(returns := present.get("returns")) is int:
+        # Version 0.1.0 halved the pressure at every return and kept only their number.
+        present |= {"pressure": 0.5 ** min(max(returns, 0), 1000), "steps_on_target": 0}
+    return present
 
 
 def check_same_config(config: Config, path: Path) -> None:

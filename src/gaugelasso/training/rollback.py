@@ -54,7 +54,11 @@ class Rollback:
     last_return_step: int | None = None
     returns: int = 0
     failed_returns: int = 0
+    # The loss under pressure: for how long it is off its target, and for how long it is not.
     steps_off_target: int = 0
+    steps_on_target: int = 0
+    # The share of the pressure that the loss allows: halved where the target is lost.
+    pressure: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -84,11 +88,6 @@ class Rollback:
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
         return self._schedule().rate(step, self.frozen_at)
-
-    @property
-    def pressure(self) -> float:
-        """The share of pressure left: it is halved at every return."""
-        return 0.5**self.returns
 
     def freeze_(self, step: int) -> None:
         """The work target is met and the loss held: the anneal starts at this step."""
@@ -124,8 +123,22 @@ class Rollback:
             if not off:
                 self._hold_(pending, self.pending_fma)
             self.pending_step = None
-        off = off and pressed and record.reached_at is not None
-        self.steps_off_target = self.steps_off_target + self.config.train.log_every if off else 0
+        if pressed and record.reached_at is not None:
+            self._count_(off)
+        else:
+            self.steps_off_target = 0
+
+    def _count_(self, off: bool) -> None:
+        """Count a logging interval under pressure; pressure that was halved comes back in time.
+
+        It doubles after `patience / pressure` steps in a row that are not off target, so the
+        wait is longer the more often the target was lost.
+        """
+        train = self.config.train
+        self.steps_off_target = self.steps_off_target + train.log_every if off else 0
+        self.steps_on_target = 0 if off else self.steps_on_target + train.log_every
+        if self.pressure < 1 and self.steps_on_target >= train.patience / self.pressure:
+            self.pressure, self.steps_on_target = 2 * self.pressure, 0
 
     def _is_off(self, record: RunRecord) -> bool | None:
         """Whether the last interval is off target; None if it has no loss."""
@@ -273,7 +286,8 @@ class Rollback:
             if to != self.held_at:
                 self.held_at, self.held_before_at = to, None
         self.fallback_step = to
-        self.steps_off_target, self.pending_step = 0, None
+        self.steps_off_target = self.steps_on_target = 0
+        self.pending_step = None
         if isinstance(answer, EndOn):
             self.held_at, self.ended_at = to, step
             self.held.pop(step, None)  # its place is taken by the checkpoint written next
@@ -281,3 +295,5 @@ class Rollback:
             self.second_anneal_steps, self.frozen_at = answer.anneal_steps, step
         elif answer.failed:
             self.failed_returns += 1
+        else:
+            self.pressure /= 2
