@@ -135,17 +135,17 @@ def test_pg19_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("size", [0, 700, 2**20])
 def test_large_data_are_known_by_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "_LOOKED_AT", 2**10)
+    monkeypatch.setattr(stored, "_HASHED_BYTES", 2**10)
     monkeypatch.setattr(stored, "_PIECES", 2**4)
     data = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
-    here = stored.known(data)
-    assert here == stored.known(data.copy())
+    here = stored.fingerprint(data)
+    assert here == stored.fingerprint(data.copy())
     assert here["bytes"] == size
     others = [data[:-1], data[1:], np.roll(data, 1), data[::-1].copy()] if size else []
     for place in (0, -1) if size else ():
         others.append(data.copy())
         others[-1][place] ^= 1
-    assert all(stored.known(other) != here for other in others)
+    assert all(stored.fingerprint(other) != here for other in others)
 
 
 SPOILED_CACHES: dict[str, Callable[[bytes], bytes]] = {
@@ -166,7 +166,7 @@ def test_a_damaged_cache_is_made_anew(
     cached.write_bytes(SPOILED_CACHES[name](cached.read_bytes()))
     assert [part.tobytes() for part in CharLM(**task).texts] == before
     [told] = caplog.messages
-    assert re.search(r"^warning: cached text '.*\.txt' is damaged .* made anew$", told)
+    assert re.search(r"^warning: cached text '.*\.txt' is damaged .* it is rebuilt$", told)
     (tmp_path / "cache" / f"{cached.name}.json").write_text("{")
     assert [part.tobytes() for part in CharLM(**task).texts] == before
     (tmp_path / "cache" / f"{cached.name}.json").unlink()  # as earlier versions left it
@@ -177,16 +177,16 @@ def test_a_damaged_cache_is_made_anew(
 def test_others_may_unpack_the_same_text_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, files = text._unpacked, [write(tmp_path / "a.txt.gz")]
+    inner, files = text._decompressed, [write(tmp_path / "a.txt.gz")]
 
     def unpacked(path: Path) -> Iterator[bytes]:
-        monkeypatch.setattr(text, "_unpacked", inner)
+        monkeypatch.setattr(text, "_decompressed", inner)
         for block in inner(path):
             # By another process of the same number, as on two machines that share a disk.
             text.load(files, tmp_path / "cache")
             yield block
 
-    monkeypatch.setattr(text, "_unpacked", unpacked)
+    monkeypatch.setattr(text, "_decompressed", unpacked)
     held = text.load(files, tmp_path / "cache").tobytes()
     assert held == gzip.decompress(files[0].read_bytes())
     assert len(list((tmp_path / "cache").iterdir())) == 2, "the text, and what it is known by"
@@ -262,15 +262,21 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda tmp: {"path": str(write(tmp / "a")), "split": 0.01},
         r"the validation text of .* has \d+ bytes",
     ),
-    "no xz": (lambda tmp: archive(tmp / "a.xz", PROSE), "cannot be read .*; pack or fetch it anew"),
-    "no gz": (lambda tmp: archive(tmp / "a.gz", PROSE), "cannot be read .*; pack or fetch it anew"),
+    "no xz": (
+        lambda tmp: archive(tmp / "a.xz", PROSE),
+        "cannot be read .*; compress or download it again",
+    ),
+    "no gz": (
+        lambda tmp: archive(tmp / "a.gz", PROSE),
+        "cannot be read .*; compress or download it again",
+    ),
     "cut xz": (
         lambda tmp: archive(tmp / "a.xz", lzma.compress(PROSE)[:-20]),
-        "cannot be read .*; pack or fetch it anew",
+        "cannot be read .*; compress or download it again",
     ),
     "cut gz": (
         lambda tmp: archive(tmp / "a.gz", gzip.compress(PROSE)[:-20]),
-        "cannot be read .*; pack or fetch it anew",
+        "cannot be read .*; compress or download it again",
     ),
     "junk": (lambda tmp: junk(tmp / "a.txt"), "of its bytes are zero; text must be in UTF-8"),
     "packed junk": (lambda tmp: junk(tmp / "a.txt.gz"), "of its bytes are zero; text must"),
@@ -299,7 +305,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
             "split": 0.1,
             "cache": str(write(tmp / "b")),
         },
-        "set task.cache to a folder with room",
+        "set task.cache to a folder with free space",
     ),
     "pg19 and a path": (
         lambda tmp: {"source": "pg19", "path": "x"},
@@ -347,6 +353,6 @@ def test_a_missing_network_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise ConnectionError("no route\nto host")
 
     fake_datasets(monkeypatch, books)
-    with pytest.raises(UserError, match="cannot be loaded: no route to host; is there a network"):
+    with pytest.raises(UserError, match="cannot be loaded: no route to host; check the network"):
         CharLM(source="pg19").batch(1, Draw(0), "cpu")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
