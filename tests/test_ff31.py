@@ -146,7 +146,7 @@ def test_the_parser_says_where_and_what() -> None:
     place = words_of(PAPER.grammar.division).index("q1")
     wrong = [*row[:place], 43, *row[place + 1 :]]
     (fault,) = PAPER.grammar.faults(wrong)
-    said = f"word {place} (round 2: divide): 'pad', where {row[place]} is right"
+    said = f"word {place} (round 2: divide): 'pad', expected {row[place]}"
     assert str(fault) == said
 
 

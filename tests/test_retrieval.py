@@ -121,7 +121,7 @@ def test_the_loss_is_taken_in_float32() -> None:
         ({"vocabulary": 0}, r"task\.vocabulary = 0"),
         ({"modulus": -1}, r"task\.modulus = -1"),
         ({"length": 0}, r"task\.length = 0"),
-        ({"vocabulary": 4, "modulus": 5}, r"modulus = 5 is more than task\.vocabulary = 4"),
+        ({"vocabulary": 4, "modulus": 5}, r"modulus = 5 is larger than task\.vocabulary = 4"),
     ],
 )
 def test_a_senseless_task_is_refused(numbers: dict[str, int], said: str) -> None:
