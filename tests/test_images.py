@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
-from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, image_sources, images
+from gaugelasso.tasks import SELECTION, TEST, Draw, MaskedAutoencoder, image_sources, images
 from tests.command import Command, assert_told
 from tests.faces import encoded, pack, packed, pictures, seen
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "mae"
-HELD_OUT = Draw(0, stream=EVALUATION)
 
 
 def said(path: Path | str, size: int = 12) -> str:
@@ -51,10 +50,13 @@ def test_every_epoch_shows_every_image_once_in_an_order_of_its_own(tmp_path: Pat
     assert [originals.index(p.tobytes()) for p in other] != shown
 
 
-def test_held_out_images_come_in_order_and_upright(tmp_path: Path) -> None:
-    task = MaskedAutoencoder(path=str(packed(tmp_path)), size=12, patch=4)
-    shown = seen(task, task.batch(4, HELD_OUT, "cpu")[1])
-    assert np.array_equal(shown, pictures(3, seed=1)[[0, 1, 2, 0]])
+@pytest.mark.parametrize(("stream", "order"), [(SELECTION, [0, 1, 0, 1]), (TEST, [2, 3, 4, 2])])
+def test_held_out_images_are_in_order_and_not_flipped(
+    tmp_path: Path, stream: int, order: list[int]
+) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=5)), size=12, patch=4)
+    shown = seen(task, task.batch(4, Draw(0, stream=stream), "cpu")[1])
+    assert np.array_equal(shown, pictures(5, seed=1)[order])
 
 
 def test_half_of_the_training_images_are_mirrored(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_only_the_start_tells_what_is_no_text(tmp_path: Path) -> None:
     """To look on would be to read all of it at every start."""
     data = b"text" * 2**18 + np.random.default_rng(0).bytes(5000)
     for name in ("a.txt", "a.gz"):
-        train, valid = CharLM(path=str(write(tmp_path / name, data)), split=0.001).texts
+        train, valid = CharLM(path=str(write(tmp_path / name, data)), split=0.001, length=64).texts
         assert train.tobytes() + valid.tobytes() == data
 
 
@@ -233,11 +233,11 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "one text twice": (
         lambda tmp: {"path": str(write(tmp / "a")), "valid": f"{tmp}/./a"},
-        r"task\.valid = .*/\./a' holds all of task\.path = .*name another text",
+        r"task\.valid = .*/\./a' contains all of task\.path = .*give another text",
     ),
     "training inside validation": (
         lambda tmp: {"path": str(write(tmp / "in" / "a.txt").parent), "valid": str(tmp)},
-        r"holds all of task\.path",
+        r"contains all of task\.path",
     ),
     "missing valid": (
         lambda tmp: {"path": str(write(tmp / "a")), "valid": str(tmp / "x")},
@@ -260,7 +260,16 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "tiny": (lambda tmp: {"path": str(write(tmp / "a", b"x" * 512)), "split": 0.1}, "461 bytes"),
     "tiny valid": (
         lambda tmp: {"path": str(write(tmp / "a")), "split": 0.01},
-        r"the validation text of .* has \d+ bytes",
+        r"the validation text of .* has \d+ bytes; task\.length = 512 needs at least 2,561 "
+        r"\(2 windows for selection and 2 for the test\): give more text",
+    ),
+    "one byte too few to split": (
+        lambda tmp: {
+            "path": str(write(tmp / "a")),
+            "valid": str(write(tmp / "b", PROSE[:80])),
+            "length": 16,
+        },
+        r"has 80 bytes; task\.length = 16 needs at least 81 ",
     ),
     "no xz": (
         lambda tmp: archive(tmp / "a.xz", PROSE),
@@ -309,9 +318,9 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "pg19 and a path": (
         lambda tmp: {"source": "pg19", "path": "x"},
-        "task.source = 'pg19' brings its own split",
+        "task.source = 'pg19' has its own split",
     ),
-    "both": (lambda tmp: {"path": "a", "valid": "b", "split": 0.1}, "give one of them"),
+    "both": (lambda tmp: {"path": "a", "valid": "b", "split": 0.1}, "remove one of them"),
     "split": (lambda tmp: {"split": 1.0}, r"task\.split = 1\.0"),
     "length": (lambda tmp: {"length": 0}, r"task\.length = 0"),
 }
