@@ -18,7 +18,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
-from gaugelasso.tasks import EVALUATION, TASKS, CharLM, Draw
+from gaugelasso.tasks import SELECTION, TASKS, TEST, TRAINING, CharLM, Draw
 from gaugelasso.tasks.text import readable
 from gaugelasso.training.evaluation import evaluate, predictor
 from gaugelasso.training.trainer import Trainer
@@ -80,31 +80,62 @@ def test_short_texts_are_read_to_their_end(tmp_path: Path, size: int) -> None:
     assert max(seen) == size - 9
 
 
-def test_held_out_windows_stand_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stream", "start"), [(SELECTION, 0), (TEST, 24)])
+def test_held_out_windows_are_in_order(tmp_path: Path, stream: int, start: int) -> None:
+    """Five windows and three bytes: two windows for each part, with one between them."""
     task = numbered(tmp_path, 100, 8)
     valid = task.texts[1]
-    rows = [task.batch(2, Draw(run, k, EVALUATION), "cpu") for run, k in ((0, 0), (7, 1), (0, 2))]
+    rows = [task.batch(1, Draw(run, k, stream), "cpu") for run, k in ((0, 0), (7, 1), (0, 2))]
     tokens = torch.cat([inputs for inputs, _ in rows]).flatten().numpy()
-    assert np.array_equal(tokens[:40], valid[:40])
-    assert np.array_equal(tokens[40:], valid[:8]), "round again"
+    assert np.array_equal(tokens[:16], valid[start : start + 16])
+    assert np.array_equal(tokens[16:], valid[start : start + 8]), "starts again"
     targets = torch.cat([targets for _, targets in rows]).flatten().numpy()
-    assert np.array_equal(targets[:40], valid[1:41])
+    assert np.array_equal(targets[:16], valid[start + 1 : start + 17])
+
+
+@pytest.mark.parametrize("size", [41, 42, 48, 49, 57, 999])
+def test_selection_and_test_share_no_byte(tmp_path: Path, size: int) -> None:
+    length = 8
+    train = write(tmp_path / "train.txt")
+    valid = write(tmp_path / "valid.txt", (PROSE * 9)[:size])
+    task = CharLM(path=str(train), valid=str(valid), length=length)
+    selection, test = task.part(SELECTION), task.part(TEST)
+    text = valid.read_bytes()
+    assert text.startswith(selection.tobytes())
+    assert text.endswith(test.tobytes())
+    # The byte after the last window of selection is a target, and belongs to the gap.
+    assert size - len(selection) - len(test) == length - 1
+    windows = [(len(part) - 1) // length for part in (selection, test)]
+    assert min(windows) >= 2
+    assert 0 <= windows[1] - windows[0] <= 1
+    assert task.part(TRAINING).tobytes() == PROSE
+
+
+def test_selection_begins_with_the_batches_of_the_whole_text(tmp_path: Path) -> None:
+    """Decisions of earlier versions stay as they were, unless they read the second half."""
+    task = CharLM(path=str(write(tmp_path / "a.txt")), split=0.5, length=8)
+    valid = task.texts[1]
+    tokens = torch.cat([task.batch(4, Draw(0, k, SELECTION), "cpu")[0] for k in range(9)])
+    assert np.array_equal(tokens.flatten().numpy(), valid[: tokens.numel()])
 
 
 # --- figures -------------------------------------------------------------------------
 
 
-def test_final_figures_are_of_every_byte_but_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [SELECTION, TEST])
+def test_final_figures_are_of_every_byte_but_the_first(tmp_path: Path, stream: int) -> None:
     """A table of pairs has a loss that can be counted by hand, the last, short window too."""
     task = numbered(tmp_path, 100, 8)
     table = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
-    valid = torch.tensor(np.array(task.texts[1])).long()
-    expected = torch.nn.functional.cross_entropy(table[valid[:-1]].double(), valid[1:])
+    part = torch.tensor(np.array(task.part(stream))).long()
+    expected = torch.nn.functional.cross_entropy(table[part[:-1]].double(), part[1:])
 
     def forward(tokens: Tensor) -> Tensor:
         return table[tokens]
 
-    figures = task.final_figures(forward, 4, [], "cpu")
+    figures = task.final_figures(forward, 4, [Draw(0, 0, stream)], "cpu")
+    assert figures == task.whole_figures(forward, 4, "cpu", stream)
+    assert (figures == task.whole_figures(forward, 4, "cpu")) == (stream == TEST)
     assert figures["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert figures["bits per byte"] == pytest.approx(figures["loss"] / math.log(2))
     assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
@@ -161,13 +192,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_summary_is_of_the_whole_validation_text(run: Path) -> None:
+def test_the_summary_is_of_all_the_text_of_a_stream(run: Path) -> None:
     summary = read(run / "summary.json")
     assert summary["fma_final"] < summary["fma_initial"]
     config = tiny(run.parent / "a.txt")
     trainer = Trainer(config, run, "resume")
-    figures = config.task.final_figures(predictor(trainer.model, config, "cpu"), 4, [], "cpu")
-    assert summary["loss"] == figures["loss"]
+    predict = predictor(trainer.model, config, "cpu")
+    by_stream = [
+        config.task.final_figures(predict, 4, [Draw(0, 0, stream)], "cpu")
+        for stream in (SELECTION, TEST)
+    ]
+    [figures] = [each for each in by_stream if each["loss"] == summary["loss"]]
     assert summary["metric"] == {"name": "bits per byte", "value": figures["bits per byte"]}
     assert summary["figures"] == {"perplexity": figures["perplexity"]}
     sampled, _ = evaluate(trainer.model, config, 2, "cpu")

@@ -20,7 +20,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
-from gaugelasso.tasks import EVALUATION, FF31, TASKS, TRAINING, Draw, WithFigures
+from gaugelasso.tasks import FF31, SELECTION, TASKS, TEST, TRAINING, Draw, WithFigures
 from gaugelasso.tasks.division_grammar import SYMBOLS, is_given, is_name, words_of
 from gaugelasso.training.evaluation import final_figures
 from gaugelasso.training.trainer import Trainer
@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[1]
 PAPER = FF31()
 SMALL = FF31(modulus=5, degree=2)
 TASKS_HERE = [PAPER, SMALL, FF31(7, 1), FF31(2, 1)]
-HELD_OUT = Draw(1, 0, EVALUATION)
+HELD_OUT = Draw(1, 0, SELECTION)
+STREAMS = (TRAINING, SELECTION, TEST)
 
 
 def drawn(task: FF31, size: int, draw: Draw) -> list[list[int]]:
@@ -103,7 +104,7 @@ def test_the_example_on_the_page_is_right() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS_HERE, ids=str)
-@pytest.mark.parametrize("stream", [TRAINING, EVALUATION])
+@pytest.mark.parametrize("stream", STREAMS)
 def test_the_parser_accepts_all_that_is_drawn(task: FF31, stream: int) -> None:
     for row in drawn(task, 200, Draw(3, 0, stream)):
         assert task.grammar.faults(row) == []
@@ -146,8 +147,8 @@ def test_the_parser_says_where_and_what() -> None:
     place = words_of(PAPER.grammar.division).index("q1")
     wrong = [*row[:place], 43, *row[place + 1 :]]
     (fault,) = PAPER.grammar.faults(wrong)
-    said = f"word {place} (round 2: divide): 'pad', where {row[place]} is right"
-    assert str(fault) == said
+    message = f"word {place} (round 2: divide): 'pad', expected {row[place]}"
+    assert str(fault) == message
 
 
 def test_the_parser_refuses_what_is_no_problem() -> None:
@@ -166,7 +167,7 @@ def test_the_parser_refuses_what_is_no_problem() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS_HERE, ids=str)
-@pytest.mark.parametrize("stream", [TRAINING, EVALUATION])
+@pytest.mark.parametrize("stream", STREAMS)
 def test_quotient_times_divisor_plus_remainder_is_the_dividend(task: FF31, stream: int) -> None:
     n = task.degree
     drills = task.grammar.vocabulary.index("pad")
@@ -184,27 +185,39 @@ def test_quotient_times_divisor_plus_remainder_is_the_dividend(task: FF31, strea
         assert v["b1"] * v["i"] % task.modulus == 1 % task.modulus
 
 
-def test_every_problem_is_drawn_by_one_stream() -> None:
-    """All problems of a small field: training and held-out share none and leave none out."""
+def test_every_problem_is_either_held_out_or_trained_on() -> None:
+    """All problems of a small field. Both held-out streams draw all held-out problems."""
     task = FF31(3, 1)
     length = task.grammar.problem
     drills = task.grammar.vocabulary.index("pad")
     seen = [
         {tuple(row[:length]) for row in drawn(task, 4000, Draw(0, 0, stream)) if row[0] != drills}
-        for stream in (TRAINING, EVALUATION)
+        for stream in STREAMS
     ]
-    assert not seen[TRAINING] & seen[EVALUATION]
+    assert seen[SELECTION] == seen[TEST]
+    assert not seen[TRAINING] & seen[TEST]
     everything = 2 * 3 * 2 * 3  # dividends by divisors
-    assert len(seen[TRAINING]) + len(seen[EVALUATION]) == everything
-    assert len(seen[EVALUATION]) == everything // task.modulus
+    assert len(seen[TRAINING]) + len(seen[TEST]) == everything
+    assert len(seen[TEST]) == everything // task.modulus
+
+
+def test_selection_and_test_are_independent_samples() -> None:
+    """Of 27 million held-out problems, batches of 500 share hardly one."""
+    drawn_by = [{tuple(row) for row in drawn(PAPER, 500, Draw(0, 0, s))} for s in STREAMS[1:]]
+    assert len(drawn_by[0] & drawn_by[1]) <= 1
+    for problems in drawn_by:
+        for row in problems:
+            v = numbers(PAPER, list(row))
+            checksum = v["b1"] + v["b0"] + sum(v[f"q{e}"] for e in range(PAPER.degree))
+            assert v["r0"] == checksum % PAPER.modulus
 
 
 def test_problems_are_uniform() -> None:
-    """Over both streams, in the proportion of their problems, every problem is as likely."""
+    """Over training and test, weighted by their number of problems, all are equally likely."""
     task = FF31(3, 2, drills=0.0)
     size = 20_000
-    streams = [task.batch(size, Draw(0, 0, stream), "cpu")[0] for stream in (TRAINING, EVALUATION)]
-    rows = torch.cat([streams[TRAINING], streams[EVALUATION][: size // (task.modulus - 1)]])
+    streams = [task.batch(size, Draw(0, 0, stream), "cpu")[0] for stream in STREAMS]
+    rows = torch.cat([streams[TRAINING], streams[TEST][: size // (task.modulus - 1)]])
     places = [k for k, name in enumerate(task.grammar.division[0].words) if is_name(name)]
     digits = rows[:, places] * task.modulus ** torch.arange(len(places))
     counts = torch.bincount(digits.sum(dim=1)).double()
@@ -223,7 +236,8 @@ def test_a_tenth_of_training_and_nothing_held_out_is_drills() -> None:
     share = (torch.cat(batches)[:, 0] == pad).double().mean()
     assert share == pytest.approx(0.1, abs=0.02)
     for k in range(5):
-        assert not (PAPER.batch(128, Draw(0, k, EVALUATION), "cpu")[0][:, 0] == pad).any()
+        assert not (PAPER.batch(128, Draw(0, k, SELECTION), "cpu")[0][:, 0] == pad).any()
+        assert not (PAPER.batch(128, Draw(0, k, TEST), "cpu")[0][:, 0] == pad).any()
     assert not (FF31(drills=0.0).batch(128, Draw(0), "cpu")[0][:, 0] == pad).any()
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
-from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, images
+from gaugelasso.tasks import SELECTION, TEST, Draw, MaskedAutoencoder, image_sources, images
 from tests.command import Command, assert_told
 from tests.faces import encoded, pack, packed, pictures, seen
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "mae"
-HELD_OUT = Draw(0, stream=EVALUATION)
 
 
 def said(path: Path | str, size: int = 12) -> str:
@@ -51,10 +50,13 @@ def test_every_epoch_shows_every_image_once_in_an_order_of_its_own(tmp_path: Pat
     assert [originals.index(p.tobytes()) for p in other] != shown
 
 
-def test_held_out_images_come_in_order_and_upright(tmp_path: Path) -> None:
-    task = MaskedAutoencoder(path=str(packed(tmp_path)), size=12, patch=4)
-    shown = seen(task, task.batch(4, HELD_OUT, "cpu")[1])
-    assert np.array_equal(shown, pictures(3, seed=1)[[0, 1, 2, 0]])
+@pytest.mark.parametrize(("stream", "order"), [(SELECTION, [0, 1, 0, 1]), (TEST, [2, 3, 4, 2])])
+def test_held_out_images_are_in_order_and_not_flipped(
+    tmp_path: Path, stream: int, order: list[int]
+) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=5)), size=12, patch=4)
+    shown = seen(task, task.batch(4, Draw(0, stream=stream), "cpu")[1])
+    assert np.array_equal(shown, pictures(5, seed=1)[order])
 
 
 def test_half_of_the_training_images_are_mirrored(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [p.name for p in (tmp_path / "cache" / "images").glob("tmp*")] == []
     images.load.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(images, "_decode", None)
+        patch.setattr(image_sources, "decode", None)
         assert np.array_equal(images.load(str(path), 12).parts["valid"], held.parts["valid"])
     images.load.cache_clear()
     pack(path, train=[encoded(p) for p in pictures(2)], valid=[encoded(pictures(1)[0])])
@@ -113,7 +115,7 @@ def test_many_may_mend_a_damaged_cache_at_once(tmp_path: Path) -> None:
             for load in loads:
                 assert np.array_equal(load.result().parts["train"], pictures(5))
             [left] = cache.iterdir()
-            assert images._cached(left), "what is left is whole"
+            assert images._read_cache(left), "the remaining cache is intact"
 
 
 def _load_together(path: Path, together: Barrier) -> images.Images:
@@ -225,9 +227,9 @@ def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
         fall = {f"{part}_offsets": np.array(numbers, np.int64) for part in images.PARTS}
         data = {f"{part}_data": np.zeros(3, np.uint8) for part in images.PARTS}
         np.savez(tmp_path / "fall.npz", **fall, **data)
-        assert "they must rise from one to the next" in said(tmp_path / "fall.npz")
+        assert "offsets must increase" in said(tmp_path / "fall.npz")
     np.savez(tmp_path / "fall.npz", **fall, **{name: np.zeros(3) for name in data})
-    assert "train_data must be one row of uint8" in said(tmp_path / "fall.npz")
+    assert "train_data must be a vector of uint8" in said(tmp_path / "fall.npz")
     for spoiled in (good[:-30], b"no image"):
         bad = pack(tmp_path / "bad.npz", train=[good, spoiled], valid=[good])
         message = said(bad)
@@ -245,7 +247,7 @@ def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_good_images_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "no images in this folder; put files into it that end in .bmp, .jpeg" in said(folder)
+    assert "no images in this folder; add files that end in .bmp, .jpeg" in said(folder)
     (folder / "a.png").write_bytes(encoded(pictures(1)[0]))
     assert "too few images" in said(folder)
     for part in images.PARTS:
@@ -260,7 +262,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 ) -> None:
     path = packed(tmp_path)
     monkeypatch.setenv("GAUGELASSO_CACHE", str(path))
-    assert "set GAUGELASSO_CACHE to a folder with room" in said(path)
+    assert "set GAUGELASSO_CACHE to a folder with free space" in said(path)
 
 
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
-from gaugelasso.tasks import EVALUATION, Draw, MaskedAutoencoder, images
+from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw, MaskedAutoencoder, images
+from gaugelasso.training.evaluation import predictor
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_told
 from tests.faces import encoded, pack, packed, pictures, seen
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "mae"
 TASK = MaskedAutoencoder(size=12, patch=4)
-HELD_OUT = Draw(0, stream=EVALUATION)
+HELD_OUT = Draw(0, stream=SELECTION)
 
 
 # --- patches, masks, loss ---------------------------------------------------------------
@@ -59,10 +60,17 @@ def test_a_batch_depends_on_its_draw_alone() -> None:
     assert not torch.equal(first[1], TASK.batch(4, Draw(5, 1), "cpu")[1])
 
 
-def test_all_runs_are_measured_on_the_same_images_and_masks() -> None:
-    one, other = (TASK.batch(4, Draw(run, 2, EVALUATION), "cpu")[0] for run in (1, 2))
+@pytest.mark.parametrize("stream", [SELECTION, TEST])
+def test_all_runs_are_measured_on_the_same_images_and_masks(stream: int) -> None:
+    one, other = (TASK.batch(4, Draw(run, 2, stream), "cpu")[0] for run in (1, 2))
     assert torch.equal(one, other)
     assert not torch.equal(*(TASK.batch(4, Draw(run, 2), "cpu")[0] for run in (1, 2)))
+
+
+def test_the_streams_generate_different_images() -> None:
+    streams = (TRAINING, SELECTION, TEST)
+    drawn = torch.cat([TASK.batch(20, Draw(0, 0, s), "cpu")[1] for s in streams])
+    assert len({image.numpy().tobytes() for image in drawn}) == 60
 
 
 def test_pixels_are_standardised() -> None:
@@ -170,38 +178,59 @@ def test_images_of_users_are_shown_only_if_asked(tmp_path: Path, asked: bool) ->
     assert bool(load_run(tmp_path / "run").samples()) == asked
 
 
+@pytest.mark.parametrize("stream", [SELECTION, TEST])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_a_whole_pass_sees_every_held_out_image_once(tmp_path: Path, size: int) -> None:
-    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=4)), size=12, patch=4)
+def test_a_whole_pass_covers_every_image_of_a_stream_once(
+    tmp_path: Path, size: int, stream: int
+) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=8)), size=12, patch=4)
     shown: list[torch.Tensor] = []
 
     def blank(inputs: torch.Tensor) -> torch.Tensor:
         shown.append(inputs)
         return torch.zeros_like(inputs[..., :-1])
 
-    figures = task.whole_figures(blank, size, "cpu")
-    # Nothing is foreseen: the loss of an image is the mean square of what it hides.
+    figures = task.whole_figures(blank, size, "cpu", stream)
+    # The outputs are zero, so the loss of an image is the mean square of its hidden patches.
     losses, seen_once = [], []
     for index in range(-(-4 // size)):
-        _, targets = task.batch(size, Draw(5, index, EVALUATION), "cpu")
+        _, targets = task.batch(size, Draw(5, index, stream), "cpu")
         kept = targets[: 4 - index * size]
         losses += [float(task.loss(torch.zeros_like(one[..., :-1]), one)) for one in kept.split(1)]
         seen_once += [image.tobytes() for image in seen(task, kept)]
-    assert seen_once == [image.tobytes() for image in pictures(4, seed=1)]
+    half = slice(4) if stream == SELECTION else slice(4, 8)
+    assert seen_once == [image.tobytes() for image in pictures(8, seed=1)[half]]
     assert sum(map(len, shown)) == 4
     assert figures == pytest.approx(dict.fromkeys(["loss", "masked_mse"], np.mean(losses)))
-    assert task.whole_figures(blank, size, "cpu") == figures
+    assert task.whole_figures(blank, size, "cpu", stream) == figures
+    assert (task.whole_figures(blank, size, "cpu") == figures) == (stream == TEST)
 
 
-def test_eval_of_all_held_out_images(tmp_path: Path, gaugelasso: Command) -> None:
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_stored_streams_share_no_image(tmp_path: Path, count: int) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=count)), size=12, patch=4)
+    selection, test = task.part(SELECTION), task.part(TEST)
+    assert np.array_equal(np.concatenate([selection, test]), pictures(count, seed=1))
+    assert (len(selection), len(test)) == (count // 2, count - count // 2)
+    assert np.array_equal(task.part(TRAINING), pictures(5))
+
+
+def test_one_held_out_image_is_too_few(tmp_path: Path) -> None:
+    task = MaskedAutoencoder(path=str(packed(tmp_path, valid=1)), size=12, patch=4)
+    for stream in (TRAINING, SELECTION, TEST):
+        with pytest.raises(UserError, match=r"faces\.npz' has 1 held-out image; at least 2 are"):
+            task.batch(1, Draw(0, 0, stream), "cpu")
+
+
+def test_eval_of_all_test_images(tmp_path: Path, gaugelasso: Command) -> None:
     run, options = tmp_path / "run", ("--device", "cpu")
-    Trainer(tiny(path=str(packed(tmp_path, valid=6))), run).run()
-    code, whole, _ = gaugelasso("eval", run, "--whole", *options)
+    config = tiny(path=str(packed(tmp_path, valid=6)))
+    trainer = Trainer(config, run)
+    trainer.run()
+    code, out, _ = gaugelasso("eval", run, "--whole", *options)
     assert code == 0
-    assert whole.endswith("(all held-out data)\n")
-    # Two batches of three are all of the six images.
-    _, some, _ = gaugelasso("eval", run, "--batches", 2, *options)
-    assert whole.partition("  (")[0] == some.partition("  (")[0]
+    figures = config.task.whole_figures(predictor(trainer.model, config, "cpu"), 3, "cpu", TEST)
+    assert out.startswith(f"loss {figures['loss']:.6f}")
     generated = ("--set", "task.path=generated", *options)
     answer = gaugelasso("eval", run, "--whole", *generated)
     assert_told(answer, "--whole: task 'mae' knows no end of its held-out data; use --batches")

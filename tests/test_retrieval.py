@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
-from gaugelasso.tasks import EVALUATION, TASKS, TRAINING, Draw, Retrieval
+from gaugelasso.tasks import EVALUATION, SELECTION, TASKS, TEST, TRAINING, Draw, Noise, Retrieval
 
 TASK = Retrieval(vocabulary=20, modulus=7, length=15)
+STREAMS = (TRAINING, SELECTION, TEST)
 
 
 def slow_labels(task: Retrieval, tokens: Tensor) -> Tensor:
@@ -72,28 +73,35 @@ def test_a_batch_depends_on_its_draw_alone() -> None:
     assert not torch.equal(first[0], TASK.batch(8, Draw(6), "cpu")[0])
 
 
-def test_held_out_data_never_meets_training_data() -> None:
-    """No seed of one stream is a seed of the other, nor of another run's streams."""
+@pytest.mark.parametrize("task", [TASK, Noise(vocabulary=20, length=15)], ids=str)
+def test_the_streams_of_a_sampled_task_share_no_sequence(task: Retrieval | Noise) -> None:
+    batches = [task.batch(64, Draw(42, 0, stream), "cpu")[0] for stream in STREAMS]
+    assert len({tuple(row) for row in torch.cat(batches).tolist()}) == 3 * 64
+
+
+def test_every_draw_has_its_own_seed() -> None:
+    """No seed of one stream is a seed of another stream or run."""
     runs, length = (0, 1, 42, 2**62), 500
     seeds = [
         Draw(run, index, stream).seed
         for run in runs
-        for stream in (TRAINING, EVALUATION)
+        for stream in STREAMS
         for index in range(length)
     ]
-    assert len(set(seeds)) == len(runs) * 2 * length
+    assert len(set(seeds)) == len(runs) * len(STREAMS) * length
     assert all(0 <= seed < 2**63 for seed in seeds)
-    training, held_out = (
-        TASK.batch(64, Draw(42, 0, stream), "cpu")[0] for stream in (TRAINING, EVALUATION)
-    )
-    rows = {tuple(row) for row in training.tolist()}
-    assert not any(tuple(row) in rows for row in held_out.tolist())
+
+
+def test_selection_and_test_are_held_out() -> None:
+    assert [Draw(0, stream=stream).held_out for stream in STREAMS] == [False, True, True]
+    assert EVALUATION == SELECTION
 
 
 def test_streams_are_the_same_everywhere() -> None:
     """The seeds of past results: changing them changes every figure."""
     assert Draw(42).seed == 5732826375231505755
-    assert Draw(42, stream=EVALUATION).seed == 7829184764001561178
+    assert Draw(42, stream=SELECTION).seed == 7829184764001561178
+    assert Draw(42, stream=TEST).seed == 5910823727984653262
 
 
 def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
@@ -121,7 +129,7 @@ def test_the_loss_is_taken_in_float32() -> None:
         ({"vocabulary": 0}, r"task\.vocabulary = 0"),
         ({"modulus": -1}, r"task\.modulus = -1"),
         ({"length": 0}, r"task\.length = 0"),
-        ({"vocabulary": 4, "modulus": 5}, r"modulus = 5 is more than task\.vocabulary = 4"),
+        ({"vocabulary": 4, "modulus": 5}, r"modulus = 5 is larger than task\.vocabulary = 4"),
     ],
 )
 def test_a_senseless_task_is_refused(numbers: dict[str, int], said: str) -> None:

@@ -1,12 +1,12 @@
-"""Models that offer an axis table."""
+"""Networks with an axis table: the transformer, its structure as data, and decoding."""
 
+from gaugelasso.models.rounding import round_up
 from gaugelasso.models.spec import (
     AttentionSpec,
     InputKind,
     MlpSpec,
     SpecError,
     TransformerSpec,
-    round_up,
 )
 from gaugelasso.models.transformer import Transformer
 

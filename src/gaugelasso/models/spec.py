@@ -1,25 +1,25 @@
-"""The structure of a transformer as data: enough to build the exact network, JSON-ready.
+"""The structure of a transformer as JSON-compatible data: enough to build the exact network.
 
-Says which residual sites each operator reads and writes, and its inner widths;
-nothing is uniform. Holds no weights.
+Lists the residual sites that each operator reads and writes, and its inner widths. Operators
+may differ in all of them. Holds no weights.
 """
 
 import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from gaugelasso.errors import UserError
 
-# Beyond any machine; and what is larger is not even a number to a tensor.
+# Larger than any machine can hold, and small enough for an int64 and a float32 tensor.
 _LARGEST = 2**40
 _LARGEST_FLOAT = 3e38
 
 
 class SpecError(UserError):
-    """A structure that cannot be built."""
+    """The structure is invalid, or the model cannot do what was requested."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AttentionSpec:
     """One attention operator.
 
     `keys` is the number of removable key indices: RoPE pairs where `frequencies`
-    are given, single channels otherwise. `scale` is the softmax scale at birth.
+    are given, single channels otherwise. `scale` is the softmax scale of the initial width.
     """
 
     depth: int
@@ -71,9 +71,9 @@ InputKind = Literal["tokens", "patches", "masked_patches"]
 class TransformerSpec:
     """A whole network.
 
-    `sites` are the residual positions by their number at birth; halves of a split site
-    share it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
-    `outputs` the classes or pixels. `layers` is the depth at birth. `norm` is "slow" or
+    `sites` are the residual positions by their initial number; halves of a split site share
+    it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
+    `outputs` the classes or pixels. `layers` is the initial depth. `norm` is "slow" or
     "tied" (the paper's prescaled RMS).
     """
 
@@ -111,7 +111,7 @@ class TransformerSpec:
         positions: bool = False,
         norm: Literal["slow", "tied"] = "slow",
     ) -> "TransformerSpec":
-        """Equal layers of full width: what compression starts from."""
+        """Equal layers of full width: the structure before compression."""
         if rope and d_k % 2:
             raise SpecError(f"d_k = {d_k} is odd; RoPE rotates pairs, give an even d_k")
         everywhere = tuple(range(width))
@@ -152,7 +152,7 @@ class TransformerSpec:
             _positive(name, getattr(self, name))
         for site in self.sites:
             if not 0 <= site <= _LARGEST:
-                raise SpecError(f"site {_shown(site)} is no number of a site")
+                raise SpecError(f"site {_shown(site)}: must be a whole number of 0 to {_LARGEST}")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
             _check_reach(who, reach, len(self.sites))
         seen: set[str] = set()
@@ -182,7 +182,7 @@ class TransformerSpec:
 
     @property
     def weights(self) -> int:
-        """How many numbers its matrices and tables hold: what building it takes, and a little."""
+        """Elements of all matrices and tables; gains, scales and buffers are not counted."""
         total = self.inputs * len(self.embed) + len(self.classify) * self.outputs
         total += self.positions * self.length * len(self.embed)
         for op in self.operators:
@@ -200,8 +200,8 @@ class TransformerSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
-        """Rebuild from JSON data; SpecError names what is missing, unknown or wrong."""
-        plain = _fields("structure", cls, data, leave="operators")
+        """Build from JSON data; SpecError names a missing, unknown or wrong key."""
+        plain = _fields("structure", cls, data, skip="operators")
         entries = data["operators"]
         if not isinstance(entries, list | tuple):
             raise SpecError(f"structure: operators = {entries!r} must be a list")
@@ -219,46 +219,8 @@ class TransformerSpec:
         return cls(**plain, operators=tuple(operators))
 
 
-def round_up(spec: TransformerSpec, multiple: int) -> TransformerSpec:
-    """The same network with every width filled up to a multiple of `multiple` channels.
-
-    Operators reach further sites that are free to them, of a stream that is rounded up too;
-    a RoPE pair counts as two channels, and further pairs turn as the last one does.
-    """
-
-    def up(width: int, channels: int = 1) -> int:
-        grain = multiple // math.gcd(multiple, channels)
-        return -(-width // grain) * grain
-
-    size = up(len(spec.sites))
-    born = max(spec.sites) + 1
-
-    def wider(reach: tuple[int, ...]) -> tuple[int, ...]:
-        free = [site for site in range(size) if site not in set(reach)]
-        return (*reach, *free[: up(len(reach)) - len(reach)])
-
-    def grown(operator: OperatorSpec) -> OperatorSpec:
-        reads, writes = wider(operator.reads), wider(operator.writes)
-        if isinstance(operator, MlpSpec):
-            return replace(operator, reads=reads, writes=writes, filters=up(operator.filters))
-        operator = replace(operator, reads=reads, writes=writes, values=up(operator.values))
-        if operator.frequencies is None:
-            return replace(operator, keys=up(operator.keys))
-        keys, last = up(operator.keys, channels=2), operator.frequencies[-1]
-        further = (last,) * (keys - operator.keys)
-        return replace(operator, keys=keys, frequencies=operator.frequencies + further)
-
-    return replace(
-        spec,
-        sites=(*spec.sites, *range(born, born + size - len(spec.sites))),
-        embed=wider(spec.embed),
-        classify=wider(spec.classify),
-        operators=tuple(grown(operator) for operator in spec.operators),
-    )
-
-
-def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[str, Any]:
-    """A dataclass's fields out of JSON data: all there, none unknown, each of its type."""
+def _fields(what: str, cls: type, data: Any, skip: str | None = None) -> dict[str, Any]:
+    """A dataclass's fields from JSON data: no missing or unknown key, values of the right type."""
     if not isinstance(data, Mapping):
         raise SpecError(f"a {what} is a JSON object, not {type(data).__name__}")
     hints = typing.get_type_hints(cls)
@@ -271,7 +233,7 @@ def _fields(what: str, cls: type, data: Any, leave: str | None = None) -> dict[s
             raise SpecError(f"{what}: key {name!r} is missing")
     values = {}
     for name in names:
-        if name != leave:
+        if name != skip:
             value = tuple(data[name]) if isinstance(data[name], list) else data[name]
             if not _fits(value, hints[name]):
                 raise SpecError(
@@ -290,7 +252,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is types.UnionType:
         return any(_fits(value, choice) for choice in inner)
     if hint is float:
-        # Of whole numbers, those that a float can be made of.
+        # An int is accepted if it converts to a finite float32.
         return type(value) in (int, float) and -_LARGEST_FLOAT <= value <= _LARGEST_FLOAT
     return type(value) is hint if hint is not types.NoneType else value is None
 
@@ -317,4 +279,4 @@ def _check_reach(who: str, sites: tuple[int, ...], width: int) -> None:
         if not isinstance(site, int) or not 0 <= site < width:
             raise SpecError(f"{who}: site {site!r} is outside 0..{width - 1}")
     if len(set(sites)) != len(sites):
-        raise SpecError(f"{who}: a site is named twice")
+        raise SpecError(f"{who}: a site appears twice")

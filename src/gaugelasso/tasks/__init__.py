@@ -1,4 +1,4 @@
-"""Tasks: what to learn. One protocol, one file a task, one row in TASKS."""
+"""Tasks: what a model learns. One protocol, one file a task, one row in TASKS."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,8 @@ from gaugelasso.tasks.mae import MaskedAutoencoder
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.protocol import (
     EVALUATION,
+    SELECTION,
+    TEST,
     TRAINING,
     Draw,
     Illustrated,
@@ -31,7 +33,9 @@ TASKS: Mapping[str, Any] = {
 __all__ = [
     "EVALUATION",
     "FF31",
+    "SELECTION",
     "TASKS",
+    "TEST",
     "TRAINING",
     "CharLM",
     "Draw",

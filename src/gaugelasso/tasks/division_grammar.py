@@ -1,21 +1,20 @@
 """Polynomial long division over Z/p, written out: the grammar, and the parser that checks it.
 
-A polynomial is a sum of terms, highest power first, zeros written too; a term is four
-words, `c x ^ e`. Of degree n divided by a line (n + 1 terms by two):
+A polynomial is a sum of terms, highest power first, including zero terms. A term is four words,
+`c x ^ e`. A polynomial of degree n divided by one of degree 1:
 
     problem     A / B
     inverse     inv b1 = i ;
-    n rounds, e falling from n - 1 to 0; l leads what is left, at first l = an:
+    n rounds, e from n - 1 down to 0; l is the leading coefficient left, at first l = an:
       divide      l x ^ e+1 / b1 x ^ 1 ; l * i = qe ; qe x ^ e ;
       multiply    qe * b1 = l ; qe * b0 = pe ; l x ^ e+1 + pe x ^ e ;
       subtract    l - l = 0 ; ae - pe = re ; 0 x ^ e+1 + re x ^ e ;
       accumulate  : the quotient so far ;
     answer      = quotient rem r0 x ^ 0 end
 
-So numbers meet in equations of three forms alone, `inv u = i`, `v * w = p` and `y - z = r`.
-A drill has the same equations in the same places, each with operands of its own, and
-padding for everything else. Words are the numbers 0 to p - 1 and SYMBOLS. Knows no tensors
-and draws nothing.
+All equations have one of three forms: `inv u = i`, `v * w = p` and `y - z = r`. A drill has
+the same equations at the same positions, each with independent operands, and padding for all
+other words. Words are the numbers 0 to p - 1 and SYMBOLS. Uses no tensors and draws nothing.
 """
 
 import functools
@@ -26,8 +25,8 @@ from dataclasses import dataclass
 
 SYMBOLS = ("x", "^", "+", "-", "*", "/", "=", "inv", ";", ":", "rem", "end", "pad")
 
-# A template's words are symbols, exponents, and names of numbers such as q2. Those of
-# these letters a problem gives; the others follow from them.
+# A template's words are symbols, exponents, and names of numbers such as q2. Numbers with these
+# letters are given by the problem; the others follow from them.
 _GIVEN = "abuvwyz"
 
 
@@ -68,10 +67,10 @@ def division(degree: int) -> tuple[Line, ...]:
 
 @functools.cache
 def drill(degree: int) -> tuple[Line, ...]:
-    """The template of a drill: a division's equations, each with operands of its own."""
+    """The template of a drill: a division's equations, each with independent operands."""
     products, differences = itertools.count(), itertools.count()
 
-    def practised(statement: tuple[str, ...]) -> tuple[str, ...]:
+    def drilled(statement: tuple[str, ...]) -> tuple[str, ...]:
         match statement:
             case ("inv", _, "=", _, ";"):
                 return "inv", "u0", "=", "i0", ";"
@@ -84,13 +83,13 @@ def drill(degree: int) -> tuple[Line, ...]:
         return ("pad",) * len(statement)
 
     return tuple(
-        Line(line.step, tuple(word for part in _statements(line.words) for word in practised(part)))
+        Line(line.step, tuple(word for part in _statements(line.words) for word in drilled(part)))
         for line in division(degree)
     )
 
 
 def _statements(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Words cut after every ; there is."""
+    """The words split after every semicolon."""
     ends = [k + 1 for k, word in enumerate(words) if word == ";" or k + 1 == len(words)]
     return [tuple(words[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
@@ -110,7 +109,7 @@ def words_of(lines: Iterable[Line]) -> list[str]:
 
 
 def is_name(word: str) -> bool:
-    """Whether a template's word stands for a number that differs from problem to problem."""
+    """Whether a template's word is the name of a number that differs between problems."""
     return re.fullmatch(r"[a-z]\d*", word) is not None and word != "x"
 
 
@@ -120,7 +119,7 @@ def is_given(word: str) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """A word that is not what the problem before it makes it."""
+    """A word that does not follow from the problem."""
 
     position: int
     step: str
@@ -128,12 +127,12 @@ class Fault:
     expected: str
 
     def __str__(self) -> str:
-        return f"word {self.position} ({self.step}): {self.found!r}, where {self.expected} is right"
+        return f"word {self.position} ({self.step}): {self.found!r}, expected {self.expected}"
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The words of one field, and what sequences of them are right."""
+    """The words over one field, and the check of sequences of them."""
 
     modulus: int
     degree: int
@@ -153,7 +152,7 @@ class Grammar:
 
     @property
     def problem(self) -> int:
-        """Words of a problem: what a solver is given."""
+        """Number of words of a problem, which a solver is given."""
         return len(self.division[0].words)
 
     @property
@@ -161,23 +160,23 @@ class Grammar:
         return drill(self.degree)
 
     def template(self, words: Sequence[str]) -> tuple[Line, ...]:
-        """That of a drill or of a division: the first word tells."""
+        """The template of a drill if the first word is padding, else of a division."""
         return self.drill if words and words[0] == "pad" else self.division
 
     def read(self, tokens: Sequence[int]) -> list[Line]:
-        """A sequence cut into its steps."""
+        """A sequence split into its steps."""
         vocabulary = self.vocabulary
         words, lines = [vocabulary[token] for token in tokens], []
         for line in self.template(words):
-            mine, words = words[: len(line.words)], words[len(line.words) :]
-            lines.append(Line(line.step, tuple(mine)))
+            here, words = words[: len(line.words)], words[len(line.words) :]
+            lines.append(Line(line.step, tuple(here)))
         return lines
 
     def faults(self, tokens: Sequence[int]) -> list[Fault]:
-        """Every word that is wrong; none if the sequence is right.
+        """Every wrong word; empty if the sequence is correct.
 
-        What is right follows from the problem (of a drill: the operands). Where that makes
-        no sense itself, its own faults are all that is said.
+        The correct words follow from the problem, or from the operands of a drill. If the
+        problem itself is invalid, only its own faults are returned.
         """
         vocabulary = self.vocabulary
         for position, token in enumerate(tokens):
@@ -189,34 +188,34 @@ class Grammar:
         template = self.template(words)
         steps = [line.step for line in template for _ in line.words]
         names = words_of(template)
-        places = list(zip(range(len(words)), steps, words, names, strict=True))
+        rows = list(zip(range(len(words)), steps, words, names, strict=True))
         given: dict[str, str] = {}
-        senseless = []
-        for position, step, word, name in places:
-            # Named again later, a number is to be what it was at first.
+        invalid = []
+        for position, step, word, name in rows:
+            # The first occurrence of a number defines its value.
             if is_given(name) and name not in given:
                 given[name] = word
-                if expected := self._refused(name, word):
-                    senseless.append(Fault(position, step, word, expected))
-        if senseless:
-            return senseless
+                if expected := self._expected_instead(name, word):
+                    invalid.append(Fault(position, step, word, expected))
+        if invalid:
+            return invalid
         values = self.solve({name: int(word) for name, word in given.items()})
-        right = [str(values.get(name, name)) for name in names]
+        correct = [str(values.get(name, name)) for name in names]
         return [
             Fault(position, step, word, expected)
-            for (position, step, word, _), expected in zip(places, right, strict=True)
+            for (position, step, word, _), expected in zip(rows, correct, strict=True)
             if word != expected
         ]
 
-    def _refused(self, name: str, word: str) -> str:
-        """What a given number should have been, if it cannot be this word."""
+    def _expected_instead(self, name: str, word: str) -> str:
+        """A description of the valid words if this one is invalid for a given number, else ""."""
         if not word.isdecimal():
             return "a number"
         is_unit = name in ("b1", f"a{self.degree}") or name[0] == "u"
         return "a number other than 0" if is_unit and word == "0" else ""
 
     def solve(self, given: Mapping[str, int]) -> dict[str, int]:
-        """The given numbers and all that follow from them, by name."""
+        """The given numbers and all numbers that follow from them, by name."""
         p, values = self.modulus, dict(given)
         if "u0" in given:
             values["i0"] = pow(given["u0"], -1, p)

@@ -1,11 +1,12 @@
 """FF31: polynomial long division over Z/31 (or another prime), every step written out.
 
-A sequence is a problem and its solution in the words of longhand.py; the model predicts
-the next word, from the end of the problem on. A share of training examples are drills of
-single operations: there the results alone count, since operands cannot be foreseen.
+A sequence is a problem and its solution in the words of division_grammar.py. The model predicts
+the next word, from the end of the problem on. A share of training examples are drills of single
+operations. In a drill only the results count, because operands cannot be predicted.
 
-A problem is held out if its remainder is the sum of the coefficients of quotient and
-divisor, one problem in `modulus`; training draws from the others.
+A problem is held out if its remainder is the sum of the coefficients of quotient and divisor.
+That is one problem in `modulus`; training draws from the others. Selection and test draw from
+the held-out problems independently: a model cannot learn a problem from being selected on it.
 """
 
 import functools
@@ -23,7 +24,7 @@ from gaugelasso.tasks.division_grammar import SYMBOLS, Grammar, is_given, is_nam
 from gaugelasso.tasks.protocol import Draw, Predict
 
 _LARGEST = 997
-# Each is solved word by word, a forward pass a word: enough to see whether it can.
+# Problems solved in free-running mode, which takes a forward pass for every word.
 _SOLVED = 64
 
 
@@ -64,9 +65,10 @@ class FF31:
         return self.grammar.length
 
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
-        """Drawn from the end, divisor, quotient and remainder: no round waits for another.
+        """Draws divisor, quotient and remainder, and computes the dividend.
 
-        A stream's problems are uniform all the same: each has one quotient and one remainder.
+        So no round depends on the one before. The problems are uniform nevertheless, because
+        each has exactly one quotient and one remainder.
         """
         p, n, plan = self.modulus, self.degree, _plan(self, device)
         generator = torch.Generator(device).manual_seed(draw.seed)
@@ -75,16 +77,16 @@ class FF31:
         chance = torch.rand(size, 1 + 10 * n, generator=generator, device=device)
         b1, top, shift, u = units.split(1, dim=1)
         b0, lower = others.split([1, n - 1], dim=1)
-        # Operands of drills lean to small numbers. A difference of uniform ones says nothing of
-        # either alone, so attention that sees only one, or neither, would have nothing to go by.
+        # Operands of drills are biased to small numbers. The difference of two uniform operands
+        # is independent of each of them, so attention to one operand alone would get no gradient.
         operands = (p * chance[:, 1:] ** 3).long()
         v, w, y, z = operands.split([3 * n, 3 * n, 2 * n, 2 * n], dim=1)
         inverses = plan.inverses[units]
         q = torch.cat([top, lower], dim=1)
-        held_out = q.sum(dim=1, keepdim=True) + b1 + b0
-        remainder = (held_out if draw.held_out else held_out + shift) % p
+        checksum = q.sum(dim=1, keepdim=True) + b1 + b0
+        remainder = (checksum if draw.held_out else checksum + shift) % p
         lead, product = q * b1 % p, q * b0 % p
-        # What a round leaves is what the next begins with.
+        # The remainder of a round is the leading coefficient of the next.
         rest = torch.cat([lead[:, 1:], remainder], dim=1)
         dividend = [lead[:, :1], (rest + product) % p]
         numbers = [*dividend, b1, b0, inverses[:, :1], q, product, rest]
@@ -97,20 +99,20 @@ class FF31:
         return kernels.cross_entropy(outputs, targets)
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Share of sequences whose every supervised word is foretold, each from right ones."""
-        right = (outputs.argmax(dim=-1) == targets) | (targets == kernels.NO_TARGET)
-        return right.all(dim=1).float().mean()
+        """Share of sequences with every supervised word predicted, each from correct words."""
+        correct = (outputs.argmax(dim=-1) == targets) | (targets == kernels.NO_TARGET)
+        return correct.all(dim=1).float().mean()
 
     def final_figures(
         self, predict: Predict, size: int, draws: Sequence[Draw], device: str
     ) -> dict[str, float]:
-        """Words foretold from right ones, and problems solved with nothing but its own words."""
+        """Words predicted from correct words, and problems solved from the model's own words."""
         shares = []
         for draw in draws:
             tokens, targets = self.batch(size, draw, device)
             counts = targets != kernels.NO_TARGET
-            right = (predict(tokens).argmax(dim=-1) == targets) & counts
-            shares.append(right.sum() / counts.sum())
+            correct = (predict(tokens).argmax(dim=-1) == targets) & counts
+            shares.append(correct.sum() / counts.sum())
         tokens, _ = self.batch(min(size, _SOLVED), draws[0], device)
         same = self.solve(predict, tokens) == tokens
         answer = len(self.grammar.division[-1].words)
@@ -121,7 +123,7 @@ class FF31:
         }
 
     def solve(self, predict: Predict, tokens: Tensor) -> Tensor:
-        """The problems of some sequences [B, S], solved word by word: likeliest word first."""
+        """Solves the problems of sequences [B, S] word by word, with the likeliest word each."""
         grammar = self.grammar
         written = tokens.clone()
         written[:, grammar.problem :] = grammar.vocabulary.index("pad")
@@ -132,7 +134,7 @@ class FF31:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where each word and each target lies in a batch's pool of numbers and constants.
+    """The index of each word and each target in a batch's pool of numbers and constants.
 
     `tokens` and `targets` are [2, S]: row 0 a division, row 1 a drill.
     """
@@ -145,9 +147,9 @@ class _Plan:
 
 @functools.cache
 def _plan(task: FF31, device: str) -> _Plan:
-    """Made once: copies from the host would stop the device at every batch."""
+    """Cached: a copy from the host at every batch would make the device wait."""
     p, n, grammar = task.modulus, task.degree, task.grammar
-    # In the order in which `batch` lays them side by side.
+    # The order in which `batch` concatenates them.
     columns = [f"a{e}" for e in reversed(range(n + 1))] + ["b1", "b0", "i"]
     columns += [f"{letter}{e}" for letter in "qpr" for e in reversed(range(n))]
     counts = {
@@ -164,16 +166,16 @@ def _plan(task: FF31, device: str) -> _Plan:
     constants = [*range(task.inputs), kernels.NO_TARGET]
     words = {word: len(columns) + len(drilled) + k for k, word in enumerate(grammar.vocabulary)}
     ignored = len(columns) + len(drilled) + constants.index(kernels.NO_TARGET)
-    divided = {name: k for k, name in enumerate(columns)} | words
-    practised = {name: len(columns) + k for k, name in enumerate(drilled)} | words
+    in_division = {name: k for k, name in enumerate(columns)} | words
+    in_drill = {name: len(columns) + k for k, name in enumerate(drilled)} | words
 
-    def targets(places: list[int], supervised: list[bool]) -> list[int]:
-        """Each position's next word, where that one counts."""
-        following = zip(places[1:], supervised[1:], strict=True)
-        return [*(place if counts else ignored for place, counts in following), ignored]
+    def targets(indices: list[int], supervised: list[bool]) -> list[int]:
+        """Each position's next word if it is supervised, else NO_TARGET."""
+        following = zip(indices[1:], supervised[1:], strict=True)
+        return [*(index if counts else ignored for index, counts in following), ignored]
 
     division, drill = words_of(grammar.division), words_of(grammar.drill)
-    tokens = [[divided[word] for word in division], [practised[word] for word in drill]]
+    tokens = [[in_division[word] for word in division], [in_drill[word] for word in drill]]
     solution = [k >= grammar.problem for k in range(len(division))]
     results = [is_name(word) and not is_given(word) for word in drill]
     inverses = [0, *(pow(k, -1, p) for k in range(1, p))]

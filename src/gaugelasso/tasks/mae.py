@@ -1,8 +1,13 @@
-"""Masked autoencoder: see a few patches of an image, say what the hidden ones hold.
+"""Masked autoencoder: predict the hidden patches of an image from the visible ones.
 
-Patches of standardised pixels, most of them hidden behind a learned token; the loss is
-the mean squared error on the hidden ones. Training goes through the images in an order of
-its own every epoch, each flipped at random; held-out images keep their order and masks.
+Patches hold standardised pixels, and most are replaced by a learned token. The loss is the mean
+squared error on the hidden patches. Training goes through the images in a new random order
+every epoch and flips each at random. Held-out images keep their order, and their masks are the
+same in every run.
+
+Stored held-out images are split by position: the first half is for selection, the second half
+for the test. Halves, rather than every other image, because neighbours in a folder are often
+pictures of the same scene. Generated images need no split: the streams draw different ones.
 """
 
 import functools
@@ -19,7 +24,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
 from gaugelasso.tasks import images
 from gaugelasso.tasks.portraits import portraits
-from gaugelasso.tasks.protocol import EVALUATION, Draw, Predict
+from gaugelasso.tasks.protocol import SELECTION, TEST, TRAINING, Draw, Predict
 from gaugelasso.tasks.stored import shuffled, to_device
 
 GENERATED = "generated"
@@ -47,7 +52,7 @@ class MaskedAutoencoder:
         if self.size % self.patch:
             raise UserError(
                 f"task.patch = {self.patch} does not divide task.size = {self.size}: "
-                "an image is cut into whole patches"
+                "the patch size must be a divisor of the image size"
             )
         if not 0 < self.masked < 1 or not 0 < self.hidden < self.length:
             raise UserError(
@@ -79,47 +84,62 @@ class MaskedAutoencoder:
 
     @property
     def has_end(self) -> bool:
-        """Portraits are drawn without one."""
+        """Whether images are stored; generated ones are unlimited."""
         return self.path != GENERATED
 
     def stored_data(self) -> dict[str, np.ndarray]:
         if self.path == GENERATED:
             return {}
-        held = images.load(self.path, self.size)
+        data = images.load(self.path, self.size)
         return {
-            f"training images of {self.path!r}": held.parts["train"],
-            f"validation images of {self.path!r}": held.parts["valid"],
-            f"colours of {self.path!r}": np.array([held.mean, held.std]),
+            f"training images of {self.path!r}": data.parts["train"],
+            f"validation images of {self.path!r}": data.parts["valid"],
+            f"colours of {self.path!r}": np.array([data.mean, data.std]),
         }
 
+    def part(self, stream: int) -> np.ndarray:
+        """The stored images that a stream draws; no two streams share one."""
+        parts = images.load(self.path, self.size).parts
+        valid = parts["valid"]
+        if len(valid) < 2:
+            raise UserError(
+                f"task.path = {self.path!r} has {len(valid)} held-out image; at least 2 are "
+                "needed, one for selection and one for the test: add images to the part valid"
+            )
+        half = len(valid) // 2
+        return {TRAINING: parts["train"], SELECTION: valid[:half], TEST: valid[half:]}[stream]
+
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
-        """Inputs [B, S, n + 1], hidden patches blank and marked; targets [B, S, n + 1], whole."""
+        """Inputs [B, S, n + 1] with hidden patches zero, and complete targets [B, S, n + 1].
+
+        The last value of a patch is 1 where the patch is hidden.
+        """
         generator = torch.Generator(device).manual_seed(_seed(draw))
         if self.path == GENERATED:
             pixels = portraits(size, self.size, generator)
         else:
-            pixels = self._stored(size, draw, device) / 255
+            pixels = self._draw_stored(size, draw, device) / 255
         if self.flip and not draw.held_out:
-            turned = torch.rand(size, 1, 1, 1, generator=generator, device=device) < 0.5
-            pixels = torch.where(turned, pixels.flip(2), pixels)
+            flipped = torch.rand(size, 1, 1, 1, generator=generator, device=device) < 0.5
+            pixels = torch.where(flipped, pixels.flip(2), pixels)
         mean, std = _standard(self.path, self.size, device)
         patches = self.cut((pixels - mean) / std)
         chance = torch.rand(size, self.length, generator=generator, device=device)
         mask = torch.zeros_like(chance).scatter(1, chance.topk(self.hidden).indices, 1.0)[..., None]
         return torch.cat([patches * (1 - mask), mask], -1), torch.cat([patches, mask], -1)
 
-    def _stored(self, size: int, draw: Draw, device: str) -> Tensor:
-        """Images [B, h, w, 3] of the draw, sent without waiting for them."""
-        part = images.load(self.path, self.size).parts["valid" if draw.held_out else "train"]
-        places = np.arange(draw.index * size, (draw.index + 1) * size)
+    def _draw_stored(self, size: int, draw: Draw, device: str) -> Tensor:
+        """The stored images [B, h, w, 3] of the draw."""
+        part = self.part(draw.stream)
+        positions = np.arange(draw.index * size, (draw.index + 1) * size)
         if draw.held_out:
-            chosen = places % len(part)
+            chosen = positions % len(part)
         else:
-            chosen, _ = shuffled(places, len(part), draw.run)
+            chosen, _ = shuffled(positions, len(part), draw.run)
         return to_device(part[chosen], device)
 
     def cut(self, pixels: Tensor) -> Tensor:
-        """[B, h, w, 3] -> [B, S, n], patches row by row."""
+        """[B, h, w, 3] -> [B, S, n], with patches row by row."""
         side, patch = self.size // self.patch, self.patch
         grid = pixels.view(-1, side, patch, side, patch, 3).transpose(2, 3)
         return grid.reshape(-1, self.length, self.inputs)
@@ -133,44 +153,46 @@ class MaskedAutoencoder:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         patches, mask = targets[..., :-1], targets[..., -1:]
         error = (outputs.float() - patches).square() * mask
-        # Every image hides as many.
+        # All images have the same number of hidden patches.
         return error.sum() / (len(targets) * self.hidden * self.inputs)
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(outputs, targets)
 
-    def whole_figures(self, predict: Predict, size: int, device: str) -> dict[str, float]:
-        """Error over every held-out image once, behind the masks that it has in `batch`."""
-        count = len(images.load(self.path, self.size).parts["valid"])
+    def whole_figures(
+        self, predict: Predict, size: int, device: str, stream: int = TEST
+    ) -> dict[str, float]:
+        """Error over every image of the stream once, with the masks of `batch`."""
+        count = len(self.part(stream))
         total = torch.zeros((), device=device, dtype=torch.float64)
         for index in range(math.ceil(count / size)):
-            # The last batch goes on with the first images: those have been counted.
+            # The last batch wraps around to the first images, which are already counted.
             new = min(size, count - index * size)
-            inputs, targets = self.batch(size, Draw(0, index, EVALUATION), device)
+            inputs, targets = self.batch(size, Draw(0, index, stream), device)
             total += new * self.loss(predict(inputs[:new]), targets[:new]).double()
         loss = float(total / count)
         return {"loss": loss, self.metric_name: loss}
 
     def samples(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Original, masked and reconstructed images; of users' images only if they ask."""
+        """Original, masked and reconstructed images; stored images only if `pictures` is set."""
         if self.path != GENERATED and not self.pictures:
             return {}
         patches, mask = targets[:_SHOWN, :, :-1], targets[:_SHOWN, :, -1:]
         mean, std = _standard(self.path, self.size, str(targets.device))
 
-        def seen(rows: Tensor) -> Tensor:
+        def to_bytes(rows: Tensor) -> Tensor:
             return ((self.join(rows) * std + mean).clamp(0, 1) * 255).round().byte()
 
-        guessed = torch.lerp(patches, outputs[:_SHOWN].float(), mask)
+        filled = torch.lerp(patches, outputs[:_SHOWN].float(), mask)
         return {
-            "original": seen(patches),
-            "masked": seen(patches * (1 - mask)),
-            "reconstructed": seen(guessed),
+            "original": to_bytes(patches),
+            "masked": to_bytes(patches * (1 - mask)),
+            "reconstructed": to_bytes(filled),
         }
 
 
 def _seed(draw: Draw) -> int:
-    """Held-out draws leave out the run: every run is measured on the same images and masks."""
+    """Held-out draws ignore the run, so that all runs are measured on the same images and masks."""
     return Draw(0, draw.index, draw.stream).seed if draw.held_out else draw.seed
 
 
@@ -181,6 +203,6 @@ def _standard(path: str, size: int, device: str) -> tuple[Tensor, Tensor]:
         sample = portraits(512, 16, torch.Generator().manual_seed(0)).flatten(0, 2)
         mean, std = sample.mean(0), sample.std(0)
     else:
-        held = images.load(path, size)
-        mean, std = torch.tensor(held.mean), torch.tensor(held.std)
+        data = images.load(path, size)
+        mean, std = torch.tensor(data.mean), torch.tensor(data.std)
     return mean.to(device), std.to(device)

@@ -1,4 +1,4 @@
-"""Noise: random tokens and random labels. Nothing to learn; a workload of any shape."""
+"""Noise: random tokens and random labels, for benchmarks of any shape. Nothing can be learned."""
 
 from dataclasses import dataclass
 from typing import ClassVar

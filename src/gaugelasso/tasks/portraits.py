@@ -1,34 +1,34 @@
-"""Portraits made of ovals: images to learn from where there is no data set, and to show.
+"""Generated portraits made of ovals: training images that need no data set.
 
-Drawn on the device, at any size, each from a handful of random numbers: a background that
-fades, shoulders, hair, a face with eyes and a mouth. Parts of one portrait go together, so
-that what is hidden can be guessed from what is seen.
+Each is drawn on the device, at any size, from a few random numbers: a background gradient,
+shoulders, hair, a face with eyes and a mouth. The parts of a portrait are correlated, so that
+hidden patches can be predicted from visible ones.
 """
 
 import torch
 from torch import Tensor
 
-# Of the edges, as a share of the image's side: soft, as a lens would make them.
+# Width of the soft edges, as a share of the image's side.
 _BLUR = 0.007
 
 
 def portraits(count: int, size: int, generator: torch.Generator) -> Tensor:
     """[count, size, size, 3] in 0..1; the same for the same state of the generator."""
     device = generator.device
-    places = (torch.arange(size, device=device) + 0.5) / size
-    y, x = places[:, None], places[None, :]
+    centres = (torch.arange(size, device=device) + 0.5) / size
+    y, x = centres[:, None], centres[None, :]
 
     def between(low: float, high: float) -> Tensor:
         numbers = torch.rand(count, 1, 1, generator=generator, device=device)
         return low + (high - low) * numbers
 
     def colour(low: float, high: float) -> Tensor:
-        """One brightness for the three, and a tint."""
+        """A brightness common to the three channels, plus a tint."""
         tint = torch.rand(count, 1, 1, 3, generator=generator, device=device) - 0.5
         return (between(low, high)[..., None] + 0.35 * tint).clamp(0, 1)
 
     def oval(across: Tensor, down: Tensor, half_width: Tensor, half_height: Tensor) -> Tensor:
-        """How far each pixel is inside: 1 within, 0 without, [count, size, size, 1]."""
+        """Coverage of each pixel, 1 inside and 0 outside, [count, size, size, 1]."""
         reach = (((x - across) / half_width) ** 2 + ((y - down) / half_height) ** 2).sqrt()
         distance = (1 - reach) * torch.minimum(half_width, half_height)
         return torch.sigmoid(distance / _BLUR)[..., None]
@@ -47,7 +47,7 @@ def portraits(count: int, size: int, generator: torch.Generator) -> Tensor:
     picture = paint(picture, oval(across, down, width, height), skin)
     eye, apart = colour(0.0, 0.4), between(0.38, 0.5) * width
     for side in (-1, 1):
-        # Turned to the light: one cheek is brighter.
+        # Light from one side: one cheek is brighter.
         cheek = oval(across + side * apart, down + 0.25 * height, 0.3 * width, 0.2 * height)
         picture = paint(picture, cheek, (skin + 0.08 * side).clamp(0, 1))
         place = (across + side * apart, down - 0.12 * height)

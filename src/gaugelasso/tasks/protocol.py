@@ -1,7 +1,9 @@
-"""The task protocol: what the trainer asks of a task, and which batch it asks for.
+"""The task protocol: what a task provides, and the draw that names a batch.
 
-Batches are a function of (run seed, stream, index). So a resumed run sees the batches it would
-have seen, and held-out data never meets training data.
+A batch is a function of (run seed, stream, index). So a resumed run gets the batches that an
+uninterrupted run gets, and held-out data never overlap training data. There are two held-out
+streams, so that the data that decide (when to anneal again, which checkpoint to keep) are not
+the data that the final figure is measured on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from gaugelasso.models import InputKind
 
-TRAINING, EVALUATION = 0, 1
+# The streams: gradients; evaluations that decide something; the final figure and nothing else.
+TRAINING, SELECTION, TEST = 0, 1, 2
+EVALUATION = SELECTION  # its name when there was one held-out stream
 # Inputs -> outputs of a model in evaluation mode, in the run's precision, without gradients.
 Predict = Callable[[Tensor], Tensor]
 
@@ -22,8 +26,9 @@ Predict = Callable[[Tensor], Tensor]
 class Draw:
     """Batch `index` of a stream of the run with seed `run`.
 
-    A task that draws from a distribution needs `seed` alone. One over finite data keeps
-    to the part that `held_out` names, and may go through it in the order of `index`.
+    A task that samples from a distribution needs `seed` alone: the streams are independent
+    samples. A task over finite data keeps the streams to parts that do not overlap, and may go
+    through a part in the order of `index`.
     """
 
     run: int
@@ -32,22 +37,22 @@ class Draw:
 
     @property
     def seed(self) -> int:
-        """63 bits of its own."""
+        """63 bits, different for every (run, stream, index)."""
         state = np.random.SeedSequence([self.run, self.stream, self.index])
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     @property
     def held_out(self) -> bool:
-        return self.stream == EVALUATION
+        return self.stream in (SELECTION, TEST)
 
 
 class Task(Protocol):
-    """A source of batches and the loss and metric of a model's outputs on them.
+    """A source of batches, and the loss and metric of a model's outputs on them.
 
-    A task is a frozen dataclass whose fields are the keys of a config's [task]
-    section. Batches are a function of their arguments alone, and lie on the device.
-    One that has more to say of a finished model is also a `WithFigures`; one over finite
-    data a `WithEnd`; one over stored data, which somebody may change, a `WithData`.
+    A task is a frozen dataclass whose fields are the keys of a config's [task] section.
+    Batches are a function of their arguments alone, and are on the device. Optional protocols:
+    `WithFigures` for further figures of a finished model, `WithEnd` for finite held-out data,
+    `WithData` for stored data that may change between runs, `Illustrated` for pictures.
     """
 
     metric_name: str
@@ -74,15 +79,15 @@ class Task(Protocol):
         """Mean loss, a 0-dim tensor."""
 
     def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean metric, a 0-dim tensor. Nothing is decided by it: it may be an error or a score."""
+        """Mean metric, a 0-dim tensor; an error or a score. It is reported and decides nothing."""
 
 
 @runtime_checkable
 class Illustrated(Protocol):
-    """What a task may offer besides: something to look at when a run has ended."""
+    """A task with pictures for the report of a finished run."""
 
     def samples(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """By name, images [n, h, w, 3] uint8 of a held-out batch; empty for none.
+        """Name -> images [n, h, w, 3] uint8 of a held-out batch; may be empty.
 
         The report shows one row of images for every name.
         """
@@ -90,32 +95,38 @@ class Illustrated(Protocol):
 
 @runtime_checkable
 class WithFigures(Protocol):
-    """A task with figures that are worth their time once, at the end of a run."""
+    """A task with figures that are too expensive to compute before the end of a run."""
 
     def final_figures(
         self, predict: Predict, size: int, draws: Sequence[Draw], device: str
     ) -> dict[str, float]:
-        """Name -> value. `size`, each of `draws` (held out) and `device` are as in `batch`."""
+        """Name -> value on `draws`: at least one, all of the same held-out stream.
+
+        `size` and `device` are as in `batch`. "loss" and the metric's name replace the mean
+        over the batches of the draws.
+        """
 
 
 @runtime_checkable
 class WithEnd(Protocol):
-    """A task whose held-out data may have an end: it can then be measured on all of it."""
+    """A task whose held-out data may be finite, so that it can be measured on all of them."""
 
     @property
     def has_end(self) -> bool:
-        """Whether it has, as this task is set."""
+        """Whether the held-out data are finite with these settings."""
 
-    def whole_figures(self, predict: Predict, size: int, device: str) -> dict[str, float]:
-        """Name -> value over all held-out data, loss and metric among them.
+    def whole_figures(
+        self, predict: Predict, size: int, device: str, stream: int = TEST
+    ) -> dict[str, float]:
+        """Name -> value over all data of a held-out stream, loss and metric included.
 
-        Asked only of what has an end; `size` and `device` are as in `batch`.
+        Called only if `has_end`; `size` and `device` are as in `batch`.
         """
 
 
 @runtime_checkable
 class WithData(Protocol):
-    """A task over stored data, which must be the same for as long as a run goes on."""
+    """A task over stored data, which must not change while a run lasts."""
 
     def stored_data(self) -> Mapping[str, np.ndarray]:
-        """By a name that tells users which they are, the data; empty where none are stored."""
+        """Description for the user -> data; empty if nothing is stored."""

@@ -1,7 +1,7 @@
-"""Retrieval: the token itself says how many places back its label stands.
+"""Retrieval: each token encodes how many positions back its label is.
 
-At position t the offset is token mod `modulus`; the label is the token that many
-places back, or the sentinel class `vocabulary` where that is before the start.
+At position t the offset is token mod `modulus`. The label is the token that many positions
+back, or the sentinel class `vocabulary` if that is before the start.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ class Retrieval:
                 raise UserError(f"task.{key} = {getattr(self, key)}: must be at least 1")
         if self.modulus > self.vocabulary:
             raise UserError(
-                f"task.modulus = {self.modulus} is more than task.vocabulary = {self.vocabulary}"
+                f"task.modulus = {self.modulus} is larger than task.vocabulary = "
+                f"{self.vocabulary}; it must be at most that"
             )
 
     @property

@@ -1,9 +1,9 @@
-"""Text as bytes on disk: found, unpacked once into a cache, memory-mapped.
+"""Text as memory-mapped bytes.
 
-A text is a file, or several joined by a blank line. What is packed or joined is written to
-one cache file, whose name tells which files it was made of and when they were changed, and
-made again if it is damaged; a plain file is mapped where it lies. Nothing is ever held in
-memory as a whole.
+A text is a file, or several files joined by a blank line. Compressed or joined files are written
+to one cache file. Its name depends on the files it was made from and their modification times;
+it is rebuilt if it is damaged. A single uncompressed file is mapped in place. No text is ever
+loaded into memory as a whole.
 """
 
 import codecs
@@ -33,37 +33,38 @@ _OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
 _TEXTS = {".txt", ".md"}
 _BETWEEN = b"\n\n"
 _BLOCK = 2**20
-# Of a folder's files, unless told otherwise.
+# Share of a folder's files that is held out by default.
 _HELD_OUT = 0.05
-# Bytes that text has no use for, but for a stray mark of a file's end. Of packed or random data
-# one in ten is such, of UTF-16 every other; of an archive that is not packed some are zero.
+# Control characters that text does not contain, apart from a stray end-of-file mark. They are one
+# byte in ten of compressed or random data and every other byte of UTF-16. An uncompressed archive
+# contains zero bytes.
 _CONTROL = np.array([code for code in range(32) if code not in b"\b\t\n\v\f\r\x1b"], np.uint8)
 _MOST_CONTROL, _MOST_ZERO = 1e-2, 1e-3
-# Of an old encoding's accents there are a few in a hundred, which are learned like other bytes.
-_MOST_FOREIGN = 0.25
-# The data set as plain files: the original is a program, which `datasets` no longer runs.
+# Text in an old encoding has a few accents in a hundred bytes; these are learned like other bytes.
+_MOST_INVALID = 0.25
+# A copy of the data set as plain files: the original is a script, which `datasets` no longer runs.
 _PG19 = "emozilla/pg19"
 _log = logging.getLogger(__name__)
 
 
 def find(path: str, key: str) -> list[Path]:
-    """The file of this name, or a folder's texts in the order of their names."""
+    """The file at `path`, or all texts below the folder at `path`, sorted by name."""
     if not path:
-        raise UserError(f"{key} is empty; give a text file or a folder of them")
-    place = stored.place(path, key)
+        raise UserError(f"{key} is empty; give a text file or a folder of text files")
+    place = stored.expand(path, key)
     if place.is_file():
         return [place]
     if not place.is_dir():
         raise UserError(
-            f"{key} = {path!r}: no such file or folder{stored.seen_from(place)}; give a text file "
-            "or a folder of them"
+            f"{key} = {path!r}: no such file or folder{stored.searched_in(place)}; give a text "
+            "file or a folder of text files"
         )
     files = sorted(file for file in place.rglob("*") if file.is_file() and _is_text(file))
     if not files:
         kinds = " or ".join(sorted(_TEXTS))
         raise UserError(
-            f"{key} = {path!r}: no text in this folder; put files into it that end in {kinds}, or "
-            f"in these and {' or '.join(_OPENERS)}, or name a single file"
+            f"{key} = {path!r}: no text in this folder; add files that end in {kinds}, also "
+            f"compressed ({' or '.join(_OPENERS)}), or give a single file"
         )
     return files
 
@@ -74,36 +75,37 @@ def _is_text(path: Path) -> bool:
 
 
 def without(files: list[Path], others: list[Path]) -> list[Path]:
-    """Those of the files that are none of the others, by whatever name or link."""
-    known = {file.resolve() for file in others}
-    return [file for file in files if file.resolve() not in known]
+    """`files` without `others`; links to the same file count as the same."""
+    excluded = {file.resolve() for file in others}
+    return [file for file in files if file.resolve() not in excluded]
 
 
 def hold_out(files: list[Path], share: float) -> tuple[list[Path], list[Path]]:
-    """The last files, by name, apart: this share of them, at least one; never all."""
+    """Training and held-out files: the last `share` of them by name, at least one, never all."""
     count = min(max(1, round((share or _HELD_OUT) * len(files))), len(files) - 1)
     return files[: len(files) - count], files[len(files) - count :]
 
 
 def load(files: list[Path], cache: Path) -> Text:
-    """The bytes of these files, mapped."""
+    """The joined bytes of these files, memory-mapped."""
     if len(files) == 1 and files[0].suffix not in _OPENERS:
         return _map(files[0])
-    marks = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    name = f"{files[0].name.split('.')[0]}-{hashlib.sha256(repr(marks).encode()).hexdigest()[:16]}"
+    identity = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    name = f"{files[0].name.split('.')[0]}-{digest}"
 
     def blocks() -> Iterator[bytes]:
         for index, file in enumerate(files):
             if index:
                 yield _BETWEEN
-            yield from _unpacked(file)
+            yield from _decompressed(file)
 
-    return _map(_kept(cache / f"{name}.txt", blocks))
+    return _map(_cached(cache / f"{name}.txt", blocks))
 
 
 def load_pg19(split: str, cache: Path) -> Text:
     """The books of one split of PG-19, downloaded once."""
-    return _map(_kept(cache / f"pg19-{split}.txt", lambda: _books(split)))
+    return _map(_cached(cache / f"pg19-{split}.txt", lambda: _books(split)))
 
 
 def _books(split: str) -> Iterator[bytes]:
@@ -117,17 +119,16 @@ def _books(split: str) -> Iterator[bytes]:
     try:
         for index, book in enumerate(load_dataset(_PG19, split=split, streaming=True)):
             yield (_BETWEEN if index else b"") + book["text"].encode()
-    # Without a network this fails in a dozen ways, most with errors of other packages.
-    except Exception as error:
-        said = " ".join(str(error).split())[:200]
+    except Exception as error:  # without a network, `datasets` raises a dozen types
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"PG-19 ({_PG19}, {split}) cannot be loaded: {said}; is there a network? Or set "
+            f"PG-19 ({_PG19}, {split}) cannot be loaded: {reason}; check the network, or set "
             "task.source = 'files' and give a text of your own in task.path"
         ) from None
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
-    """A file in blocks, unpacked where its name says it is packed."""
+def _decompressed(path: Path) -> Iterator[bytes]:
+    """A file in blocks, decompressed if its suffix is one of _OPENERS."""
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             block = file.read(_BLOCK)
@@ -137,57 +138,58 @@ def _unpacked(path: Path) -> Iterator[bytes]:
                 block = file.read(_BLOCK)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(
-            f"text {str(path)!r} cannot be read ({first_line(error)}); pack or fetch it anew"
+            f"text {str(path)!r} cannot be read ({first_line(error)}); compress or download it "
+            "again"
         ) from None
 
 
-def _kept(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
-    """The cache file of this name, made of the blocks if it is not there: whole or not at all."""
-    known = path.with_name(path.name + ".json")
-    if path.is_file() and _is_whole(path, known):
+def _cached(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
+    """The cache file, written from the blocks if it is missing or damaged; never a partial file."""
+    about = path.with_name(path.name + ".json")
+    if path.is_file() and _is_intact(path, about):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, blocks())
-        _write(known, [_known(path)])
+        _write(about, [_fingerprint(path)])
     except OSError as error:
         raise UserError(
-            f"text cannot be unpacked to {str(path)!r} ({error.strerror}); set task.cache to a "
-            "folder with room"
+            f"text cannot be written to the cache {str(path)!r} ({error.strerror}); set task.cache "
+            "to a folder with free space"
         ) from None
     return path
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    # A place of its own for each: runs side by side, on other machines too, may make the same file.
+    # Each writer has its own folder: runs on this machine and others may write the same file.
     with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as aside:
         written = Path(aside) / path.name
         durable.write_new(written, pieces)
         durable.rename(written, path)
 
 
-def _known(path: Path) -> bytes:
-    return json.dumps(stored.known(_mapped(path))).encode()
+def _fingerprint(path: Path) -> bytes:
+    return json.dumps(stored.fingerprint(_mapped(path))).encode()
 
 
-def _is_whole(path: Path, known: Path) -> bool:
-    """Whether a cache file is as it was made, by what it is known by."""
+def _is_intact(path: Path, about: Path) -> bool:
+    """Whether a cache file still has the fingerprint in `about`; warns if it does not."""
     try:
-        if read_json(known) == stored.known(_mapped(path)):
+        if read_json(about) == stored.fingerprint(_mapped(path)):
             return True
-        said = "not as it was written"
+        reason = "not as it was written"
     except FileNotFoundError:  # of an earlier version, or of a process that died in between
-        with contextlib.suppress(OSError):  # another's cache may not be written
-            _write(known, [_known(path)])
+        with contextlib.suppress(OSError):  # the cache may be read-only
+            _write(about, [_fingerprint(path)])
         return True
     except (OSError, ValueError, RecursionError) as error:
-        said = first_line(error)
-    _log.warning("warning: cached text %r is damaged (%s); it is made anew", str(path), said)
+        reason = first_line(error)
+    _log.warning("warning: cached text %r is damaged (%s); it is rebuilt", str(path), reason)
     return False
 
 
 def _mapped(path: Path) -> Text:
-    # Nothing cannot be mapped.
+    # An empty file cannot be mapped.
     empty = not path.stat().st_size
     return np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
 
@@ -197,41 +199,42 @@ def _map(path: Path) -> Text:
         text = _mapped(path)
     except OSError as error:
         raise UserError(
-            f"text {str(path)!r} cannot be read ({error.strerror}); may you read it?"
+            f"text {str(path)!r} cannot be read ({error.strerror}); check its permissions"
         ) from None
     _check(path, text[:_BLOCK])
     return text
 
 
 def _check(path: Path, block: Text) -> None:
-    """Refuse what is no text by its first block.
+    """UserError if the first block of a file is not text.
 
-    To look on would be to read all of a mapped text at every start, and what is no text
-    rarely begins as one. Odd bytes further on are learned like others.
+    Only the first block is checked: checking all would read the whole mapped file at every
+    start, and other data rarely begin like text. Odd bytes further on are learned like others.
     """
-    foreign = len(block) - len(block.tobytes().decode(errors="ignore").encode())
+    invalid = len(block) - len(block.tobytes().decode(errors="ignore").encode())
     for kind, count, most in (
         ("zero", np.count_nonzero(block == 0), _MOST_ZERO),
         ("control characters", np.isin(block, _CONTROL).sum(), _MOST_CONTROL),
-        ("not UTF-8", foreign, _MOST_FOREIGN),
+        ("not UTF-8", invalid, _MOST_INVALID),
     ):
         if count > most * len(block):
             share = count / len(block)
             raise UserError(
                 f"text {str(path)!r}: {share:.1%} of its bytes are {kind}; text must be "
-                "in UTF-8 (iconv converts other encodings), and packed files end in .xz or .gz"
+                "in UTF-8 (iconv converts other encodings), and the name of a compressed file "
+                "must end in .xz or .gz"
             )
 
 
 def readable(tokens: Iterable[int]) -> Iterator[str]:
-    """Bytes as they come, as text; what is no UTF-8 or controls a terminal becomes �."""
+    """Decode bytes one by one; invalid UTF-8 and terminal control characters become �."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
-        yield _shown(decoder.decode(bytes([token])))
-    yield _shown(decoder.decode(b"", final=True))
+        yield _printable(decoder.decode(bytes([token])))
+    yield _printable(decoder.decode(b"", final=True))
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(
         "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
     )

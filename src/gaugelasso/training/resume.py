@@ -10,7 +10,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs import logs
 from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED, read_json, read_rows
 from gaugelasso.tasks import Task, WithData
-from gaugelasso.tasks.stored import known
+from gaugelasso.tasks.stored import fingerprint
 
 # What changes no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
@@ -65,7 +65,7 @@ def data_of(task: Task) -> dict[str, Any]:
     """What the data of a task are known by, by their names; nothing where none are stored."""
     if not isinstance(task, WithData):
         return {}
-    return {name: known(data) for name, data in task.stored_data().items()}
+    return {name: fingerprint(data) for name, data in task.stored_data().items()}
 
 
 def check_same_data(data: Mapping[str, Any], path: Path) -> None:
