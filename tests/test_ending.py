@@ -13,6 +13,7 @@ from gaugelasso.distributed import RankLost, Team
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.signals import Stopped
+from gaugelasso.tasks import SELECTION, TEST, Draw, Retrieval
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.state import RunState
 from tests.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
@@ -80,6 +81,44 @@ def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert returns(trainer.folder.path) == []
 
 
+def test_selection_data_decide_and_test_data_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worse on test data alone, a model is missed but nothing is decided by it."""
+    streams: list[int] = []
+
+    def worse(*words: Any) -> tuple[float, float]:
+        streams.append(words[-1])
+        return (9.0, 0.1) if words[-1] == TEST else (1.0, 0.9)
+
+    monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", worse)
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    summary = trainer.run()
+    assert streams == [SELECTION, TEST]
+    assert (summary["loss"], summary["held"], summary["metric"]["value"]) == (9.0, False, 0.1)
+    assert (summary["selection_loss"], summary["evaluated_on"]) == (1.0, "test")
+    assert returns(trainer.folder.path) == []
+
+
+def test_test_data_are_read_once_and_only_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run ends on an earlier state, or anneals a second time."""
+    honest, read_at = Retrieval.batch, []
+    trainer = start(tmp_path, train__checkpoint_every=5)
+    spoil_ends(trainer)
+
+    def batch(task: Retrieval, size: int, draw: Draw, device: str) -> Any:
+        if draw.stream == TEST:
+            read_at.append(trainer.compressor.steps)
+        return honest(task, size, draw, device)
+
+    monkeypatch.setattr(Retrieval, "batch", batch)
+    summary = trainer.run()
+    assert returns(trainer.folder.path)
+    assert read_at == [summary["steps"]] * trainer.config.train.final_batches
+
+
 def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     """And the summary is that of the newest checkpoint."""
     trainer = start(tmp_path, train__checkpoint_every=5, train__cooldown=0, train__log_every=1)
@@ -92,7 +131,8 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     assert found.name == f"step-{summary['steps']:08d}"
     model = checkpoint.load_model(run)
     batches = trainer.config.train.final_batches
-    assert evaluate(model, trainer.config, batches, "cpu")[0] == summary["loss"]
+    loss, _ = evaluate(model, trainer.config, batches, "cpu", stream=TEST)
+    assert loss == summary["loss"]
 
 
 def test_a_rank_that_is_lost_at_the_end_is_no_damage(

@@ -143,7 +143,7 @@ def test_a_summary_stays_until_there_is_another(
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     trainer = start(tmp_path, existing="resume")
-    monkeypatch.setattr(trainer, "_summary", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(trainer, "_summary", lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped):
         trainer.run()
     assert read(tmp_path / "run" / "summary.json") == read(run / "summary.json")

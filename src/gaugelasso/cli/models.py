@@ -31,6 +31,7 @@ from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.signals import stop_requests
+from gaugelasso.tasks import TEST
 from gaugelasso.tasks.text import readable
 from gaugelasso.training.evaluation import choose_device, evaluate, whole_figures
 from gaugelasso.training.trainer import Trainer
@@ -108,7 +109,7 @@ def eval_(
     if whole:
         figures, of = whole_figures(model, settings, where), "all held-out data"
     else:
-        loss, metric = evaluate(model, settings, batches, where)
+        loss, metric = evaluate(model, settings, batches, where, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
         of = f"{batches} batches of {settings.train.batch}"
     say("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({of})")

@@ -1,6 +1,11 @@
-"""Where and in what precision a model runs, and how well it does on held-out data."""
+"""Device and precision of a run, and a model's figures on held-out data.
+
+Held-out data come in two streams. SELECTION data decide: how training goes on, which checkpoint a
+run ends on. TEST data give the final figures and are read for nothing else.
+"""
 
 import platform
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,13 +16,14 @@ from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer
-from gaugelasso.tasks import EVALUATION, Draw, Illustrated, Predict, WithEnd, WithFigures
+from gaugelasso.tasks import SELECTION, TEST, Draw, Illustrated, Predict, WithEnd, WithFigures
 
 
 def choose_device(name: str, local: int | None = None) -> str:
-    """'auto' or a torch device, checked; a numbered GPU becomes the current one.
+    """The device that 'auto' or a torch device name stands for; UserError if it is not there.
 
-    Of several ranks on a machine, number `local` takes the GPU of that number.
+    A numbered GPU becomes the current one. `local` is the rank's number on this machine, and
+    the number of its GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,10 +45,10 @@ def choose_device(name: str, local: int | None = None) -> str:
 
 
 def configure_cpu_(config: Config, device: str) -> None:
-    """Threads as the config has them, and on an ARM CPU no oneDNN for float32.
+    """Set the number of threads, and on an ARM CPU turn oneDNN off for float32.
 
-    PyTorch hands it products whose right side is transposed there, and it builds a kernel for
-    each anew: half a millisecond, however small the product.
+    There oneDNN compiles a kernel for every product with a transposed right side: half a
+    millisecond each, however small the product.
     """
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
@@ -65,30 +71,35 @@ def autocast(config: Config, device: str) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, config: Config, batches: int, device: str, team: Team = ALONE
+    model: Transformer,
+    config: Config,
+    batches: int,
+    device: str,
+    team: Team = ALONE,
+    stream: int = SELECTION,
 ) -> tuple[float, float]:
-    """Mean loss and metric over the first `batches` of the config's held-out stream.
+    """Mean loss and metric over the first `batches` of a held-out stream.
 
-    Ranks share them out; the result is the same for any number of ranks.
+    Ranks share the batches. The result is the same for any number of ranks.
     """
     predict = predictor(model, config, device)
     rows = torch.zeros(batches, 2, device=device, dtype=torch.float64)
-    for draw in _held_out(config, batches)[team.rank :: team.size]:
+    for draw in _draws(config, batches, stream)[team.rank :: team.size]:
         inputs, targets = config.task.batch(config.train.batch, draw, device)
         outputs = predict(inputs)
         with reference_kernels(not config.train.fused):
             loss = config.task.loss(outputs, targets)
         rows[draw.index] = torch.stack([loss, config.task.metric(outputs, targets)])
-    team.sum_(rows)  # to each row all ranks but one add zero
+    team.sum_(rows)  # each row is zero on all ranks but one
     loss, metric = rows.mean(dim=0).tolist()
     return loss, metric
 
 
 def samples(model: Transformer, config: Config, device: str) -> dict[str, np.ndarray]:
-    """What the task shows of the first held-out batch; empty if it shows nothing."""
+    """The task's pictures of the first selection batch; empty if it has none."""
     if not isinstance(config.task, Illustrated):
         return {}
-    (draw,) = _held_out(config, 1)
+    (draw,) = _draws(config, 1, SELECTION)
     inputs, targets = config.task.batch(config.train.batch, draw, device)
     shown = config.task.samples(predictor(model, config, device)(inputs), targets)
     return {name: images.cpu().numpy() for name, images in shown.items()}
@@ -96,46 +107,55 @@ def samples(model: Transformer, config: Config, device: str) -> dict[str, np.nda
 
 @torch.no_grad()
 def final_figures(
-    model: Transformer, config: Config, batches: int, device: str
+    model: Transformer, config: Config, batches: int, device: str, stream: int
 ) -> dict[str, float]:
-    """What the task has to say beside loss and metric, on the same held-out stream."""
+    """The task's figures beside loss and metric, on the first `batches` of a held-out stream."""
     task = config.task
     if not isinstance(task, WithFigures):
         return {}
     predict = predictor(model, config, device)
-    draws = _held_out(config, batches)
+    draws = _draws(config, batches, stream)
     with reference_kernels(not config.train.fused):
         return task.final_figures(predict, config.train.batch, draws, device)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """A model's figures on a held-out stream."""
+
+    loss: float
+    metric: float
+    figures: dict[str, float]
+
+
 def final_evaluation(
-    model: Transformer, config: Config, device: str, team: Team = ALONE
-) -> tuple[float, float, dict[str, float]]:
-    """Loss, metric and the task's further figures on held-out data: what a run is judged by.
+    model: Transformer, config: Config, device: str, team: Team, stream: int
+) -> HeldOut:
+    """Loss, metric and the task's further figures on a held-out stream, for the end of a run.
 
     A task's own figures may include loss and metric, over more data; these replace the others.
     """
     batches, name = config.train.final_batches, config.task.metric_name
-    loss, metric = evaluate(model, config, batches, device, team)
-    figures = team.on_rank0(lambda: final_figures(model, config, batches, device))
-    return figures.pop("loss", loss), figures.pop(name, metric), figures
+    loss, metric = evaluate(model, config, batches, device, team, stream)
+    figures = team.on_rank0(lambda: final_figures(model, config, batches, device, stream))
+    return HeldOut(figures.pop("loss", loss), figures.pop(name, metric), figures)
 
 
 @torch.no_grad()
 def whole_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
-    """The task's figures over all its held-out data; UserError where there is no end to it."""
+    """The task's figures over all its test data; UserError if these have no end."""
     task = config.task
     if not isinstance(task, WithEnd) or not task.has_end:
         raise UserError(
-            f"--whole: task {config.task_name!r} knows no end of its held-out data; use --batches"
+            f"--whole: the test data of task {config.task_name!r} are not finite; use --batches"
         )
     predict = predictor(model, config, device)
     with reference_kernels(not config.train.fused):
-        return task.whole_figures(predict, config.train.batch, device)
+        return task.whole_figures(predict, config.train.batch, device, TEST)
 
 
 def predictor(model: Transformer, config: Config, device: str) -> Predict:
-    """The model as held-out data meets it."""
+    """The model in evaluation mode, in the run's precision, without gradients."""
     model.eval()
 
     @torch.no_grad()
@@ -146,5 +166,5 @@ def predictor(model: Transformer, config: Config, device: str) -> Predict:
     return predict
 
 
-def _held_out(config: Config, batches: int) -> list[Draw]:
-    return [Draw(config.train.seed, index, EVALUATION) for index in range(batches)]
+def _draws(config: Config, batches: int, stream: int) -> list[Draw]:
+    return [Draw(config.train.seed, index, stream) for index in range(batches)]

@@ -14,7 +14,7 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
 from gaugelasso.models import Transformer
-from gaugelasso.training.evaluation import in_bfloat16
+from gaugelasso.training.evaluation import HeldOut, in_bfloat16
 
 
 @dataclass
@@ -123,14 +123,14 @@ def summary(
     compressor: Compressor,
     record: RunRecord,
     rollbacks: Mapping[str, Any],
-    loss: float,
-    metric: float,
-    figures: dict[str, float],
+    test: HeldOut,
+    selection_loss: float,
 ) -> dict[str, Any]:
-    """summary.json. `loss`, `metric` and `figures` are held-out, `rollbacks` a rollback's state.
+    """summary.json. Its figures are of test data, but for `selection_loss`, by which it ended.
 
     `structure_step` is when the structure last changed, `held_step` the last checkpoint that
     held the loss target in training before and after it, or the one that the run ended on.
+    `rollbacks` is a rollback's state.
     """
     target = config.target.loss
     return {
@@ -142,13 +142,12 @@ def summary(
         "fma_final": compressor.fma,
         "compression": record.fma_initial / compressor.fma,
         "loss_target": target,
-        "loss": loss if math.isfinite(loss) else None,
-        "held": loss <= target,
-        "metric": {
-            "name": config.task.metric_name,
-            "value": metric if math.isfinite(metric) else None,
-        },
-        "figures": figures,
+        "loss": _finite(test.loss),
+        "held": test.loss <= target,
+        "metric": {"name": config.task.metric_name, "value": _finite(test.metric)},
+        "figures": test.figures,
+        "evaluated_on": "test",
+        "selection_loss": _finite(selection_loss),
         "target_reached_step": record.reached_at,
         "frozen_step": rollbacks["frozen_at"],
         "structure_step": record.cut_at,
@@ -165,6 +164,11 @@ def summary(
         "next_to_go": next_to_go(compressor.table, compressor.utility(), compressor.prices),
         "structure": compressor.structure,
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:

@@ -232,7 +232,7 @@ class Rollback:
 
     # --- 4: at the end ----------------------------------------------------------------------
 
-    def at_end(self, loss: float | None, record: RunRecord, work_target_met: bool) -> Answer:
+    def at_end(self, loss: float, record: RunRecord, work_target_met: bool) -> Answer:
         """What to do where the final model misses its target; `loss` is that on selection data.
 
         If training lost the target too, during the anneal, the anneal is repeated once from a
@@ -240,7 +240,7 @@ class Rollback:
         holds the target on selection data.
         """
         target = self.config.target.loss
-        loss = math.inf if loss is None else loss
+        loss = loss if math.isfinite(loss) else math.inf
         if loss <= target or self.ended_at is not None:
             return Stay()
         reason = f"held-out loss {loss:.4g} after the anneal"

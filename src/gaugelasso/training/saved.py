@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as all ranks see them: rank 0 looks, every rank gets its answer."""
+"""The checkpoints of a run. Rank 0 searches the disk, and all ranks get the same result."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -9,6 +9,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import RunFolder
+from gaugelasso.tasks import SELECTION
 from gaugelasso.training.evaluation import final_evaluation
 
 _logger = logging.getLogger(__name__)
@@ -18,12 +19,8 @@ class RunCheckpoints:
     """Finds checkpoints and measures their models; loads nothing into the run."""
 
     def __init__(self, folder: RunFolder, config: Config, device: str, team: Team):
-        self._home, self._config, self._device, self._team = (
-            folder.checkpoints,
-            config,
-            device,
-            team,
-        )
+        self._home = folder.checkpoints
+        self._config, self._device, self._team = config, device, team
 
     def first_intact(self, steps: Iterable[int]) -> Checkpoint | None:
         """The first of these steps' checkpoints that is there and undamaged."""
@@ -36,8 +33,8 @@ class RunCheckpoints:
     def selection_loss(self, saved: Checkpoint) -> float:
         """The loss of a saved model on the data that decide."""
         model = saved.model(self._device)
-        loss, _, _ = final_evaluation(model, self._config, self._device, self._team)
-        return loss
+        config, device, team = self._config, self._device, self._team
+        return final_evaluation(model, config, device, team, SELECTION).loss
 
     def _first_intact(self, steps: Iterable[int]) -> Checkpoint | None:
         for step in steps:

@@ -24,9 +24,10 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder
 from gaugelasso.signals import StopRequest, stop_requests
-from gaugelasso.tasks import EVALUATION, TRAINING, Draw
+from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
 from gaugelasso.training.evaluation import (
+    HeldOut,
     choose_device,
     configure_cpu_,
     evaluate,
@@ -73,7 +74,7 @@ class Trainer:
 
     def _open(self, existing: Existing) -> None:
         # First of all: unreadable data must not cost a run that is in the folder already.
-        for stream in (TRAINING, EVALUATION):
+        for stream in (TRAINING, SELECTION, TEST):
             self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
         if (target := self.config.target.loss) < 0:
             _log.warning(
@@ -110,10 +111,10 @@ class Trainer:
             while True:
                 self._train(request)
                 with self._interruptible(request):
-                    summary = self._summary()
-                    met = self.compressor.work_target_met
-                    answer = self.rollback.at_end(summary["loss"], self.record, met)
-                if isinstance(answer, Stay):
+                    loss, met = self._final(SELECTION).loss, self.compressor.work_target_met
+                    answer = self.rollback.at_end(loss, self.record, met)
+                    summary = self._summary(loss) if answer == Stay() else {}
+                if summary:
                     return self._finish(summary)
                 self.folder.reopen()
                 self._carry_out(answer)
@@ -171,7 +172,7 @@ class Trainer:
         return event
 
     def evaluate(self, batches: int) -> tuple[float, float]:
-        """Mean loss and metric on the held-out stream."""
+        """Mean loss and metric on selection data."""
         loss, metric = evaluate(self.model, self.config, batches, self.device, self.team)
         self.model.train()
         if self.device.startswith("cuda"):
@@ -276,13 +277,13 @@ class Trainer:
         if pressing and met and loss <= self.config.target.loss:
             self.rollback.freeze_(self.compressor.steps)
 
-    def _summary(self) -> dict[str, Any]:
-        loss, metric, figures = final_evaluation(self.model, self.config, self.device, self.team)
-        self.model.train()
-        state = self.rollback.to_dict()
-        return summary(
-            self.config, self.device, self.compressor, self.record, state, loss, metric, figures
-        )
+    def _final(self, stream: int) -> HeldOut:
+        return final_evaluation(self.model, self.config, self.device, self.team, stream)
+
+    def _summary(self, selection_loss: float) -> dict[str, Any]:
+        test, state = self._final(TEST), self.rollback.to_dict()
+        config, record = self.config, self.record
+        return summary(config, self.device, self.compressor, record, state, test, selection_loss)
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
