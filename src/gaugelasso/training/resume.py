@@ -1,4 +1,4 @@
-"""What a run that goes on must find as it left it: its settings, its data, its state, its rows."""
+"""Checks before a run resumes: settings, data, checkpoint state and logs must be its own."""
 
 import re
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED, read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import fingerprint
 
-# What changes no step, and so may differ.
+# Settings that change no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
 _FREE |= {("train", "rank_timeout"), ("task", "cache")}
-# A loss, a metric, a count of work: none is beyond a float.
+# Bound on every number in a state: a loss, a metric, a count of work.
 _LARGEST = 1e300
 
 
@@ -41,7 +41,7 @@ def present_keys(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same_config(config: Config, path: Path) -> None:
-    """A run goes on with the settings it began with, which are in this file."""
+    """UserError unless the config is the one in this file, which the run began with."""
     before = read_json(path)
     for section, values in config.to_dict().items():
         old = before.get(section) if isinstance(before, dict) else None
@@ -56,24 +56,24 @@ def check_same_config(config: Config, path: Path) -> None:
 
 
 def check_readable(run: Path) -> None:
-    """What only reports will ask for: not after all training are they to find it damaged."""
+    """UserError if a file that only reports read is damaged: better now than after training."""
     for name in ("environment.json", "initial.json"):
         read_json(run / name)
 
 
 def data_of(task: Task) -> dict[str, Any]:
-    """What the data of a task are known by, by their names; nothing where none are stored."""
+    """Name -> length and digest of the data a task reads from disk; empty if it reads none."""
     if not isinstance(task, WithData):
         return {}
     return {name: fingerprint(data) for name, data in task.stored_data().items()}
 
 
 def check_same_data(data: Mapping[str, Any], path: Path) -> None:
-    """A run goes on with the data it began with, as this file knows them."""
+    """UserError unless the data are those that this file describes, which the run began with."""
     if not data:
         return
     initial = read_json(path)
-    # A task may have learned to tell since the run began.
+    # Written by a version whose task did not describe its data.
     before = initial.get("data") if isinstance(initial, dict) else None
     if not isinstance(before, dict):
         return
@@ -94,10 +94,10 @@ def _data_message(data: Any) -> str:
 
 
 def check_little_lost(run: Path, first: int) -> None:
-    """UserError if a run that lost its checkpoints had come beyond step `first`, or to its end.
+    """UserError if a run without checkpoints has rows beyond step `first`, or a summary.
 
-    It would start over, and what it has written be lost. One that never had a checkpoint, as
-    its steps failed when the first was due, has nothing else to do.
+    Its checkpoints are lost, and starting over would overwrite its logs. A run that never had a
+    checkpoint (its steps failed when the first was due) does start over.
     """
     if (run / UNSAVED).exists():
         return
@@ -105,15 +105,15 @@ def check_little_lost(run: Path, first: int) -> None:
     summary = (run / "summary.json").exists()
     reached = max(rows, default=0)
     if summary or reached > first:
-        told = "a summary" if summary else f"rows up to step {reached}"
+        found = "a summary" if summary else f"rows up to step {reached}"
         raise UserError(
-            f"--resume: {str(run)!r} has {told}, but no checkpoint to go on from in "
+            f"--resume: {str(run)!r} has {found}, but no checkpoint to go on from in "
             f"{str(run / CHECKPOINTS)!r}; put it back, or start anew with --overwrite"
         )
 
 
 def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, path: Path) -> None:
-    """UserError unless the values are those of `fresh`, each of its kind, after so many steps."""
+    """UserError unless the state has the keys of `fresh`, with values of the same kinds."""
     if state.keys() != fresh.keys():
         odd = sorted(state.keys() ^ fresh.keys())
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
@@ -128,7 +128,7 @@ def _is_past(value: Any, steps: int) -> bool:
 
 
 def _fits(value: Any, fresh: Any, steps: int) -> bool:
-    """Lists stay lists of numbers, tables such by step; what was not known yet may still be so."""
+    """A list holds numbers, a table numbers by step; None is allowed where `fresh` has None."""
     if isinstance(fresh, list):
         return isinstance(value, list) and all(_fits(each, 0.0, steps) for each in value)
     if isinstance(fresh, dict):
