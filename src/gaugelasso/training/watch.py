@@ -2,8 +2,8 @@
 
 Under pressure the loss swings around its target, and most excursions end by themselves. The
 default of `train.patience` is longer than any that did under the conservative solver, in 40
-runs of retrieval and two of ff31 at the paper's size (docs/log.md). Numbers only: the trainer
-has the states.
+runs of retrieval and two of ff31 at the paper's size (docs/development/log.md). Numbers only: the
+trainer has the states.
 """
 
 from gaugelasso.training.memory import Memory
