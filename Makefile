@@ -17,8 +17,9 @@ demo: $(READY)
 test: $(READY) lint docs
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
+# Not --quiet: it would hide warnings from --strict as well.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 kernels: $(READY)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0

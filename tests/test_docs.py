@@ -290,6 +290,25 @@ def test_every_public_name_is_on_its_page() -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("checkpoint", "runs.checkpoint"),
+        ("compressor", "compress.compressor"),
+        ("display", "cli.display"),
+        ("drop", "compress.drop"),
+        ("gauge", "compress.gauge"),
+        ("ranks", "distributed"),
+        ("surgery", "compress.surgery"),
+        ("tasks.streams", "tasks.protocol"),
+        ("trainer", "training.trainer"),
+    ],
+)
+def test_paths_of_earlier_pages_still_import(old: str, new: str) -> None:
+    former, present = (importlib.import_module(f"gaugelasso.{path}") for path in (old, new))
+    assert former is present
+
+
 def test_every_package_has_its_row() -> None:
     package = Path(axes.__file__).parent
     cells = [row[0].strip("`") for row in rows(under("## The packages", WHERE_THINGS_ARE))]
