@@ -1,5 +1,6 @@
 # make demo: compress a small transformer on this machine and show what happened.
-# make test: lint, format, types and tests. Both set up everything they need.
+# make test: lint, format, types, documentation and tests. Both set up everything they need.
+# make docs: the documentation as a site, in site/. A dead link or an unlisted page fails.
 # make kernels: the GPU's kernels in Triton's interpreter, which it installs (260 MB).
 # make torture: kills, failing disks and spoiled files by the hundred, into results/.
 PYTHON ?= python3
@@ -7,14 +8,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test kernels torture lint format clean wheel
+.PHONY: demo test docs kernels torture lint format clean wheel
 
 demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
 	$(BIN)/gaugelasso report runs/demo
 
-test: $(READY) lint
+test: $(READY) lint docs
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Not --quiet: it would hide warnings from --strict as well.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 kernels: $(READY)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0
@@ -37,10 +42,10 @@ wheel: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "gaugelasso needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
-	@test -x $(BIN)/python || echo 'setting up $(VENV): 1.1 GB and a minute or two, more where torch brings CUDA'
+	@test -x $(BIN)/python || echo 'setting up $(VENV): 1.2 GB and a minute or two, more where torch brings CUDA'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist build site runs .pytest_cache .mypy_cache .ruff_cache

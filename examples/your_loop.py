@@ -1,4 +1,4 @@
-"""Drop the compressor into your own training loop: two lines beside yours."""
+"""The compressor in your own training loop: two additional lines."""
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ def main(steps: int = 3000) -> Compressor:
 
     @compressor.on_drop
     def watch(drop):
-        # Look at each drop before it happens; return False or some indices to hold it back.
+        # Called before the cut; return False to keep all, or the indices that may be dropped.
         print(f"step {drop.step}: {drop.axis} loses {len(drop.indices)} channels")
         return True
 

@@ -1,4 +1,4 @@
-"""Any model can be compressed once it declares its axes: here a plain two-layer perceptron.
+"""A model that is not a transformer declares its axes: here a plain two-layer perceptron.
 
 The hidden units are one axis: the rows that write them (side A) and the columns that
 read them (side B), with the bias as a rider. Inputs and outputs are fixed.

@@ -1,7 +1,8 @@
-"""The pages say what the code does: keys, names, links, commands and programs in them."""
+"""The pages describe the code as it is: keys, names, links, commands and programs in them."""
 
 import ast
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -22,16 +23,28 @@ import pytest
 import torch
 import typer
 
+import gaugelasso
 from gaugelasso import axes, load_model
 from gaugelasso.cli import app
 from gaugelasso.config import Config, load_config
 from gaugelasso.sweeps.arms import parse_arms
-from gaugelasso.tasks import TASKS, Draw
+from gaugelasso.tasks import TASKS, Draw, Retrieval
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+# Pages that single tests read.
+CONFIGURATION = DOCS / "reference" / "configuration.md"
+EQUATIONS = DOCS / "reference" / "equations.md"
+COMMAND_LINE = DOCS / "reference" / "command-line.md"
+RUN_FOLDER = DOCS / "reference" / "run-folder.md"
+PYTHON_API = DOCS / "reference" / "python-api.md"
+OWN_TASK = DOCS / "how-to" / "own-task.md"
+OWN_LOOP = DOCS / "how-to" / "own-loop.md"
+OWN_MODEL = DOCS / "how-to" / "own-model.md"
+WHERE_THINGS_ARE = DOCS / "development" / "where-things-are.md"
+FROZEN = "0d512436b8db9da9211e154cec39952f93d0bbd3909863a5b565cfdbbba19075"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECTIONS: dict[str, Any] = {
     name: cls for name, cls in typing.get_type_hints(Config).items() if "task" not in name
@@ -39,6 +52,10 @@ SECTIONS: dict[str, Any] = {
 _BLOCK = re.compile(
     r"(?:<!-- (?P<mark>[^>]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```", re.M | re.S
 )
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +112,7 @@ def toml(value: Any) -> str:
 def test_every_key_is_described_with_its_default(heading: str) -> None:
     cls = KEYED[heading]
     hints = typing.get_type_hints(cls)
-    described = {row[0].strip("`"): row for row in rows(under(heading, DOCS / "configuration.md"))}
+    described = {row[0].strip("`"): row for row in rows(under(heading, CONFIGURATION))}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     assert described.keys() == fields.keys()
     said = {int: "whole number", float: "number", bool: "true or false", str: "string"}
@@ -110,11 +127,11 @@ def test_every_key_is_described_with_its_default(heading: str) -> None:
 
 
 def test_every_task_is_described() -> None:
-    (name,) = rows(under("## `[task]`", DOCS / "configuration.md"))
+    (name,) = rows(under("## `[task]`", CONFIGURATION))
     assert name[-1] == ", ".join(f"`{task}`" for task in TASKS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_keys_named_in_prose_exist(page: Path) -> None:
     for section, key in re.findall(r"`(model|target|compress|train)\.(\w+)", read(page)):
         names = {field.name for field in dataclasses.fields(SECTIONS[section])}
@@ -154,8 +171,7 @@ def resolve(name: str) -> Any:
 
 
 def test_every_equation_has_one_function_that_exists() -> None:
-    page = DOCS / "equations.md"
-    table_rows = rows(read(page).partition("## Differences")[0])
+    table_rows = rows(read(EQUATIONS).partition("## Differences")[0])
     assert len(table_rows) > 40
     for paper, here, _ in table_rows:
         if here != "not implemented":
@@ -164,7 +180,7 @@ def test_every_equation_has_one_function_that_exists() -> None:
 
 
 def test_every_name_on_the_equations_page_exists() -> None:
-    named = re.findall(r"`([a-z_]+(?:\.\w+)+)`", read(DOCS / "equations.md"))
+    named = re.findall(r"`([a-z_]+(?:\.\w+)+)`", read(EQUATIONS))
     for name in named:
         if name.rpartition(".")[2] not in {"json", "py", "toml", "md"}:
             resolve(name)
@@ -174,7 +190,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", read(page), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -215,9 +231,17 @@ def test_commands_on_pages_are_understood(line: str) -> None:
             load_config(ROOT / config, dict(change.split("=") for change in arm.changes))
 
 
-def test_every_command_is_on_the_quickstart() -> None:
-    lines = commands("gaugelasso", [DOCS / "quickstart.md"])
+def test_every_command_has_an_example_on_its_page() -> None:
+    lines = commands("gaugelasso", [COMMAND_LINE])
     assert {line.split()[1] for line in lines} == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_described(name: str) -> None:
+    cells = [row[0] for row in rows(under(f"## {name}", COMMAND_LINE))]
+    described = re.findall(r"`(--[\w-]+)", " ".join(cells))
+    options = {opt for param in COMMANDS[name].params for opt in param.opts if opt[:2] == "--"}
+    assert sorted(described) == sorted(options - {"--help"})
 
 
 @pytest.mark.parametrize("line", commands("make"))
@@ -248,8 +272,7 @@ def error_templates() -> list[str]:
 
 def test_errors_are_explained() -> None:
     explained = [
-        row[0].strip("`").replace("'", "")
-        for row in rows(under("## What errors mean", DOCS / "your-model.md"))
+        row[0].strip("`").replace("'", "") for row in rows(under("## What errors mean", OWN_MODEL))
     ]
     patterns = [re.compile(".*".join(map(re.escape, text.split("…")))) for text in explained]
     templates = error_templates()
@@ -258,6 +281,58 @@ def test_errors_are_explained() -> None:
         assert any(p.search(template) for p in patterns), f"not explained: {template}"
     for text, pattern in zip(explained, patterns, strict=True):
         assert any(map(pattern.search, templates)), f"no longer raised: {text}"
+
+
+def test_every_public_name_is_on_its_page() -> None:
+    documented = set(re.findall(r"^::: gaugelasso\.(\w+)$", read(PYTHON_API), re.M))
+    assert documented == {*gaugelasso.__all__} - {"__version__"}
+    for name in re.findall(r"^::: ([\w.]+)$", read(PYTHON_API), re.M):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("checkpoint", "runs.checkpoint"),
+        ("compressor", "compress.compressor"),
+        ("display", "cli.display"),
+        ("drop", "compress.drop"),
+        ("gauge", "compress.gauge"),
+        ("ranks", "distributed"),
+        ("surgery", "compress.surgery"),
+        ("tasks.streams", "tasks.protocol"),
+        ("trainer", "training.trainer"),
+    ],
+)
+def test_paths_of_earlier_pages_still_import(old: str, new: str) -> None:
+    former, present = (importlib.import_module(f"gaugelasso.{path}") for path in (old, new))
+    assert former is present
+
+
+def test_every_package_has_its_row() -> None:
+    package = Path(axes.__file__).parent
+    cells = [row[0].strip("`") for row in rows(under("## The packages", WHERE_THINGS_ARE))]
+    there = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    there |= {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert set(cells) == there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_named_on_pages_exist(page: Path) -> None:
+    # The log is history: it names files by the paths of its time.
+    if page.name == "log.md":
+        return
+    folders = "src|tests|docs|configs|examples|benchmarks|results"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]+)", read(page)):
+        new = path.startswith(("configs/running_max", "src/gaugelasso/tasks/running_max"))
+        assert new or (ROOT / path).exists(), path
+
+
+def test_the_corpus_of_the_small_text_config_is_frozen() -> None:
+    # The figures of configs/charlm/small.toml depend on every byte of it.
+    folder = ROOT / load_config(ROOT / "configs/charlm/small.toml").to_dict()["task"]["path"]
+    joined = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    assert hashlib.sha256(joined).hexdigest() == FROZEN
 
 
 # --- programs -------------------------------------------------------------------------
@@ -318,25 +393,39 @@ def test_examples_run(path: Path) -> None:
 
 def test_the_task_on_its_page_trains(tmp_path: Path) -> None:
     # A target that is always met, so that compression is on after warm-up.
-    page = run_page(DOCS / "your-task.md")
+    page = run_page(OWN_TASK)
     summary = page.main(tmp_path / "run", steps=60, loss_target=100.0)
     assert summary["steps"] == 60
     assert len(read(tmp_path / "run" / "events.jsonl").splitlines()) == 1
+    check_run_folder_page(tmp_path / "run", summary)
+
+
+def check_run_folder_page(run: Path, summary: dict[str, Any]) -> None:
+    """Every file of a run, and every key of its rows and its summary, is on the page."""
+    described = set(re.findall(r"`([\w.-]+)/?`", read(RUN_FOLDER)))
+    (checkpoint, *_) = (run / "checkpoints").iterdir()
+    files = {path.name for folder in (run, checkpoint) for path in folder.iterdir()}
+    assert files <= described, files - described
+    metric = {summary["metric"]["name"]}
+    for log in ("metrics.jsonl", "events.jsonl"):
+        row = json.loads(read(run / log).splitlines()[0])
+        assert row.keys() - metric <= described, row.keys() - described
+    assert summary.keys() <= described, summary.keys() - described
 
 
 def test_the_loop_on_its_page_saves_what_can_be_loaded(tmp_path: Path) -> None:
-    page = run_page(DOCS / "your-task.md")
+    page = run_page(OWN_LOOP)
     compressor = page.own_loop(tmp_path / "checkpoint", steps=80, loss_target=100.0)
     assert compressor.history
     model = load_model(tmp_path / "checkpoint")
     assert model.structure() == compressor.structure
-    inputs, _ = page.RunningMax().batch(2, Draw(0), "cpu")
+    inputs, _ = Retrieval(vocabulary=16, modulus=4, length=16).batch(2, Draw(0), "cpu")
     with torch.no_grad():
         assert torch.equal(model.eval()(inputs), compressor.model.eval()(inputs))
 
 
 def test_the_running_maximum_is_one() -> None:
-    task = run_page(DOCS / "your-task.md").RunningMax(vocabulary=9, length=7)
+    task = run_page(OWN_TASK).RunningMax(vocabulary=9, length=7)
     tokens, labels = task.batch(3, Draw(5), "cpu")
     for position in range(7):
         assert torch.equal(labels[:, position], tokens[:, : position + 1].amax(dim=1))
@@ -344,7 +433,7 @@ def test_the_running_maximum_is_one() -> None:
 
 @pytest.mark.parametrize("power", [1, 0])
 def test_the_check_on_the_model_page_finds_a_wrong_power(power: int) -> None:
-    check = run_page(DOCS / "your-model.md").check
+    check = run_page(OWN_MODEL).check
     generator = torch.Generator().manual_seed(0)
     model = load_example(ROOT / "examples" / "your_model.py").Perceptron(4, 6, 3).double()
     model.bias.data.copy_(torch.randn(6, generator=generator))
@@ -361,8 +450,8 @@ def test_the_check_on_the_model_page_finds_a_wrong_power(power: int) -> None:
             check(model, inputs)
 
 
-def test_a_task_is_made_known_as_the_page_says(tmp_path: Path) -> None:
-    page = DOCS / "your-task.md"
+def test_a_task_is_registered_as_the_page_describes(tmp_path: Path) -> None:
+    page = OWN_TASK
     package = tmp_path / "gaugelasso"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "src" / "gaugelasso", package, ignore=ignored)

@@ -19,7 +19,7 @@ SHORT = {"charlm": (250, 3.0), "ff31": (400, 0.15), "mae": (250, 0.8)}
 def test_a_small_config_reaches_its_target_and_shrinks(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)  # where docs/ is, which charlm reads
+    monkeypatch.chdir(ROOT)  # the path of charlm's corpus is relative to it
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
     steps, target = SHORT[name]
     changes = {

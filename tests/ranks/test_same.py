@@ -93,7 +93,7 @@ def test_asked_to_stop_at_the_end_ranks_come_to_it(crews: Crews, rank: int) -> N
 
 
 def own_loop(rank: int, size: int, port: int, out: Path) -> None:
-    """The loop of docs/ranks.md: every rank has its share of 8 sequences a step."""
+    """The loop of docs/how-to/several-devices.md: each rank has its share of 8 sequences a step."""
     become(rank, size, port)
     team, config = join(gpu=False, timeout_s=10), tiny(out / str(rank))
     model = Transformer(config.model.spec(config.task), 3)

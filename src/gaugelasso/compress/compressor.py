@@ -59,7 +59,7 @@ class Compressor:
         if not isinstance(model, Compressible):
             raise TypeError(
                 f"{type(model).__name__} does not say what can be cut out of it: give a "
-                "gaugelasso.Transformer, or a Compressible of your own (docs/your-model.md)"
+                "gaugelasso.Transformer, or a Compressible of your own (docs/how-to/own-model.md)"
             )
         self.model = model
         self.options = options or CompressorOptions()

@@ -139,7 +139,7 @@ def _root(lift: Tensor, rounded: bool, least: float | Tensor) -> Tensor:
     """The factor c of a gain whose normaliser's level is to rise, or fall, by `lift`.
 
     A lower level makes all weights smaller for the same function, and so steps relatively
-    larger: all at once, that throws a network off a loss that it held (docs/log.md).
+    larger: all at once, that throws a network off a loss that it held (docs/development/log.md).
     """
     root = lift.clamp(min=least).sqrt()
     return power_of_two(root) if rounded else root
