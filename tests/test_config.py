@@ -3,6 +3,7 @@
 Also the home of `TINY`, the smallest run there is, which the upper floors' tests share.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 from gaugelasso.tasks import Retrieval
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
@@ -110,6 +112,13 @@ def test_a_config_survives_json(tmp_path: Path) -> None:
     data = json.loads(json.dumps(config.to_dict()))
     assert data["task"] == {"name": "retrieval", "vocabulary": 8, "modulus": 2, "length": 6}
     assert Config.from_dict(data) == config
+
+
+def test_the_sections_are_listed_once(tmp_path: Path) -> None:
+    """What is read, what is written and what identifies a run folder name the same sections."""
+    fields = [field.name for field in dataclasses.fields(Config) if field.name != "task_name"]
+    assert fields == list(CONFIG_SECTIONS)
+    assert list(tiny(tmp_path).to_dict()) == list(CONFIG_SECTIONS)
 
 
 def test_whole_numbers_fit_where_fractions_do(tmp_path: Path) -> None:
@@ -330,7 +339,7 @@ def test_a_file_of_bytes_is_refused(tmp_path: Path) -> None:
         load_config(path)
 
 
-@pytest.mark.parametrize("section", ["task", "model", "target", "compress", "train"])
+@pytest.mark.parametrize("section", CONFIG_SECTIONS)
 def test_a_section_must_be_one(tmp_path: Path, section: str) -> None:
     head = "" if section == "task" else 'task = { name = "retrieval" }\n'
     with pytest.raises(UserError, match=rf"\[{section}\] must be a section"):

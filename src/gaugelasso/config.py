@@ -20,7 +20,7 @@ from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.untrusted import MOST_VALUES, read_plain
 from gaugelasso.models.spec import SpecError, TransformerSpec
-from gaugelasso.runs.folder import read_json
+from gaugelasso.runs.folder import CONFIG_SECTIONS, read_json
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.
@@ -163,7 +163,7 @@ class Config:
     def from_dict(cls, data: Mapping[str, Any]) -> "Config":
         if not isinstance(data, Mapping):
             raise UserError(f"a config is a table of sections, not {type(data).__name__}")
-        _no_strangers("", data, ["task", *_SECTIONS])
+        _no_strangers("", data, list(CONFIG_SECTIONS))
         task = data.get("task", {})
         if not isinstance(task, Mapping):
             raise UserError(f"[task] must be a section of key = value lines, not {task!r}")
@@ -185,11 +185,9 @@ class Config:
         return config
 
 
+# Sections with a fixed dataclass; that of [task] depends on task.name.
 _SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "target": TargetConfig,
-    "compress": CompressorOptions,
-    "train": TrainConfig,
+    name: typing.get_type_hints(Config)[name] for name in CONFIG_SECTIONS if name != "task"
 }
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import load_condition, load_run, operator_count, outcome, run_folders
+from gaugelasso.report.data import (
+    load_condition,
+    load_run,
+    operator_count,
+    outcome,
+    run_folders,
+    settings,
+)
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 from tests.report.folders import make_run
 
 
@@ -89,10 +97,14 @@ def test_a_folder_stands_for_the_runs_in_it(tmp_path: Path) -> None:
         load_run(one / "config.json")
 
 
-def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", CONFIG_SECTIONS)
+def test_a_config_without_one_of_its_sections_is_refused(tmp_path: Path, section: str) -> None:
     folder = make_run(tmp_path / "r")
-    (folder / "config.json").write_text(json.dumps({"task": {}}))
-    with pytest.raises(UserError, match=r"config\.json' is of no run: it has no 'model'"):
+    assert {key.partition(".")[0] for key in settings(load_run(folder))} == {*CONFIG_SECTIONS}
+    config = json.loads((folder / "config.json").read_text())
+    del config[section]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"config\.json' is of no run: it has no '{section}'"):
         load_run(folder)
 
 

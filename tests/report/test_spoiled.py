@@ -9,6 +9,7 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_run
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 from tests.command import Command, assert_told
 from tests.report.folders import NEXT, make_run
 
@@ -97,7 +98,7 @@ NO_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
     [
         ("summary.json", ["steps", "fma_initial", "metric", "figures", "returns", "next_to_go"]),
         ("initial.json", ["fma", "widths", "structure", "metric"]),
-        ("config.json", ["task", "model", "target", "compress", "train"]),
+        ("config.json", [*CONFIG_SECTIONS]),
         ("events.jsonl", ["step", "fma_before", "fma", "dropped", "removed", "widths", "refused"]),
         ("metrics.jsonl", ["step", "phase", "fma"]),
         ("environment.json", ["date", "commit", "hardware", "command"]),

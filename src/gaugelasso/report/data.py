@@ -17,7 +17,7 @@ import numpy as np
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import read_arrays
 from gaugelasso.report.shape import shaped, shaped_rows
-from gaugelasso.runs.folder import read_json, read_rows
+from gaugelasso.runs.folder import CONFIG_SECTIONS, read_json, read_rows
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
@@ -37,7 +37,6 @@ AXIS_WORDS = {
 }
 
 _NEEDED = ("config.json", "environment.json", "initial.json")
-_SECTIONS = ("task", "model", "target", "compress", "train")
 # Columns of metrics.jsonl that are not the task's metric, whose name only the task knows.
 _PLAIN_COLUMNS = {
     "step", "phase", "loss", "fma", "parameters", "sites", "operators", "rho", "lr", "step_ms",
@@ -325,7 +324,7 @@ def check_same(before: Run, run: Run, otherwise: str, only: Collection[str] | No
 
 def settings(run: Run) -> dict[str, Any]:
     """Every setting that changes what a run's figures mean, except its seed."""
-    sections = {key: dict(run.config[key]) for key in _SECTIONS}
+    sections = {key: dict(run.config[key]) for key in CONFIG_SECTIONS}
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COURSE if key in train}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 
 _MUST: Mapping[str, Shape] = {
     "config.json": {
-        "model": {},
+        **{section: {} for section in CONFIG_SECTIONS},
         "task": {"name": TEXT},
         "target": {"loss": FINITE},
         "compress": {"accounting": TEXT},
