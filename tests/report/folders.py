@@ -116,7 +116,8 @@ def make_run(
     _write(path / "config.json", config)
     _write(path / "environment.json", environment)
     structure = {"layers": layers, "operators": operators}
-    _write(path / "initial.json", {"fma": 1000.0, "widths": widths, "structure": structure})
+    initial = {"fma": 1000.0, "widths": widths, "structure": structure}
+    _write(path / "initial.json", {"metric": {"name": metric, "lower_is_better": False}, **initial})
     metrics = [_row(index + 1, seed, metric, events) for index in range(rows)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     if events:

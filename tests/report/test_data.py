@@ -62,6 +62,40 @@ def test_outcome_of_a_run_still_going_on_is_its_last_row(tmp_path: Path) -> None
     assert end.training_fma is None
 
 
+def test_the_metric_is_the_one_that_the_run_names(tmp_path: Path) -> None:
+    """Other columns of metrics.jsonl, which later versions may add, are not taken for it."""
+    folder = make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match")
+    rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+    wider = [{"gradient_norm": 7.0, **row} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wider))
+    run = load_run(folder)
+    assert run.metric_name == "exact_match"
+    assert outcome(run).metric == pytest.approx(0.58)
+    begun = load_run(make_run(tmp_path / "begun", rows=0, finished=False, metric="exact_match"))
+    assert begun.metric_name == "exact_match"
+
+
+def test_the_metric_of_an_early_run_is_found_among_its_columns(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match")
+    initial = json.loads((folder / "initial.json").read_text())
+    del initial["metric"]
+    (folder / "initial.json").write_text(json.dumps(initial))
+    run = load_run(folder)
+    assert (run.metric_name, run.metric_lower_is_better) == ("exact_match", False)
+    assert outcome(run).metric == pytest.approx(0.58)
+
+
+@pytest.mark.parametrize("metric", [{"name": "accuracy"}, {"name": 3, "lower_is_better": True}])
+def test_a_metric_without_name_or_direction_is_refused(
+    tmp_path: Path, metric: dict[str, Any]
+) -> None:
+    folder = make_run(tmp_path / "r")
+    initial = json.loads((folder / "initial.json").read_text())
+    (folder / "initial.json").write_text(json.dumps(initial | {"metric": metric}))
+    with pytest.raises(UserError, match=r"initial\.json' .*'metric\."):
+        load_run(folder)
+
+
 def test_a_run_without_rows_or_events(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r", rows=0, events=[], finished=False))
     end = outcome(run)

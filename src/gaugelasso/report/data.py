@@ -37,10 +37,11 @@ AXIS_WORDS = {
 }
 
 _NEEDED = ("config.json", "environment.json", "initial.json")
-# Columns of metrics.jsonl that are not the task's metric, whose name only the task knows.
-_PLAIN_COLUMNS = {
+# The first development builds of 0.1.0 wrote no "metric" into initial.json. Their rows in
+# metrics.jsonl held these columns and the metric.
+_COLUMNS_BESIDE_THE_METRIC = {
     "step", "phase", "loss", "fma", "parameters", "sites", "operators", "rho", "lr", "step_ms",
-    "wall_s", "memory_mib", "skipped",
+    "wall_s", "memory_mib",
 }  # fmt: skip
 # Of [train], what shapes the course of a run; the rest is bookkeeping and machinery.
 _COURSE = ("steps", "warmup", "cooldown", "saturation", "lr_min", "batch", "accumulate")
@@ -82,10 +83,11 @@ class Run:
 
     @property
     def metric_name(self) -> str:
-        if self.summary:
-            return str(self.summary["metric"]["name"])
+        for source in (self.summary or {}, self.initial):
+            if "metric" in source:
+                return str(source["metric"]["name"])
         row = self.metrics[0] if self.metrics else {}
-        return next((key for key in row if key not in _PLAIN_COLUMNS), "metric")
+        return next((key for key in row if key not in _COLUMNS_BESIDE_THE_METRIC), "metric")
 
     @property
     def metric_lower_is_better(self) -> bool:

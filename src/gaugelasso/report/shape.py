@@ -110,7 +110,10 @@ _AROUND: Shape = {"command": WORD, "commit": WORD, "hardware": WORD}
 _MAY: Mapping[str, Shape] = {
     "environment.json": _AROUND,
     "resumed.jsonl": _AROUND,
-    "initial.json": {"structure": {"layers": WHOLE, "operators": OPERATORS}, "metric": {}},
+    "initial.json": {
+        "structure": {"layers": WHOLE, "operators": OPERATORS},
+        "metric": {"name": TEXT, "lower_is_better": SWITCH},
+    },
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
     },
