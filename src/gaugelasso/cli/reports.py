@@ -10,7 +10,7 @@ from gaugelasso.cli.arguments import Out, RunPath, RunPaths
 from gaugelasso.cli.output import console, say
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.report import home, write_pareto, write_report
+from gaugelasso.report import common_folder, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome, print_structure
@@ -70,7 +70,7 @@ def advise(
         say(line)
     # A config that could not be trained is not worth a file.
     Config.from_dict(tomllib.loads(advice.config))
-    path = out or home(runs) / "next.toml"
+    path = out or common_folder(runs) / "next.toml"
     if path.exists() and not overwrite:
         raise UserError(
             f"config {str(path)!r} already exists; add --overwrite to replace it, "
