@@ -56,7 +56,7 @@ def test_an_axis_at_its_ceiling_in_most_layers_is_widened(tmp_path: Path) -> Non
     )
     # A removed operator does not count.
     widths = {name: w for name, w in widths.items() if "attention_0" not in name}
-    assert "2 of 2 layers" in advise([run_with(tmp_path / "gone", widths)]).lines[1]
+    assert "2 of 2 layers" in advise([run_with(tmp_path / "removed", widths)]).lines[1]
 
 
 def test_half_of_the_layers_are_not_most(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_full_stream_is_widened(tmp_path: Path) -> None:
 def test_empty_layers_are_removed(
     tmp_path: Path, empty: tuple[int, ...], layers: tuple[int, int], text: str
 ) -> None:
-    gone = [f"{operator}_{depth}." for operator in ("attention", "mlp") for depth in empty]
-    widths = {name: w for name, w in slim(4).items() if not any(part in name for part in gone)}
+    removed = [f"{operator}_{depth}." for operator in ("attention", "mlp") for depth in empty]
+    widths = {name: w for name, w in slim(4).items() if not any(part in name for part in removed)}
     advice = advise([run_with(tmp_path / "r", widths, layers=4)])
     assert changed(advice) == {"layers": layers}
     assert advice.lines[1].endswith(f"nothing is left of {text}")

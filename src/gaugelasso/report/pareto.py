@@ -99,7 +99,9 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     headers = ["condition", "loss target", "seeds", "FMA per token", "compression",
                "held-out loss", metric, "seeds on the front"]  # fmt: skip
     note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. A run is on the "
-    note += "front if no other run here has less or equal loss for less or equal work."
+    note += (
+        "front if no other run here is at least as good in both loss and work, and better in one."
+    )
     return Table("Loss against work", headers, rows, note, left=(0, 7))
 
 

@@ -145,7 +145,7 @@ def _checked(name: str, source: str, data: Any) -> Any:
     optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
     check_keys(source, data, optional)
     if name == "metrics.jsonl":
-        # The task's metric is a column too, under a name that only the run knows.
+        # The other columns are numbers too; the name of the metric's column depends on the task.
         check_keys(source, data, dict.fromkeys(data.keys() - {"phase"}, FIGURE))
     return data
 

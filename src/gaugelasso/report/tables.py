@@ -119,7 +119,7 @@ def structure_table(run: Run) -> Table:
         for kind, name in END_AXES.items()
         if name in initial_widths
     ]
-    note = f"{'; '.join(ends)}. {DASH}: operator removed."
+    note = f"{'; '.join(ends)}. {DASH}: operator removed. H: number of heads."
     if run.config["model"].get("rope"):
         note += " One channel of d_k is a RoPE pair."
     headers = ["layer", "d_ai", "H", *LAYER_KINDS[1:]]

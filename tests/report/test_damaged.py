@@ -26,7 +26,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any], line: int | Non
     path.write_text("\n".join(lines) + "\n")
 
 
-SPOILED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]] = {
+DAMAGED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]] = {
     "an empty summary": ("summary.json", None, lambda _: {}, "key 'seed' is missing"),
     "a summary that is a list": ("summary.json", None, lambda _: [], "the content is not a table"),
     "a row that is not a table": ("metrics.jsonl", 3, lambda _: 7, "line 3 is damaged"),
@@ -54,12 +54,12 @@ SPOILED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", SPOILED)
+@pytest.mark.parametrize("what", DAMAGED)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_damaged_file_is_named(
     gaugelasso: Command, tmp_path: Path, command: str, what: str
 ) -> None:
-    name, line, change, message = SPOILED[what]
+    name, line, change, message = DAMAGED[what]
     run = make_run(tmp_path / "run")
     rewrite(run / name, change, line)
     answer = gaugelasso(command, run)
