@@ -1,4 +1,4 @@
-"""The command line, in this process or one of its own, and how it tells of an error."""
+"""Calls the command line, in this process or in a new one, and checks its errors."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ Command = Callable[..., Answer]
 def calling(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
-    """The command: exit code, stdout, stderr. A traceback fails the test."""
+    """Yields the command as a function: exit code, stdout, stderr. A traceback fails the test."""
 
     def call(*arguments: str | Path) -> Answer:
         monkeypatch.setattr(sys, "argv", ["gaugelasso", *map(str, arguments)])
@@ -28,7 +28,7 @@ def calling(
         code = stopped.value.code
         return (code if isinstance(code, int) else 0 if code is None else 1), out, err
 
-    # The entry point sets up its own process; here it is ours.
+    # The entry point changes global settings; restore them afterwards.
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
     precision = torch.get_float32_matmul_precision()
     yield call
@@ -36,32 +36,32 @@ def calling(
 
 
 def for_real(*arguments: str | Path) -> Answer:
-    """The command in a process of its own."""
+    """Run the command in a new process."""
     command = [sys.executable, "-m", "gaugelasso", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 
-def assert_told(answer: Answer, said: str) -> None:
-    """Exit code 2 and one plain line."""
+def assert_told(answer: Answer, message: str) -> None:
+    """Exit code 2, and one line on stderr that contains the message."""
     code, _, err = answer
     assert code == 2
     assert "Traceback" not in err
     assert err.startswith("error: ")
     assert len(err.strip().splitlines()) == 1
-    assert said in err
+    assert message in err
 
 
-def until(come: Callable[[], object], most_s: float = 120) -> None:
-    """Wait for a condition."""
-    began = time.monotonic()
-    while not come():
-        assert time.monotonic() - began < most_s
+def until(condition: Callable[[], object], most_s: float = 120) -> None:
+    """Wait for a condition; fail after `most_s` seconds."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < most_s
         time.sleep(0.05)
 
 
 def write_script(path: Path, text: str) -> str:
-    """A shell script in the place of Python."""
+    """Write a shell script that replaces Python in a test."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)

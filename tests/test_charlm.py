@@ -288,7 +288,7 @@ def test_generate_says_why_it_cannot(run: Path, tmp_path: Path, gaugelasso: Comm
     config = read(run / "config.json")
     config["task"] = {"name": "retrieval"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "learned 'retrieval'; text comes from runs of 'charlm' only" in told(tmp_path)
+    assert "is a run of the task 'retrieval'; generate needs a run of 'charlm'" in told(tmp_path)
 
 
 def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what a user types, sees, and is told when it cannot be done."""
+"""The command line: its output, its files, and its error messages."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from tests.training import contents, newest, sign
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny run, such that an operator is left in the end."""
+    """The tiny config, changed so that an operator is left at the end."""
     path = write_tiny(tmp_path_factory.mktemp("cli"))
     path.write_text(path.read_text().replace("[compress]", "[compress]\npowers_of_two = true"))
     return path
@@ -34,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(config: Path) -> tuple[Path, Answer]:
-    """A run made by the command itself, and what it said."""
+    """A run made by the command itself, and the command's output."""
     out = config.parent / "a folder with [brackets]"
     return out, for_real("train", config, "--out", out)
 
@@ -45,10 +45,10 @@ def run(trained: tuple[Path, Answer], tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained[0], tmp_path / "run"))
 
 
-# --- for real ------------------------------------------------------------------------
+# --- in a new process ------------------------------------------------------------------------
 
 
-def test_train_runs_and_says_where(trained: tuple[Path, Answer]) -> None:
+def test_train_prints_its_run_folder(trained: tuple[Path, Answer]) -> None:
     folder, (code, out, err) = trained
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -67,7 +67,7 @@ def test_a_diverging_run_stops_with_a_line(config: Path, tmp_path: Path) -> None
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_slip_of_the_finger_is_one_line(config: Path, tmp_path: Path) -> None:
+def test_a_misspelt_key_is_one_line(config: Path, tmp_path: Path) -> None:
     answer = for_real("train", config, "--out", tmp_path / "run", "--set", "train.stpes=5")
     assert_told(answer, "unknown key train.stpes; did you mean 'steps'?")
     assert not (tmp_path / "run").exists()
@@ -77,9 +77,9 @@ def test_a_slip_of_the_finger_is_one_line(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["--set", "task.name=lm"], "task.name = 'lm' is no task; choose one of: retrieval"),
+        (["--set", "task.name=lm"], "task.name = 'lm' is unknown; choose one of: retrieval"),
         (["--set", "trian.steps=5"], "unknown key [trian]; did you mean 'train'?"),
         (["--set", "compress.lrr=5"], "did you mean 'lr'?"),
         (["--set", "train.steps"], "--set 'train.steps': write it as key=value"),
@@ -99,9 +99,9 @@ def test_a_slip_of_the_finger_is_one_line(config: Path, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_refused(
-    gaugelasso: Command, config: Path, tmp_path: Path, arguments: list[str], said: str
+    gaugelasso: Command, config: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    assert_told(gaugelasso("train", config, "--out", tmp_path / "run", *arguments), said)
+    assert_told(gaugelasso("train", config, "--out", tmp_path / "run", *arguments), message)
     assert not (tmp_path / "run").exists()
 
 
@@ -110,19 +110,18 @@ def test_a_missing_or_broken_config_is_refused(gaugelasso: Command, tmp_path: Pa
     (tmp_path / "bad.toml").write_text("[task\n")
     assert_told(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
     (tmp_path / "bad.toml").write_text("[model]\nwidth = 8\n")
-    told = "task.name is missing; name in [task] one of: retrieval"
-    assert_told(gaugelasso("train", tmp_path / "bad.toml"), told)
+    message = "task.name is missing; set it in [task] to one of: retrieval"
+    assert_told(gaugelasso("train", tmp_path / "bad.toml"), message)
 
 
-def test_a_folder_cannot_be_made_under_a_file(
+def test_a_run_folder_below_a_file_is_refused(
     gaugelasso: Command, config: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     assert_told(gaugelasso("train", config, "--out", tmp_path / "file" / "run"), "file")
 
 
-def test_errors_are_shown_as_they_are(gaugelasso: Command, tmp_path: Path) -> None:
-    """Brackets in a name are no markup."""
+def test_brackets_in_an_error_are_not_markup(gaugelasso: Command) -> None:
     for name in ("[bold]", "[red]x[", "[/]"):
         assert_told(gaugelasso("train", f"{name}.toml"), f"{name}.toml")
 
@@ -132,7 +131,7 @@ def test_errors_are_shown_as_they_are(gaugelasso: Command, tmp_path: Path) -> No
     [["train"], ["fly"], ["train", "x.toml", "--fast"], ["eval"], ["report"], ["info"], ["advise"]],
     ids=" ".join,
 )
-def test_what_is_no_command_is_a_usage_error(gaugelasso: Command, arguments: list[str]) -> None:
+def test_invalid_arguments_are_a_usage_error(gaugelasso: Command, arguments: list[str]) -> None:
     code, _, err = gaugelasso(*arguments)
     assert code == 2
     assert "Usage" in err
@@ -148,7 +147,7 @@ def test_an_existing_run_is_refused(gaugelasso: Command, config: Path, run: Path
     assert contents(run) == before
 
 
-def test_bad_input_never_costs_an_existing_run(
+def test_bad_input_leaves_an_existing_run_unchanged(
     gaugelasso: Command, config: Path, run: Path
 ) -> None:
     before = contents(run)
@@ -158,7 +157,7 @@ def test_bad_input_never_costs_an_existing_run(
 
 
 @pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_a_folder_of_something_else_is_left_alone(
+def test_a_folder_that_is_not_a_run_is_left_alone(
     gaugelasso: Command, config: Path, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
@@ -166,7 +165,7 @@ def test_a_folder_of_something_else_is_left_alone(
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable"}
 
 
-def test_resume_goes_on(
+def test_resume_repeats_the_outcome(
     gaugelasso: Command, config: Path, run: Path, trained: tuple[Path, Answer]
 ) -> None:
     (run / "summary.json").unlink()
@@ -207,7 +206,7 @@ def test_overwrite_replaces(gaugelasso: Command, config: Path, run: Path) -> Non
     assert steps == list(range(5, 41, 5))
 
 
-def test_the_folder_has_a_name_by_itself(
+def test_the_run_folder_has_a_default_name(
     gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -216,48 +215,46 @@ def test_the_folder_has_a_name_by_itself(
     assert (tmp_path / "runs" / "tiny-seed7" / "summary.json").exists()
 
 
-def test_where_a_resumed_run_goes_on_is_said(
-    gaugelasso: Command, config: Path, tmp_path: Path
-) -> None:
+def test_resume_prints_where_it_starts(gaugelasso: Command, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ("train", config, "--out", run, "--resume", "--set", "train.steps=20")
     code, out, _ = gaugelasso(*options)
-    assert (code, "no step saved there to go on from; beginning at step 0" in out) == (0, True)
+    assert (code, "no checkpoint to resume from; starting at step 0" in out) == (0, True)
     code, out, _ = gaugelasso(*options)
-    assert (code, "going on after step 20" in out) == (0, True)
+    assert (code, "resuming after step 20" in out) == (0, True)
     assert str(run) in out
 
 
-def test_a_stop_before_the_first_step_is_told_too(
+def test_a_stop_before_the_first_step_is_reported(
     gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "Trainer", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
-    code, _, said = gaugelasso("train", config, "--out", tmp_path / "run")
+    code, _, err = gaugelasso("train", config, "--out", tmp_path / "run")
     assert code == 143
-    assert "stopped by SIGTERM before it took a step; nothing was lost" in said
+    assert "stopped by SIGTERM before the first step; nothing was lost" in err
 
 
-def test_a_target_below_zero_is_doubted_at_once(
+def test_a_target_below_zero_causes_a_warning(
     gaugelasso: Command, config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A task of one's own may have such losses, so it is tried."""
+    """It is not refused, because a custom task may have negative losses."""
     options = ("--set", "target.loss=-1", "--set", "train.steps=20")
     assert gaugelasso("train", config, "--out", tmp_path / "run", *options)[0] == 2
     assert caplog.messages[0].startswith("warning: target.loss = -1 is below zero")
 
 
-def test_a_launcher_is_told_what_was_wrong(
+def test_a_launcher_receives_a_user_error(
     gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else torchrun's own traceback is all that is left to see."""
+    """Without it torchrun prints only its own traceback."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
     failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
-    said = ChildFailedError("gaugelasso", {0: failure}).format_msg()
-    assert f"config {str(tmp_path / 'none.toml')!r}: no such file" in said
+    message = ChildFailedError("gaugelasso", {0: failure}).format_msg()
+    assert f"config {str(tmp_path / 'none.toml')!r}: no such file" in message
 
 
-def test_a_launcher_is_told_of_what_nobody_expected(
+def test_a_launcher_receives_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -270,20 +267,20 @@ def test_a_launcher_is_told_of_what_nobody_expected(
         with pytest.raises(RuntimeError, match="a bug"):
             cli.main()
     failure = ProcessFailure(0, 1, 1, str(tmp_path / "error.json"))
-    said = ChildFailedError("gaugelasso", {0: failure}).format_msg()
-    assert "RuntimeError: a bug" in said
+    message = ChildFailedError("gaugelasso", {0: failure}).format_msg()
+    assert "RuntimeError: a bug" in message
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_a_crash_leaves_the_stack_behind() -> None:
+def test_a_crash_prints_the_stack() -> None:
     crash = "import os; from gaugelasso import cli; cli.app = os.abort; cli.main()"
-    died = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True)
-    assert died.returncode == -signal.SIGABRT
-    assert "Fatal Python error: Aborted" in died.stderr
-    assert 'cli/__init__.py", line ' in died.stderr
+    crashed = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True)
+    assert crashed.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in crashed.stderr
+    assert 'cli/__init__.py", line ' in crashed.stderr
 
 
-def test_a_target_out_of_reach_is_said_and_the_model_kept(
+def test_a_target_never_reached_is_an_error_and_the_model_is_kept(
     gaugelasso: Command, config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -299,12 +296,12 @@ def test_a_target_out_of_reach_is_said_and_the_model_kept(
 # --- eval, info, report --------------------------------------------------------------
 
 
-def test_eval_gives_the_summary_again(gaugelasso: Command, run: Path) -> None:
+def test_eval_reproduces_the_summary(gaugelasso: Command, run: Path) -> None:
     code, out, _ = gaugelasso("eval", run, "--batches", "2", "--device", "cpu")
     summary = json.loads((run / "summary.json").read_text())
     assert code == 0
-    said = f"loss {summary['loss']:.6f}  accuracy {summary['metric']['value']:.6f}"
-    assert out.strip() == f"{said}  (2 batches of 4)"
+    figures = f"loss {summary['loss']:.6f}  accuracy {summary['metric']['value']:.6f}"
+    assert out.strip() == f"{figures}  (2 batches of 4)"
 
 
 def test_info_shows_the_structure(gaugelasso: Command, run: Path) -> None:
@@ -325,7 +322,9 @@ def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["eval", "info", "report", "advise", "pareto", "show", "generate"]
 )
-def test_what_is_no_run_is_said(gaugelasso: Command, tmp_path: Path, command: str) -> None:
+def test_a_path_that_is_not_a_run_is_named(
+    gaugelasso: Command, tmp_path: Path, command: str
+) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "file").write_text("")
     for name in ("", "nowhere", "file"):
@@ -342,7 +341,7 @@ def test_advise_writes_a_config_that_loads(gaugelasso: Command, run: Path) -> No
     assert replace(after, model=before.model) == before
 
 
-def test_advise_replaces_a_file_only_when_asked_to(
+def test_advise_replaces_a_file_only_with_overwrite(
     gaugelasso: Command, run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "next.toml"
@@ -358,10 +357,10 @@ def test_advise_replaces_a_file_only_when_asked_to(
     assert {path.name for path in tmp_path.iterdir()} == {"run", "new"}
 
 
-def test_advise_writes_no_config_that_cannot_be_trained(gaugelasso: Command, run: Path) -> None:
+def test_advise_refuses_a_config_that_cannot_be_trained(gaugelasso: Command, run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"task": {"name": "lm"}}))
-    assert_told(gaugelasso("advise", run), "task.name = 'lm' is no task")
+    assert_told(gaugelasso("advise", run), "task.name = 'lm' is unknown")
     assert not (run / "next.toml").exists()
 
 
@@ -405,13 +404,18 @@ def test_the_version_is_printed(gaugelasso: Command) -> None:
     assert (code, out.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize(
-    "command", ["train", "eval", "generate", "report", "advise", "pareto", "info", "sweep"]
-)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_help_with_an_example(gaugelasso: Command, command: str) -> None:
     code, out, _ = gaugelasso(command, "--help")
     assert code == 0
-    assert f"gaugelasso {command} " in out
+    assert f"Example: gaugelasso {command} " in out
+
+
+def test_the_help_of_the_program_lists_the_commands_and_an_example(gaugelasso: Command) -> None:
+    code, out, _ = gaugelasso("--help")
+    assert code == 0
+    assert "Example: gaugelasso train " in out
+    assert all(f" {command} " in out for command in cli.COMMANDS)
 
 
 # --- bench ---------------------------------------------------------------------------
@@ -445,27 +449,27 @@ def test_bench_rounds_widths_up(
     assert all(row["multiple"] == 3 and row["fma"] > row["fma_exact"] for row in rows)
 
 
-@pytest.mark.parametrize(("limit", "told"), [(-1.0, True), (1e9, False)])
+@pytest.mark.parametrize(("limit", "warns"), [(-1.0, True), (1e9, False)])
 def test_bench_warns_of_a_busy_machine(
     gaugelasso: Command,
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     limit: float,
-    told: bool,
+    warns: bool,
 ) -> None:
     monkeypatch.setattr(timing, "BUSY", limit)
     options = ("--repeats", "3", "--device", "cpu", "--out", tmp_path / "bench.json")
     code, out, err = gaugelasso("bench", config, *options)
     assert code == 0, err
-    warned = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == told
-    assert all("repetitions disagree" in line and "Run it again" in line for line in warned)
+    warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == warns
+    assert all("repetitions disagree" in line and "Run it again" in line for line in warnings)
 
 
-def test_inference_wants_a_run_folder(gaugelasso: Command, config: Path) -> None:
+def test_inference_needs_a_run_folder(gaugelasso: Command, config: Path) -> None:
     answer = gaugelasso("bench", config, "--inference")
-    assert_told(answer, "--inference wants a run folder")
+    assert_told(answer, "--inference needs a run folder")
 
 
 def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:
@@ -477,7 +481,7 @@ def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:
 @pytest.mark.parametrize(
     "option", [("--set", "train.seed=1"), ("--structure", "x.json"), ("--multiple", "8")]
 )
-def test_inference_refuses_what_it_would_not_use(
+def test_inference_refuses_options_it_does_not_use(
     gaugelasso: Command, run: Path, option: tuple[str, str]
 ) -> None:
     answer = gaugelasso("bench", run, "--inference", *option)

@@ -280,7 +280,7 @@ def test_a_setting_is_a_key_and_a_value(text: str) -> None:
     [
         (["--cluster", "sun_grid"], "--cluster sun_grid: "),
         (["--cluster", "local", "--cluster-set", "timeout=5"], "--cluster local: "),
-        (["--cluster-set", "timeout_min=5"], "--cluster-set timeout_min=5: for use with --cluster"),
+        (["--cluster-set", "timeout_min=5"], "--cluster-set timeout_min=5 needs --cluster"),
         (["--cluster", "local", "--overwrite"], "--overwrite with --cluster: "),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a person sees of a run that goes on."""
+"""The display of a run in progress."""
 
 import io
 import json
@@ -22,7 +22,7 @@ def progress(**changes: Any) -> Progress:
     return Progress(row, 200, 0.05, 20000.0, "accuracy", 75.0)
 
 
-def test_a_plain_line_says_it_all() -> None:
+def test_a_line_of_text_shows_every_figure() -> None:
     assert plain_line(progress(), 9.5) == (
         "step     50/200  compression  loss 0.0432 (target 0.05)  accuracy 0.9876  "
         "FMA 5,000 (4.00x)  sites 12  operators 3  4.2 ms/step (from 9.5)  left 1:15"
@@ -33,32 +33,32 @@ def test_a_plain_line_says_it_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
 )
-def test_the_clock(seconds: float, said: str) -> None:
-    assert clock(seconds) == said
+def test_the_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
 
 
-def test_a_log_is_not_filled_with_rows(tmp_path: Path) -> None:
+def test_lines_are_limited_in_time(tmp_path: Path) -> None:
     file = io.StringIO()
-    with show_progress(Console(file=file), "title", tmp_path / "none") as note:
+    with show_progress(Console(file=file), "title", tmp_path / "none") as on_progress:
         for step, wall in ((10, 0.1), (20, 0.2), (30, 2.5), (200, 2.6)):
-            note(progress(step=step, wall_s=wall))
+            on_progress(progress(step=step, wall_s=wall))
     steps = [int(line.split("/")[0].split()[1]) for line in file.getvalue().splitlines()]
     assert steps == [10, 30, 200]  # the first, one after two seconds, the last
 
 
-def test_a_terminal_gets_a_panel(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_panel(tmp_path: Path) -> None:
     file, log = io.StringIO(), tmp_path / "metrics.jsonl"
     console = Console(file=file, force_terminal=True, width=100)
-    with show_progress(console, "the title", log) as note:
-        note(progress(step_ms=9.0, fma=20000.0))
+    with show_progress(console, "the title", log) as on_progress:
+        on_progress(progress(step_ms=9.0, fma=20000.0))
     assert "9.0 ms" in file.getvalue()
     assert "from" not in file.getvalue()
-    with show_progress(console, "the title", log) as note:
+    with show_progress(console, "the title", log) as on_progress:
         rows = [progress(step_ms=8.0, fma=20000.0).row] * 3 + [progress().row]
         log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        note(replace(progress(memory_mib=123.0), seconds_left=5.0))
+        on_progress(replace(progress(memory_mib=123.0), seconds_left=5.0))
     shown = file.getvalue()
     for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
         assert part in shown

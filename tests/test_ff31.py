@@ -427,7 +427,7 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
     assert code == 0
     assert "problem 2, over Z/3" in out
     answer = gaugelasso("show", finish(tmp_path))
-    assert_told(answer, "is a run of the task 'retrieval': show is for runs of ff31")
+    assert_told(answer, "is a run of the task 'retrieval'; show needs a run of 'ff31'")
     assert_told(gaugelasso("show", tmp_path / "nowhere"), "no such file")
 
 

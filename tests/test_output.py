@@ -1,10 +1,11 @@
-"""What commands say where nobody hears it: the work is done all the same."""
+"""Commands whose output cannot be written: the work is done all the same."""
 
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 from tests.command import assert_told
 from tests.test_config import write_tiny
@@ -13,40 +14,39 @@ from tests.training import assert_same_run, finish
 COMMAND = [sys.executable, "-m", "gaugelasso"]
 
 
-def shell(words: list[str], streams: str) -> int:
-    """The exit code of a command with its streams as a shell would have them."""
-    line = f"{shlex.join(words)} {streams}"
+def shell(command: list[str], redirections: str) -> int:
+    """The exit code of a command run by a shell with these redirections."""
+    line = f"{shlex.join(command)} {redirections}"
     return subprocess.run(["sh", "-c", line], timeout=120).returncode
 
 
-def test_a_run_outlives_whoever_listens(tmp_path: Path) -> None:
-    """A log on a full disk, a reader that is gone or never was: the run ends as it would have."""
+def test_a_run_finishes_without_its_output(tmp_path: Path) -> None:
+    """With a full disk, a closed pipe or closed streams, the run is the same."""
     train = [*COMMAND, "train", str(write_tiny(tmp_path)), "--out"]
-    runs = {name: tmp_path / name for name in ("full", "mute", "gone", "alone")}
-    words = {name: [*train, str(path)] for name, path in runs.items()}
-    told = subprocess.PIPE
+    runs = {name: tmp_path / name for name in ("full", "both_full", "pipe", "closed")}
+    commands = {name: [*train, str(path)] for name, path in runs.items()}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(words["full"], stdout=full, stderr=told, text=True, timeout=120)
+        done = subprocess.run(commands["full"], stdout=full, stderr=PIPE, text=True, timeout=120)
     assert_told((done.returncode, "", done.stderr), "standard output cannot be written (No space")
-    assert shell(words["mute"], ">/dev/full 2>/dev/full") == 2
-    with subprocess.Popen(words["gone"], stdout=told, stderr=told) as child:
+    assert shell(commands["both_full"], ">/dev/full 2>/dev/full") == 2
+    with subprocess.Popen(commands["pipe"], stdout=PIPE, stderr=PIPE) as child:
         assert child.stdout
         assert child.stderr
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 0
-    assert shell(words["alone"], ">&- 2>&-") == 0
-    for name in ("mute", "gone", "alone"):
+    assert shell(commands["closed"], ">&- 2>&-") == 0
+    for name in ("both_full", "pipe", "closed"):
         assert_same_run(runs[name], runs["full"])
 
 
-def test_errors_have_their_code_where_nobody_listens(tmp_path: Path) -> None:
+def test_an_error_has_its_exit_code_with_stderr_closed(tmp_path: Path) -> None:
     assert shell([*COMMAND, "info", str(tmp_path)], "2>&-") == 2
 
 
-def test_a_terminal_that_knows_no_arrows_gets_none(tmp_path: Path) -> None:
+def test_output_is_ascii_if_the_encoding_is(tmp_path: Path) -> None:
     command = [*COMMAND, "info", str(finish(tmp_path))]
-    said = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run(command, capture_output=True, env=said, timeout=120)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()

@@ -1,4 +1,4 @@
-"""gaugelasso: train a transformer, name the loss you need, keep the smallest that holds it."""
+"""gaugelasso: shrinks a transformer while it trains, down to the loss that you need."""
 
 from gaugelasso import _moved
 from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot

@@ -1,6 +1,6 @@
-"""Modules that were documented under another path still import from there.
+"""Keeps the old paths of documented modules importable.
 
-The old name and the new one give the same module. It is imported when asked for, not before.
+The old name and the new name give the same module. It is imported only on use.
 """
 
 import importlib
@@ -28,15 +28,15 @@ class _MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # Behind Python's own finders: a real module of that name comes first.
+        # This finder comes last, so an existing module of that name has priority.
         return spec_from_loader(name, self) if name in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        # Python takes whatever a module leaves under its name as the module.
+        # Python returns the entry of sys.modules as the imported module.
         sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
 
 
 def install() -> None:
-    """Make the old paths importable; once, however often it is called."""
+    """Make the old paths importable; further calls have no effect."""
     if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(_MovedModules())

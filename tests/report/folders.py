@@ -1,11 +1,11 @@
-"""Run folders written by hand: two layers, a hundred steps, two drops."""
+"""Writes run folders for tests: two layers, a hundred steps, two drops."""
 
 import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-BIRTH = {"d_ai": 8, "d_k": 4, "d_v": 8, "d_ao": 8, "d_mi": 8, "d_f": 16, "d_mo": 8}
+INITIAL = {"d_ai": 8, "d_k": 4, "d_v": 8, "d_ao": 8, "d_mi": 8, "d_f": 16, "d_mo": 8}
 ATTENTION = ("d_ai", "d_k", "d_v", "d_ao")
 STEPS, COOLDOWN, LOG_EVERY = 100, 20, 10
 NEXT = [
@@ -14,10 +14,10 @@ NEXT = [
 ]
 
 
-def birth_widths(layers: int) -> dict[str, int]:
+def initial_widths(layers: int) -> dict[str, int]:
     widths = {"embedding.d_e": 8}
     for depth in range(layers):
-        for kind, width in BIRTH.items():
+        for kind, width in INITIAL.items():
             operator = "attention" if kind in ATTENTION else "mlp"
             widths[f"operators.{operator}_{depth}.{kind}"] = width
     return {**widths, "classifier.d_c": 8, "D": 8}
@@ -26,8 +26,8 @@ def birth_widths(layers: int) -> dict[str, int]:
 def final_widths(
     layers: int, kept: dict[tuple[str, int], int], removed: Collection[str] = ()
 ) -> dict[str, int]:
-    """The birth widths with `kept`, (kind, depth) -> width, and without `removed` operators."""
-    widths = birth_widths(layers)
+    """The initial widths with `kept`, (kind, depth) -> width, and without `removed` operators."""
+    widths = initial_widths(layers)
     for (kind, depth), width in kept.items():
         operator = "attention" if kind in ATTENTION else "mlp"
         widths[f"operators.{operator}_{depth}.{kind}"] = width
@@ -35,14 +35,14 @@ def final_widths(
 
 
 def two_drops(layers: int, seed: int) -> list[dict[str, Any]]:
-    """Step 20: filters of the first MLP. Step 40: the last attention goes, and two sites."""
-    first = {**birth_widths(layers), "operators.mlp_0.d_f": 4 + seed % 2}
-    gone = f"operators.attention_{layers - 1}"
-    second = {name: w for name, w in first.items() if not name.startswith(gone)} | {"D": 6}
+    """Step 20 drops filters of the first MLP; step 40 the last attention and two sites."""
+    first = {**initial_widths(layers), "operators.mlp_0.d_f": 4 + seed % 2}
+    removed = f"operators.attention_{layers - 1}"
+    second = {name: w for name, w in first.items() if not name.startswith(removed)} | {"D": 6}
     return [
-        event(10, 1000.0, 1000.0, {}, [], birth_widths(layers)),
+        event(10, 1000.0, 1000.0, {}, [], initial_widths(layers)),
         event(20, 1000.0, 600.0, {"operators.mlp_0.d_f": 12}, [], first),
-        event(40, 600.0, 100.0 + seed, {f"{gone}.d_ai": 8, "D": 2}, [gone], second),
+        event(40, 600.0, 100.0 + seed, {f"{removed}.d_ai": 8, "D": 2}, [removed], second),
     ]
 
 
@@ -86,7 +86,7 @@ def make_run(
 ) -> Path:
     """Write one run folder; `changes` replaces settings of its config.
 
-    Without `next_to_go` the summary is as early versions wrote it.
+    Without `next_to_go` the summary is as early builds wrote it.
     """
     events = two_drops(layers, seed) if events is None else events
     operators = [
@@ -111,12 +111,13 @@ def make_run(
         "hardware": "CPU, 2 cores",
         "torch": "2.9",
     }
-    widths = birth_widths(layers)
+    widths = initial_widths(layers)
     path.mkdir(parents=True)
     _write(path / "config.json", config)
     _write(path / "environment.json", environment)
     structure = {"layers": layers, "operators": operators}
-    _write(path / "initial.json", {"fma": 1000.0, "widths": widths, "structure": structure})
+    initial = {"fma": 1000.0, "widths": widths, "structure": structure}
+    _write(path / "initial.json", {"metric": {"name": metric, "lower_is_better": False}, **initial})
     metrics = [_row(index + 1, seed, metric, events) for index in range(rows)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     if events:

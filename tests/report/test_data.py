@@ -1,4 +1,4 @@
-"""What is read off a run folder."""
+"""Reading a run folder."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import load_condition, load_run, operator_count, outcome, run_folders
+from gaugelasso.report.data import load_condition, load_run, run_folders, settings
+from gaugelasso.report.outcome import outcome
+from gaugelasso.report.run import operator_count
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 from tests.report.folders import make_run
 
 
@@ -18,7 +21,7 @@ def test_structure_follows_the_events(tmp_path: Path) -> None:
     assert run.depth_widths("d_f", 19) == [16, 16]
     assert run.depth_widths("d_f", 20) == [4, 16]
     assert run.depth_widths("d_ai", 39) == [8, 8]
-    assert run.depth_widths("d_ai", 40) == [8, 0]  # the operator is gone
+    assert run.depth_widths("d_ai", 40) == [8, 0]  # the operator was removed
     assert run.widths_at(100)["D"] == 6
     assert operator_count(run.widths_at(0)) == 4
     assert operator_count(run.widths_at(100)) == 3
@@ -42,7 +45,7 @@ def test_outcome_of_a_finished_run_is_its_summary(tmp_path: Path) -> None:
     assert (end.loss, end.metric, end.reached_step, end.wall_s) == (0.03, 0.9996, 15, 12.5)
 
 
-def test_outcome_of_a_run_still_going_on_is_its_last_row(tmp_path: Path) -> None:
+def test_outcome_of_a_run_in_progress_is_its_last_row(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match"))
     end = outcome(run)
     assert not end.finished
@@ -54,6 +57,40 @@ def test_outcome_of_a_run_still_going_on_is_its_last_row(tmp_path: Path) -> None
     assert end.training_fma is None
 
 
+def test_the_metric_is_the_one_that_the_run_names(tmp_path: Path) -> None:
+    """Other columns of metrics.jsonl, which later versions may add, are not taken for it."""
+    folder = make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match")
+    rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+    wider = [{"gradient_norm": 7.0, **row} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wider))
+    run = load_run(folder)
+    assert run.metric_name == "exact_match"
+    assert outcome(run).metric == pytest.approx(0.58)
+    begun = load_run(make_run(tmp_path / "begun", rows=0, finished=False, metric="exact_match"))
+    assert begun.metric_name == "exact_match"
+
+
+def test_the_metric_of_an_early_run_is_found_among_its_columns(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", rows=3, finished=False, metric="exact_match")
+    initial = json.loads((folder / "initial.json").read_text())
+    del initial["metric"]
+    (folder / "initial.json").write_text(json.dumps(initial))
+    run = load_run(folder)
+    assert (run.metric_name, run.metric_lower_is_better) == ("exact_match", False)
+    assert outcome(run).metric == pytest.approx(0.58)
+
+
+@pytest.mark.parametrize("metric", [{"name": "accuracy"}, {"name": 3, "lower_is_better": True}])
+def test_a_metric_without_name_or_direction_is_refused(
+    tmp_path: Path, metric: dict[str, Any]
+) -> None:
+    folder = make_run(tmp_path / "r")
+    initial = json.loads((folder / "initial.json").read_text())
+    (folder / "initial.json").write_text(json.dumps(initial | {"metric": metric}))
+    with pytest.raises(UserError, match=r"initial\.json': .*'metric\."):
+        load_run(folder)
+
+
 def test_a_run_without_rows_or_events(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r", rows=0, events=[], finished=False))
     end = outcome(run)
@@ -62,16 +99,16 @@ def test_a_run_without_rows_or_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json", "initial.json"])
-def test_a_folder_that_is_no_run_names_what_is_missing(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_of_a_run_folder_is_named(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path / "r")
     (folder / name).unlink()
-    with pytest.raises(UserError, match=f"'{folder}' is no run folder: it has no {name}"):
+    with pytest.raises(UserError, match=f"'{folder}' is not a run folder: {name} is missing"):
         load_run(folder)
 
 
-def test_a_folder_of_runs_is_pointed_out(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_of_runs_lists_them(tmp_path: Path) -> None:
     make_run(tmp_path / "sweep" / "seed7")
-    with pytest.raises(UserError, match="runs under it: seed7"):
+    with pytest.raises(UserError, match="it contains run folders: seed7"):
         load_run(tmp_path / "sweep")
     with pytest.raises(UserError, match="no such folder"):
         load_run(tmp_path / "nowhere")
@@ -85,18 +122,22 @@ def test_a_folder_stands_for_the_runs_in_it(tmp_path: Path) -> None:
     assert run_folders([tmp_path / "arms" / "b"]) == seeds[1:]
     for nothing in (tmp_path / "arms" / "report", tmp_path / "nowhere"):
         assert run_folders([nothing]) == [nothing]  # for `load_run` to refuse
-    with pytest.raises(UserError, match="is no run folder: it is a file"):
+    with pytest.raises(UserError, match="is not a run folder: it is a file"):
         load_run(one / "config.json")
 
 
-def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", CONFIG_SECTIONS)
+def test_a_config_without_one_of_its_sections_is_refused(tmp_path: Path, section: str) -> None:
     folder = make_run(tmp_path / "r")
-    (folder / "config.json").write_text(json.dumps({"task": {}}))
-    with pytest.raises(UserError, match=r"config\.json' is of no run: it has no 'model'"):
+    assert {key.partition(".")[0] for key in settings(load_run(folder))} == {*CONFIG_SECTIONS}
+    config = json.loads((folder / "config.json").read_text())
+    del config[section]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"config\.json': key '{section}' is missing"):
         load_run(folder)
 
 
-def test_runs_of_a_condition_come_by_seed(tmp_path: Path) -> None:
+def test_runs_of_a_condition_are_sorted_by_seed(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"s{seed}", seed=seed) for seed in (5, 1, 3)]
     assert [run.seed for run in load_condition(folders)] == [1, 3, 5]
 
@@ -121,15 +162,15 @@ def test_runs_of_two_conditions_are_refused(
         load_condition([first, second])
 
 
-def test_bookkeeping_and_new_settings_make_no_new_condition(tmp_path: Path) -> None:
+def test_logging_and_unknown_settings_do_not_separate_conditions(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", seed=1)
     changes = {"train": {"eval_every": 40, "threads": 2}, "compress": {"later": 1.0}}
     assert len(load_condition([first, make_run(tmp_path / "b", seed=2, changes=changes)])) == 2
 
 
-def test_one_seed_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_seed_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", seed=1)
-    with pytest.raises(UserError, match="both of seed 1"):
+    with pytest.raises(UserError, match="both have seed 1"):
         load_condition([folder, folder])
     with pytest.raises(UserError, match="no run folder given"):
         load_condition([])

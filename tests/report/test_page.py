@@ -56,8 +56,8 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for key in attributes)
 
 
-def test_names_that_are_no_text_are_written_as_they_can_be(tmp_path: Path) -> None:
-    """As the system hands on bytes of a file's name that are no UTF-8."""
+def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
+    """Python decodes the other bytes of a file's name to surrogates."""
     odd = "n\udcffn"
     folder = make_run(tmp_path / odd, task=odd, metric=odd, changes={"model": {odd: odd}})
     files = write_report([folder])
@@ -80,7 +80,7 @@ def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None
         assert text in parsed.text
 
 
-def test_report_of_one_run_lies_in_it(tmp_path: Path) -> None:
+def test_report_of_one_run_is_written_into_its_folder(tmp_path: Path) -> None:
     files = write_report([make_run(tmp_path / "r")])
     assert files.page == tmp_path / "r" / "report" / "index.html"
     parts = (files.page, files.profile, files.saturation, files.training, files.tables)
@@ -92,14 +92,14 @@ def test_report_of_one_run_lies_in_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty pictures: drawing takes a second, and test_pictures draws."""
+    """Empty pictures, to save time: test_pictures draws them."""
     monkeypatch.setattr(profile, "draw_profile", lambda runs, path: path.write_bytes(b"1"))
     monkeypatch.setattr(heatmap, "draw_saturation", lambda runs, path: path.write_bytes(b"3"))
     monkeypatch.setattr(training, "draw_training", lambda runs, path: path.write_bytes(b"2"))
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_report_of_seeds_lies_beside_them(tmp_path: Path) -> None:
+def test_report_of_seeds_is_written_into_their_common_folder(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "sweep" / f"r{seed}", seed=seed) for seed in range(2)]
     files = write_report(folders)
     assert files.page.parent == tmp_path / "sweep" / "report"
@@ -112,26 +112,26 @@ def test_report_of_seeds_lies_beside_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_report_of_a_run_of_before_and_one_that_says_what_would_go_next(tmp_path: Path) -> None:
+def test_channels_next_to_be_removed_are_listed_where_the_summary_has_them(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "old"), make_run(tmp_path / "new", seed=1, next_to_go=NEXT)]
     files = write_report(folders)
     for text in (files.page.read_text(), files.tables.read_text()):
-        assert "Next to go, seed 1" in text
-        assert "Next to go, seed 0" not in text
+        assert "Next to be removed, seed 1" in text
+        assert "Next to be removed, seed 0" not in text
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_report_of_a_run_still_going_on_without_an_event(tmp_path: Path) -> None:
+def test_report_of_a_run_in_progress_without_an_event(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rows=3, events=[], finished=False)
     files = write_report([folder], tmp_path / "elsewhere")
     assert files.page.parent == tmp_path / "elsewhere"
     assert "Not finished: step 30 of at most 100." in files.page.read_text()
 
 
-def test_no_place_for_the_report(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
-    with pytest.raises(UserError, match=r"cannot make the folder '.*file'"):
+    with pytest.raises(UserError, match=r"the folder '.*file' for the report cannot be created"):
         write_report([make_run(tmp_path / "r")], taken)
 
 

@@ -1,4 +1,4 @@
-"""Loss against work: which runs make the front, and which may be compared."""
+"""Held-out loss against work: which runs are on the front, and which may be compared."""
 
 import io
 import json
@@ -12,11 +12,11 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import pareto, write_pareto
 from gaugelasso.report.figure import GREY
 from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
-from tests.report.folders import birth_widths, event, make_run
+from tests.report.folders import event, initial_widths, make_run
 
 
 def run_at(path: Path, fma: float, loss: float, **options: Any) -> Path:
-    drops = [event(40, 1000.0, fma, {"D": 1}, [], birth_widths(2))]
+    drops = [event(40, 1000.0, fma, {"D": 1}, [], initial_widths(2))]
     return make_run(path, events=drops, loss=loss, **options)
 
 
@@ -30,14 +30,14 @@ def two_targets(root: Path) -> Path:
     return root
 
 
-def test_the_front_is_what_no_cheaper_run_betters() -> None:
+def test_every_run_on_the_front_has_less_loss_than_cheaper_runs() -> None:
     places = [(3.0, 1.0), (1.0, 5.0), (2.0, 5.0), (2.0, 2.0), (4.0, 1.0), (1.0, 6.0)]
     assert front(places) == [(1.0, 5.0), (2.0, 2.0), (3.0, 1.0)]
 
 
 def test_conditions_are_named_by_what_differs(tmp_path: Path) -> None:
     points = load_points([two_targets(tmp_path)])
-    assert [*points] == ["target.loss = 0.05", "target.loss = 0.5"]  # the costliest first
+    assert [*points] == ["target.loss = 0.05", "target.loss = 0.5"]  # most work first
     assert [(p.fma, p.loss, p.best) for p in points["target.loss = 0.5"]] == [
         (100, 0.2, True),
         (110, 0.3, False),
@@ -49,13 +49,13 @@ def test_conditions_are_named_by_what_differs(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_where_much_differs_folders_name_the_conditions(tmp_path: Path) -> None:
+def test_folders_name_the_conditions_if_many_settings_differ(tmp_path: Path) -> None:
     changes = {"model": {"width": 16, "heads": 2}, "target": {"loss": 0.5}}
     for seed in range(2):
         run_at(tmp_path / "small" / f"s{seed}", 100, 0.1, seed=seed)
         run_at(tmp_path / "wide" / f"s{seed}", 200, 0.1, seed=seed, changes=changes)
     folders = [tmp_path / "small", tmp_path / "wide"]
-    # A key that one run does not know tells nothing apart.
+    # A key that one run lacks does not separate conditions.
     assert len(load_points(folders)) == 2
     for run in folders[0].iterdir():
         config = json.loads((run / "config.json").read_text())
@@ -77,7 +77,7 @@ def test_points_and_front_of_the_picture(tmp_path: Path, monkeypatch: pytest.Mon
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
-def test_one_run_makes_no_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_run_has_no_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(pareto, "save", lambda figure, path: figures.append(figure))
     run_at(tmp_path / "one", 100, 0.1)
@@ -93,7 +93,7 @@ def test_one_run_makes_no_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_picture_and_a_table_are_written(tmp_path: Path) -> None:
-    # One run of a task with a strange name whose loss has no logarithm.
+    # A task with a strange name, and a loss without a logarithm.
     folder = run_at(tmp_path / "$x_{</b>", 100, -1.0, task="$\\frac{☃")
     picture, table = write_pareto([folder], tmp_path / "out")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -103,16 +103,16 @@ def test_a_picture_and_a_table_are_written(tmp_path: Path) -> None:
     assert picture == tmp_path / "targets" / "pareto" / "pareto.png"
 
 
-def test_what_cannot_be_compared(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     one = run_at(tmp_path / "one", 100, 0.1)
     other = {"compress": {"accounting": "paper"}}
-    for name, options, said in (
+    for name, options, message in (
         ("task", {"task": "lm"}, r"cannot be compared: task\.name is 'retrieval' in one"),
         ("accounting", {"changes": other}, r"compared: compress\.accounting is 'fma' in one"),
-        ("going", {"finished": False}, "is not finished"),
-        ("endless", {"loss": float("nan")}, "has no finite held-out loss"),
+        ("unfinished", {"finished": False}, "is not finished"),
+        ("nan", {"loss": float("nan")}, "has no finite held-out loss"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             load_points([one, make_run(tmp_path / name, **options)])
     with pytest.raises(UserError, match="no such folder"):
         write_pareto([one, tmp_path / "nowhere"])

@@ -1,4 +1,4 @@
-"""The pictures: their size, that something is on them, and that odd runs do not stop them."""
+"""The pictures: their size, their content, and unusual runs."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from gaugelasso.report import profile, tradeoff, training
-from gaugelasso.report.data import Condition, Run, load_run
+from gaugelasso.report.data import Condition, load_run
 from gaugelasso.report.figure import WIDTH_PX, round_ticks, spread
 from gaugelasso.report.profile import draw_profile, snapshots
+from gaugelasso.report.run import Run
 from gaugelasso.report.tradeoff import draw_tradeoff
 from gaugelasso.report.training import draw_training
-from tests.report.folders import birth_widths, event, make_run
+from tests.report.folders import event, initial_widths, make_run
 
 HOSTILE = "$\\frac{x</b>\u2603\n%"
 
@@ -44,7 +45,7 @@ def test_profile_of_seeds(tmp_path: Path) -> None:
 
 
 def panels(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> dict[str, Axes]:
-    """The profile's panels by title, as they are before they become pixels."""
+    """The profile's panels by title, before rendering."""
     figures: list[Figure] = []
     monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
     draw_profile(runs, io.BytesIO())
@@ -59,7 +60,7 @@ def test_lines_and_crosses_of_the_profile(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_equal(lines[-1].get_ydata(), [8, np.nan])
     assert cross.get_marker() == "x"
     assert list(cross.get_xdata()) == [1]
-    # Gone at step 40, the third of four snapshots: the cross has that line's colour.
+    # Removed at step 40, the third of four snapshots: the cross has the colour of that line.
     assert cross.get_color() == lines[2].get_color()
     assert [line.get_marker() for line in found["d_{f}"].lines] == ["o"] * 4
 
@@ -87,7 +88,7 @@ def test_training_curves_of_a_metric_with_a_strange_name(tmp_path: Path) -> None
 def test_a_metric_that_is_the_loss_shares_its_axis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On two scales the held-out loss could seem to lie below that of training."""
+    """On two scales the held-out loss could appear to be below the training loss."""
     run = load_run(make_run(tmp_path / "r", metric="masked_mse"))
     figures: list[Figure] = []
     monkeypatch.setattr(training, "save", lambda figure, path: figures.append(figure))
@@ -103,37 +104,37 @@ def test_a_metric_that_is_the_loss_shares_its_axis(
     assert names == ["training loss", "loss target", "held-out loss (masked_mse)"]
 
 
-def test_only_what_was_removed_is_explained(
+def test_the_legend_explains_crosses_only_if_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
     run = load_run(make_run(tmp_path / "r"))
-    whole = replace(run, events=())
-    # Of three runs the median counts: no cross is drawn for what one of them lost.
-    for some in ([run], [whole], [run, whole, whole]):
+    unchanged = replace(run, events=())
+    # The median of three runs decides: an operator that one of them removed gets no cross.
+    for some in ([run], [unchanged], [run, unchanged, unchanged]):
         draw_profile(some, io.BytesIO())
     legends = [[axes.get_legend() for axes in figure.axes] for figure in figures]
-    told = [
+    labels = [
         [text.get_text() for legend in found if legend for text in legend.get_texts()]
         for found in legends
     ]
-    assert "operator removed (colour: when)" in told[0]
-    for texts in told[1:]:
+    assert "operator removed (colour: step)" in labels[0]
+    for texts in labels[1:]:
         assert "cooldown starts" in texts
-        assert "operator removed (colour: when)" not in texts
+        assert "operator removed (colour: step)" not in texts
 
 
-def test_where_nothing_was_removed_the_profile_says_so(
+def test_the_title_tells_that_nothing_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
     still = load_run(make_run(tmp_path / "s", events=[]))
-    held = event(10, 1000.0, 1000.0, {}, [], birth_widths(2))
+    without_drop = event(10, 1000.0, 1000.0, {}, [], initial_widths(2))
     for one in (
         load_run(make_run(tmp_path / "r")),
-        replace(still, events=(held,)),
+        replace(still, events=(without_drop,)),
         replace(still, summary=None),
     ):
         draw_profile([one], io.BytesIO())
@@ -148,14 +149,14 @@ def test_lines_and_bands_of_the_training_curves_are_explained(
     figures: list[Figure] = []
     monkeypatch.setattr(training, "save", lambda figure, path: figures.append(figure))
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(3)]
-    going = [replace(run, metrics=run.metrics[:5], summary=None) for run in runs]
-    for some in (runs, runs[:1], going[:1]):
+    unfinished = [replace(run, metrics=run.metrics[:5], summary=None) for run in runs]
+    for some in (runs, runs[:1], unfinished[:1]):
         draw_training(some, io.BytesIO())
-    told = [
+    labels = [
         [text.get_text() for legend in figure.legends for text in legend.get_texts()]
         for figure in figures
     ]
-    assert told == [
+    assert labels == [
         ["median over seeds", "range over seeds", "one seed", "cooldown starts"],
         ["cooldown starts"],
         [],
@@ -163,7 +164,7 @@ def test_lines_and_bands_of_the_training_curves_are_explained(
 
 
 @pytest.mark.parametrize("draw", [draw_profile, draw_training])
-def test_a_run_that_has_hardly_begun_and_bears_strange_names(
+def test_a_run_without_rows_and_with_strange_names(
     tmp_path: Path, draw: Callable[..., None]
 ) -> None:
     folder = make_run(tmp_path / "r", layers=1, rows=0, events=[], finished=False, task=HOSTILE)
@@ -175,8 +176,8 @@ def with_metric(run: Run, value: float | None) -> Run:
     return replace(run, summary={**summary, "metric": {**summary["metric"], "value": value}})
 
 
-def test_arms_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every seed and the mean, errors on a log axis with a place for none at all."""
+def test_arms_have_different_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seed and the mean; errors on a log axis with a place for zero."""
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in (0, 20, 40)]
     good = [with_metric(run, value) for run, value in zip(runs, (1.0, 0.99, 0.98), strict=True)]
     arms = [Condition("_good", (), good, 3), Condition("one $ left", (), runs[:1], 3)]
@@ -222,7 +223,7 @@ def test_spread_over_curves_of_different_steps() -> None:
     assert median.tolist() == [7, 6, 4]
     assert low.tolist() == [6, 4, 2]
     assert high.tolist() == [8, 7, 7]
-    # A loss ends with its run and is joined by lines.
+    # A loss curve ends with its run, and lines join its points.
     grid, median, _, high = spread([([0, 10], [0.0, 1.0]), ([0, 20], [0.0, 4.0]), ([], [])])
     assert median.tolist() == [0, 1.5, 4]
     assert high.tolist() == [0, 2, 4]

@@ -1,4 +1,4 @@
-"""Results files: their shape, and what may not be put into one."""
+"""Results files: their content, and which runs may not be put into one."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in (3, 1)]
     results = collect_results(folders)
     assert list(results) == ["command", "commit", "hardware", "date", "accounting", "runs"]
-    assert results["commit"] == "abc123"  # shared: said once
+    assert results["commit"] == "abc123"  # the same in all runs, so listed once
     assert results["command"].count("gaugelasso train demo.toml") == 2
     assert results["date"] == "2026-01-02T00:00:00+00:00/2026-01-04T00:00:00+00:00"
     assert [run["seed"] for run in results["runs"]] == [1, 3]
@@ -47,25 +47,25 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
     }
 
 
-def test_results_say_what_the_summary_does_of_target_and_returns(tmp_path: Path) -> None:
+def test_results_copy_target_and_returns_from_the_summary(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     summary = json.loads((folder / "summary.json").read_text())
-    said = {"held": True, "returns": 2, "parameters_final": 123}
-    (folder / "summary.json").write_text(json.dumps(summary | said))
+    copied = {"held": True, "returns": 2, "parameters_final": 123}
+    (folder / "summary.json").write_text(json.dumps(summary | copied))
     (run,) = collect_results([folder])["runs"]
-    assert {key: run[key] for key in said} == said
+    assert {key: run[key] for key in copied} == copied
 
 
-def test_what_a_run_went_on_with_is_said_beside_what_it_began_with(tmp_path: Path) -> None:
+def test_environments_of_start_and_resumes_are_listed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     later = {"commit": "def456", "hardware": "H200", "date": "2026-03-01T00:00:00+00:00"}
-    seams = ({"step": step, **later} for step in (40, 60, 100))
-    (folder / "resumed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seams))
+    resumes = ({"step": step, **later} for step in (40, 60, 100))
+    (folder / "resumed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in resumes))
     results = collect_results([folder])
     assert results["commit"] == "abc123; def456"
     assert results["hardware"] == "CPU, 2 cores; H200"
     assert results["date"] == f"2026-01-01T00:00:00+00:00/{later['date']}"
-    assert results["runs"][0]["resumed"] == [40, 60]  # from its end on nothing was trained
+    assert results["runs"][0]["resumed"] == [40, 60]  # after the last step nothing was trained
     assert "abc123; def456" in write_report([folder]).page.read_text()
 
 
@@ -78,15 +78,15 @@ def test_results_as_a_markdown_table(tmp_path: Path) -> None:
     assert "Accounting: fma. CPU, 2 cores" in lines[-1]
 
 
-def test_one_run_needs_no_mean(tmp_path: Path) -> None:
+def test_one_run_has_no_mean(tmp_path: Path) -> None:
     table = results_table(collect_results([make_run(tmp_path / "r")]), "one")
     assert "mean" not in table
 
 
-def test_unfinished_and_unlike_runs_are_refused(tmp_path: Path) -> None:
+def test_unfinished_and_different_runs_are_refused(tmp_path: Path) -> None:
     done = make_run(tmp_path / "done", seed=1)
-    with pytest.raises(UserError, match=r"going' is not finished: it has no summary\.json"):
-        collect_results([done, make_run(tmp_path / "going", seed=2, finished=False)])
+    with pytest.raises(UserError, match=r"unfinished' is not finished: summary\.json is missing"):
+        collect_results([done, make_run(tmp_path / "unfinished", seed=2, finished=False)])
     paper = {"compress": {"accounting": "paper"}}
     with pytest.raises(UserError, match=r"compress\.accounting is 'fma' in one and 'paper'"):
         collect_results([done, make_run(tmp_path / "paper", seed=3, changes=paper)])
@@ -100,7 +100,7 @@ def test_a_run_without_compression_has_no_figures_before_cooldown(tmp_path: Path
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: path.name)
 def test_the_kept_results_can_be_read(path: Path) -> None:
-    """Older ones do not say what was before cooldown, or when the target was reached."""
+    """Older files lack the row before cooldown, or the step that reached the target."""
     results = json.loads(path.read_text())
     for each in results.get("arms", [results]):
         table = results_table({**results, **each}, path.stem)
@@ -112,7 +112,7 @@ def test_the_kept_results_can_be_read(path: Path) -> None:
 
 
 def two_arms(folder: Path) -> list[Condition]:
-    """Three seeds as they should be; two of three, one of which is above the target."""
+    """Three seeds within the target; two seeds of three, one of them above it."""
     good = [make_run(folder / "a" / f"seed{seed}", seed=seed) for seed in (0, 10, 20)]
     changes = {"compress": {"interval": 7}}
     poor = [
@@ -139,7 +139,7 @@ def test_results_of_arms(tmp_path: Path) -> None:
     assert results["accounting"] == alone["accounting"]
 
 
-def test_accountings_that_differ_are_all_said(tmp_path: Path) -> None:
+def test_accountings_that_differ_are_all_listed(tmp_path: Path) -> None:
     paper = make_run(tmp_path / "p", changes={"compress": {"accounting": "paper"}})
     other = Condition("paper", ("compress.accounting=paper",), load_condition([paper]), 1)
     assert collect_arms([*two_arms(tmp_path), other])["accounting"] == "fma; paper"
@@ -150,11 +150,11 @@ def test_arms_as_a_table(tmp_path: Path) -> None:
     lines = to_markdown(arms_table(arms, collect_arms(arms))).splitlines()
     assert lines[2] == (
         "| arm | FMA after | compression | loss before cooldown | loss | "
-        "accuracy before cooldown | accuracy | held target |"
+        "accuracy before cooldown | accuracy | within target |"
     )
     assert lines[4] == "| base | 110 ± 10 | 9.14× | 0.08813 | 0.03 | 82.000% | 99.960% | 3/3 |"
-    # No row of seed 2 is of compression; the third seed is not there at all.
+    # Seed 2 has no row of the compression phase; the third seed is missing.
     assert lines[5].startswith(r"| odd \| one | 101.5 ± 0.7 | 9.85× | — | 0.05005 | — | 99.960%")
     assert lines[5].endswith("| 1/3 |")
-    assert "Runs are missing, and held nothing, in: odd" in lines[-1]
+    assert "Runs are missing, and count as not within the target, in: odd" in lines[-1]
     assert "Accounting: fma. CPU, 2 cores" in lines[-1]

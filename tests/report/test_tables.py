@@ -1,4 +1,4 @@
-"""The tables: the right figure in the right cell, and text that stays text."""
+"""The tables: the right figure in the right cell, and text that is escaped."""
 
 import io
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gaugelasso.report import words
+from gaugelasso.report import formats
 from gaugelasso.report.data import load_run
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
@@ -20,7 +20,8 @@ from gaugelasso.report.tables import (
     runs_table,
     structure_table,
 )
-from tests.report.folders import NEXT, birth_widths, event, make_run
+from gaugelasso.report.verdict import headline, verdict
+from tests.report.folders import NEXT, event, initial_widths, make_run
 
 
 def test_before_and_after_of_one_run(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_before_and_after_of_one_run(tmp_path: Path) -> None:
     assert rows["operators"] == ["4", "3", "1.33×"]
     assert rows["held-out loss"] == ["—", "0.03", "target 0.05"]
     assert rows["accuracy"] == ["—", "99.96%", ""]
-    assert rows["step time"] == ["—", "5.00 ms", "—"]  # cut after one row
+    assert rows["step time"] == ["—", "5.00 ms", "—"]  # the structure changed after one row
     assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
     assert rows["first batch within the loss target, step"][1] == "15"
     assert rows["wall time"][1] == "12.5 s"
@@ -41,15 +42,15 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in (0, 100)]
     rows = {row[0]: row[1:] for row in before_after(runs).rows}
     assert rows["FMA per token (accounting: fma)"] == ["1,000", "150 ± 70.7", "7.50× ± 3.54×"]
-    going = load_run(make_run(tmp_path / "going", rows=0, events=[], finished=False))
-    rows = {row[0]: row[1:] for row in before_after([going]).rows}
+    unfinished = load_run(make_run(tmp_path / "unfinished", rows=0, events=[], finished=False))
+    rows = {row[0]: row[1:] for row in before_after([unfinished]).rows}
     assert rows["training loss"][1] == "—"
     assert rows["step time"] == ["—", "—", "—"]
 
 
-def test_a_model_that_did_not_change_has_no_faster_steps(tmp_path: Path) -> None:
+def test_an_unchanged_model_has_no_ratio_of_step_times(tmp_path: Path) -> None:
     still = load_run(make_run(tmp_path / "r", events=[]))
-    times = [9.0] * 5 + [3.0] * 5  # another program stopped
+    times = [9.0] * 5 + [3.0] * 5  # another process ended
     rows = [{**row, "step_ms": time} for row, time in zip(still.metrics, times, strict=True)]
     table = before_after([replace(still, metrics=tuple(rows))])
     assert ["step time", "6.00 ms", "3.00 ms", "—"] in table.rows
@@ -62,21 +63,22 @@ def test_structure_table(tmp_path: Path) -> None:
     assert table.rows == [
         ["0", "8", "4/2", "4", "8", "8", "8", "4", "8"],
         ["1", "—", "—", "—", "—", "—", "8", "16", "8"],
-        ["at birth", "8", "4/2", "4", "8", "8", "8", "16", "8"],
+        ["initial", "8", "4/2", "4", "8", "8", "8", "16", "8"],
     ]
     assert "D 6 of 8" in table.note
 
 
-def test_what_would_go_next(tmp_path: Path) -> None:
+def test_channels_next_to_be_removed(tmp_path: Path) -> None:
     table = next_table(load_run(make_run(tmp_path / "r", next_to_go=NEXT)))
     assert table is not None
     assert table.rows == [["mlp_0.d_f", "3", "24", "0.01235"], ["D", "5", "1,066", "0.5"]]
-    assert "give least for what they cost" in table.note
+    assert "least utility for their price" in table.note
 
 
-def test_a_run_that_does_not_say_what_would_go_next(tmp_path: Path) -> None:
-    going = make_run(tmp_path / "going", finished=False)
-    for folder in (make_run(tmp_path / "old"), make_run(tmp_path / "none", next_to_go=[]), going):
+def test_a_run_without_a_list_of_next_channels(tmp_path: Path) -> None:
+    unfinished = make_run(tmp_path / "unfinished", finished=False)
+    empty = make_run(tmp_path / "empty", next_to_go=[])
+    for folder in (make_run(tmp_path / "old"), empty, unfinished):
         assert [table.title for table in run_tables(load_run(folder))] == ["Structure, seed 0"]
 
 
@@ -88,19 +90,19 @@ def test_runs_table_ends_with_mean_and_std(tmp_path: Path) -> None:
     assert [row[fma] for row in table.rows] == ["100", "110", "120", "110", "10"]
 
 
-def test_events_come_by_the_work_they_freed(tmp_path: Path) -> None:
+def test_events_are_sorted_by_the_work_they_saved(tmp_path: Path) -> None:
     table = events_table([load_run(make_run(tmp_path / "r"))])
     assert [row[0] for row in table.rows] == ["40", "20"]  # step 10 dropped nothing
     largest = dict(zip(table.headers, table.rows[0], strict=True))
-    assert (largest["FMA freed"], largest["share"]) == ("500", "83.3%")
-    assert (largest["loss before"], largest["after"]) == ("0.04", "0.0625")
+    assert (largest["FMA saved"], largest["share"]) == ("500", "83.3%")
+    assert (largest["loss before"], largest["after cut"]) == ("0.04", "0.0625")
     assert largest["channels dropped"] == "10: attention_1.d_ai 8, D 2"
-    assert largest["removed"] == "attention_1"
+    assert largest["operators removed"] == "attention_1"
     assert table.note.startswith("3 events, 2 with a drop, 0 refused")
 
 
-def test_what_was_undone_is_counted(tmp_path: Path) -> None:
-    widths, events = birth_widths(2), []
+def test_undone_changes_are_counted(tmp_path: Path) -> None:
+    widths, events = initial_widths(2), []
     for step, undone in enumerate([{"balance": 0.5}, {}, {"balance": 0.5, "cut": 0.7}], 1):
         events.append(event(step, 1000.0, 1000.0, {}, [], widths) | {"undone": undone})
     note = events_table([load_run(make_run(tmp_path / "r", events=events))]).note
@@ -108,20 +110,20 @@ def test_what_was_undone_is_counted(tmp_path: Path) -> None:
 
 
 def test_only_the_largest_events_are_shown(tmp_path: Path) -> None:
-    widths = birth_widths(2)
+    widths = initial_widths(2)
     many = [event(s, 1000.0 - s, 999.0 - 2 * s, {"D": 1}, [], widths) for s in range(1, 31)]
     table = events_table([load_run(make_run(tmp_path / "r", events=many))], most=3)
     assert [row[0] for row in table.rows] == ["30", "29", "28"]
-    freed = table.headers.index("FMA freed")
-    assert [row[freed] for row in table.rows] == ["31", "30", "29"]
+    saved = table.headers.index("FMA saved")
+    assert [row[saved] for row in table.rows] == ["31", "30", "29"]
 
 
 def test_axes_that_are_not_named_are_counted(tmp_path: Path) -> None:
-    for more, said in ((1, "1 more axis"), (2, "2 more axes")):
+    for more, text in ((1, "1 more axis"), (2, "2 more axes")):
         dropped = {f"operators.mlp_0.x{k}": 1 for k in range(3 + more)}
-        drops = [event(20, 1000.0, 900.0, dropped, [], birth_widths(2))]
+        drops = [event(20, 1000.0, 900.0, dropped, [], initial_widths(2))]
         table = events_table([load_run(make_run(tmp_path / f"r{more}", events=drops))])
-        assert table.rows[0][-2].endswith(f", mlp_0.x2 1, {said}")
+        assert table.rows[0][-2].endswith(f", mlp_0.x2 1, {text}")
 
 
 @pytest.mark.parametrize(
@@ -131,27 +133,25 @@ def test_axes_that_are_not_named_are_counted(tmp_path: Path) -> None:
         (0.5, False, "Held-out loss 0.5, above the loss target of 0.05."),
     ],
 )
-def test_verdict_says_whether_the_target_was_held(
+def test_verdict_tells_whether_the_target_was_met(
     tmp_path: Path, loss: float, held: bool, sentence: str
 ) -> None:
     run = load_run(make_run(tmp_path / "r", loss=loss))
-    assert words.verdict([run]) == (held, sentence)
+    assert verdict([run]) == (held, sentence)
 
 
 def test_headlines(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "a"))
-    assert words.headline([run]) == ("1,000 → 100 FMA per token: 10.0× smaller at 99.96% accuracy")
+    assert headline([run]) == ("1,000 → 100 FMA per token: 10.0× smaller at 99.96% accuracy")
     runs = [run, load_run(make_run(tmp_path / "b", seed=100, loss=0.5))]
-    assert words.headline(runs).endswith("(means of 2 seeds)")
-    assert words.verdict(runs)[1].startswith("1 of 2 seeds end within the loss target")
-    going = load_run(make_run(tmp_path / "c", rows=3, events=[], finished=False))
-    assert words.headline([going]) == (
-        "1,000 → 1,000 FMA per token: not smaller at 58.00% accuracy"
-    )
-    assert words.verdict([going]) == (None, "Not finished: step 30 of at most 100.")
+    assert headline(runs).endswith("(means of 2 seeds)")
+    assert verdict(runs)[1].startswith("1 of 2 seeds end within the loss target")
+    unfinished = load_run(make_run(tmp_path / "c", rows=3, events=[], finished=False))
+    assert headline([unfinished]) == ("1,000 → 1,000 FMA per token: not smaller at 58.00% accuracy")
+    assert verdict([unfinished]) == (None, "Not finished: step 30 of at most 100.")
 
 
-def test_printed_forms_keep_text_as_text() -> None:
+def test_printed_forms_escape_text() -> None:
     table = Table("<t>", ["a|b", "n"], [["[red]x[/red] | <i>", "1"]], note="<script>")
     console = Console(file=io.StringIO(), width=60)
     render(table, console)
@@ -168,12 +168,12 @@ def test_what_the_command_line_prints(tmp_path: Path) -> None:
     print_structure(run, console)
     print_outcome(run, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "at birth" in text
+    assert "initial" in text
     assert "10.0× smaller at 99.96% accuracy" in text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(12.5, "12.5 s"), (287.7, "4 min 48 s"), (7500.0, "2 h 05 min")]
 )
-def test_times_read_well(value: float, text: str) -> None:
-    assert words.seconds(value) == text
+def test_times_are_formatted(value: float, text: str) -> None:
+    assert formats.seconds(value) == text

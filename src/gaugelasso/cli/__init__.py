@@ -1,6 +1,7 @@
-"""The command line. Parses, calls, prints; errors that are the user's to mend exit with 2.
+"""The command line: parses arguments, calls the other packages and prints their results.
 
-One file a group of commands, which do not know each other.
+Each file holds one group of commands and does not import the other groups. An error that the
+user can fix becomes one line and a nonzero exit code.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from gaugelasso.runs.folder import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 
-# A table, for the order of the help page is not to hang on that of imports.
+# In the order of the help page.
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "train": train,
     "eval": eval_,
@@ -48,15 +49,16 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Shrink a transformer while it trains: name the loss you need, keep the smallest "
-    "dense network that holds it.",
+    help="Shrink a transformer while it trains: set the loss you need, and keep the smallest "
+    "dense network that reaches it.\n\n"
+    "Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo",
 )
 for name, command in COMMANDS.items():
     app.command(name)(command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         console.print(__version__, highlight=False)
         raise typer.Exit
 
@@ -74,36 +76,38 @@ def _options(
 
 
 def _rank() -> int:
-    with contextlib.suppress(UserError):  # which may be what is to be said
+    # Invalid rank variables raise the same error in the command itself, which reports it.
+    with contextlib.suppress(UserError):
         return started_as()[0]
     return 0
 
 
-def _tell_launcher(message: str) -> None:
-    """Leave it where torchrun looks for the cause, which it prints last, under its traceback."""
+def _write_launcher_error(message: str) -> None:
+    """Write the error to the file from which torchrun prints the cause of a failure."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         info = {"py_callstack": message, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(UserError):  # it has been said already
+        # The error is on standard error already; this copy is optional.
+        with contextlib.suppress(UserError):
             write_json(Path(path), {"message": {"message": message, "extraInfo": info}})
 
 
 def set_up_process() -> None:
-    """What torch should know before its first call, and what is left to see if it crashes."""
+    """Set torch's options before its first call, and print a stack trace on a crash."""
     if sys.__stderr__ and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
-    # Lets freed blocks of a GPU serve tensors of other shapes.
+    # Shrinking tensors fragment GPU memory; expandable segments reuse freed blocks.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    # On ARM each product of matrices is compiled for its shape. Shapes that a cut has made
-    # obsolete need no room: torch would keep a thousand.
+    # On ARM, oneDNN compiles one kernel per matrix shape. Each cut makes shapes obsolete, so a
+    # smaller cache than the default is enough.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 warns of this call of its own
+        warnings.simplefilter("ignore")  # torch 2.9 warns about its own API here
         torch.set_float32_matmul_precision("high")
 
 
 def _command() -> None:
     try:
-        app()  # ends by SystemExit, always
+        app()  # always raises SystemExit
     except SystemExit as end:
         if not end.code:
             check_output_complete()
@@ -111,7 +115,7 @@ def _command() -> None:
 
 
 def main() -> None:
-    """Entry point: user errors become one line, and an exit code of their own."""
+    """Entry point: a user error becomes one line on standard error and an exit code."""
     set_up_process()
     try:
         _command()
@@ -120,8 +124,8 @@ def main() -> None:
         if rank := _rank():
             errors.print(f"rank {rank}:", end=" ", highlight=False)
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        _tell_launcher(str(error))
+        _write_launcher_error(str(error))
         raise SystemExit(error.exit_code) from None
     except Exception:
-        _tell_launcher(traceback.format_exc())
+        _write_launcher_error(traceback.format_exc())
         raise

@@ -1,4 +1,4 @@
-"""Arguments that commands share, and what is made of them."""
+"""Arguments that several commands share, and how they are parsed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,36 +10,41 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
 from gaugelasso.training.evaluation import choose_device
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (TOML).")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 RunPaths = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs in them.")
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.steps=2000."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the configuration, e.g. train.steps=2000. May be repeated.",
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an existing run folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an existing run folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
 
 
 def load_settings(
-    path: Path, changes: list[str] | None, device: str | None, here: bool = True
+    path: Path, changes: list[str] | None, device: str | None, check_device: bool = True
 ) -> Config:
-    """The settings; if they are to run `here`, their device must be."""
+    """The config after changes. With `check_device`, UserError if its device is missing here."""
     pairs = parse_changes(changes)
     if device is not None:
         pairs["train.device"] = device
     settings = load_config(path, pairs)
-    if here:
+    if check_device:
         choose_device(settings.train.device)
     return settings
 
 
 def parse_changes(changes: list[str] | None) -> dict[str, str]:
-    """Values of --set by key, still as text."""
+    """The values of --set by key, not yet parsed."""
     pairs: dict[str, str] = {}
     for change in changes or []:
         key, equals, value = change.partition("=")
@@ -50,7 +55,7 @@ def parse_changes(changes: list[str] | None) -> dict[str, str]:
 
 
 def choose_existing(resume: bool, overwrite: bool) -> Existing:
-    """What is to become of a run folder that is there already."""
+    """What to do with an existing run folder."""
     if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other")
+        raise UserError("--resume and --overwrite exclude each other; give only one of them")
     return "resume" if resume else "overwrite" if overwrite else "refuse"

@@ -1,4 +1,4 @@
-"""The command that times: a training step, or a compressed model when served."""
+"""The command bench: times a training step, or a compressed model in inference."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from gaugelasso.bench.measure import bench_run, bench_step, default_file, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
-from gaugelasso.cli.output import console, say
+from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
@@ -17,27 +17,40 @@ from gaugelasso.training.evaluation import choose_device
 
 def bench(
     what: Annotated[
-        Path, typer.Argument(metavar="CONFIG|RUN", help="A TOML file, or a run for --inference.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG|RUN",
+            help="Configuration file (TOML), or with --inference a run folder.",
+        ),
     ],
     inference: Annotated[
-        bool, typer.Option("--inference", help="Serve a run's model, its ancestor, and a uniform.")
+        bool,
+        typer.Option(
+            "--inference",
+            help="Time inference with a run's model, with the model before compression, and with "
+            "a uniform model of the same work.",
+        ),
     ] = False,
     structure: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|JSON", help="Time this structure instead of the full one."),
+        typer.Option(
+            metavar="RUN|JSON", help="Time this structure instead of the initial one of CONFIG."
+        ),
     ] = None,
     multiple: Annotated[
         int, typer.Option(min=1, help="Round every width up to a multiple of this.")
     ] = 1,
-    work: Annotated[str | None, typer.Option(help="Name of the row; default from CONFIG.")] = None,
+    work: Annotated[
+        str | None, typer.Option(help="Name of the row; default: the name of CONFIG or RUN.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
     set_: Changes = None,
     device: Device = None,
     out: Annotated[
-        Path | None, typer.Option(help="Benchmark file; default benchmarks/HARDWARE_DATE.json.")
+        Path | None, typer.Option(help="Benchmark file; default: benchmarks/HARDWARE_DATE.json.")
     ] = None,
 ) -> None:
-    """Time a training step part by part, or what a compressed model gains when served.
+    """Time the parts of a training step, or the inference of a compressed model.
 
     Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
 
@@ -45,10 +58,10 @@ def bench(
     """
     if inference:
         if structure or set_ or multiple > 1:
-            raise UserError("--inference takes structure and settings from RUN: leave out "
+            raise UserError("--inference takes structure and settings from RUN: remove "
                             "--structure, --multiple and --set")  # fmt: skip
         if not what.is_dir():
-            raise UserError(f"--inference wants a run folder, and {str(what)!r} is none")
+            raise UserError(f"--inference needs a run folder, and {str(what)!r} is not a folder")
         settings = run_config(what)
         where = choose_device(device or "auto")
         timings = bench_run(what, work or what.name, settings, where, repeats)
@@ -62,11 +75,11 @@ def bench(
     path = out or default_file(where)
     rows = {}
     for name, row in timings:
-        # One device after the other: what is measured stays where a slower one is broken off.
+        # Written after each device, so that an interruption keeps what was measured.
         record(path, where, "inference" if inference else "rows", {"work": name, **row})
         rows[name] = row
-        say(f"timed {name}")
+        print_line(f"timed {name}")
     print_bench(rows, console)
-    if doubt := busy(rows):
-        say(f"warning: {doubt}")
-    say(f"benchmark file: {path}")
+    if warning := busy(rows):
+        print_line(f"warning: {warning}")
+    print_line(f"benchmark file: {path}")

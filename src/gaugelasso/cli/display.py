@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel, or plain lines without a terminal."""
+"""The progress of a run: a live panel on a terminal, otherwise lines of text."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,34 +15,37 @@ from gaugelasso.runs.folder import read_rows
 from gaugelasso.runs.step_time import initial_step_ms
 from gaugelasso.training.records import Progress
 
-# Seconds between plain lines: a log should not fill with rows.
+# Seconds between lines, so that a log file stays short.
 _LINE_EVERY = 2.0
 
 
 @contextmanager
 def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[[Progress], None]]:
-    """Yields the function that a trainer calls with each row, once that is in its log."""
-    first: float | None = None
-    settled = False
+    """Yields the function that a trainer calls with each row, after the row is in the log.
 
-    def note(progress: Progress) -> float | None:
-        nonlocal first, settled
-        if not settled:
-            # A log that cannot be read is for others to mend: what only shows must stop no run.
+    `log` is the run's metrics.jsonl, from which the initial step time is read.
+    """
+    initial_ms: float | None = None
+    known = False
+
+    def find_initial_ms(progress: Progress) -> float | None:
+        nonlocal initial_ms, known
+        if not known:
+            # The display must not stop a run because its log cannot be read.
             with suppress(UserError):
-                first = initial_step_ms(read_rows(log), progress.fma_initial, going=True)
-            settled = first is not None or progress.row["fma"] != progress.fma_initial
-        return first
+                initial_ms = initial_step_ms(read_rows(log), progress.fma_initial, going=True)
+            known = initial_ms is not None or progress.row["fma"] != progress.fma_initial
+        return initial_ms
 
     if not console.is_terminal:
         last = [float("-inf")]
 
         def line(progress: Progress) -> None:
-            first = note(progress)
+            initial_ms = find_initial_ms(progress)
             wall = progress.row["wall_s"]
             if wall - last[0] >= _LINE_EVERY or progress.row["step"] >= progress.end:
                 last[0] = wall
-                console.print(plain_line(progress, first), highlight=False, soft_wrap=True)
+                console.print(plain_line(progress, initial_ms), highlight=False, soft_wrap=True)
 
         yield line
         return
@@ -50,18 +53,19 @@ def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[
     with Live(console=console, refresh_per_second=8) as live:
 
         def panel(progress: Progress) -> None:
-            live.update(Panel(_state(progress, note(progress)), title=title, padding=(1, 2)))
+            grid = _panel_content(progress, find_initial_ms(progress))
+            live.update(Panel(grid, title=title, padding=(1, 2)))
 
         yield panel
 
 
-def plain_line(progress: Progress, first: float | None) -> str:
-    """One row of metrics as a line of text; `first`: the step time to begin with, once known."""
+def plain_line(progress: Progress, initial_ms: float | None) -> str:
+    """One row of metrics as a line of text, with the initial step time once it is known."""
     row = progress.row
     metric = row[progress.metric_name]
     shown = "-" if metric is None else f"{metric:.4f}"
     memory = f"{row['memory_mib']:,.0f} MiB  " if "memory_mib" in row else ""
-    before = "" if first is None else f" (from {first:.1f})"
+    before = "" if initial_ms is None else f" (from {initial_ms:.1f})"
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
         f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
@@ -79,10 +83,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _state(progress: Progress, first: float | None) -> Group:
+def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
     row = progress.row
     metric = row[progress.metric_name]
-    before = "" if first is None else f", from {first:.1f}"
+    before = "" if initial_ms is None else f", from {initial_ms:.1f}"
     colour = "green" if row["loss"] <= progress.loss_target else "yellow"
     grid = Table.grid(padding=(0, 3))
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Commands that put one model to work: train it, then ask it."""
+"""Commands that run one model: train, eval, generate, show."""
 
 import logging
 from itertools import chain, islice
@@ -21,7 +21,7 @@ from gaugelasso.cli.arguments import (
     parse_changes,
 )
 from gaugelasso.cli.display import show_progress
-from gaugelasso.cli.output import console, say
+from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
 from gaugelasso.config import changed, run_config
 from gaugelasso.distributed import join
@@ -47,54 +47,59 @@ def train(
 ) -> None:
     """Train and compress one model.
 
+    The run folder receives the logs, the checkpoints and the summary.
+
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --set train.seed=7
+
+    Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --resume
     """
     settings = load_settings(config, set_, device)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.train.seed}"
     title = f"{settings.task_name}, seed {settings.train.seed}"
     existing, where = choose_existing(resume, overwrite), choose_device(settings.train.device)
     team = join(where.startswith("cuda"), settings.train.rank_timeout)
-    if team.rank:  # rank 0 speaks for all
+    if team.rank:  # only rank 0 prints
         logging.disable(logging.WARNING)
-        _built(settings, folder, existing, team=team).run()
+        _build_trainer(settings, folder, existing, team=team).run()
         team.close()
         return
     with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
-        trainer = _built(settings, folder, existing, on_progress, team)
+        trainer = _build_trainer(settings, folder, existing, on_progress, team)
         if resume:
-            say(_start_message(folder, trainer.compressor.steps))
+            print_line(_start_message(folder, trainer.compressor.steps))
         trainer.run()
     team.close()
     print_outcome(load_run(folder), console)
-    say(f"run folder: {folder}")
+    print_line(f"run folder: {folder}")
 
 
-def _built(*arguments: Any, **named: Any) -> Trainer:
-    """The trainer, which may be broken off like a crash: what was saved is as it was."""
+def _build_trainer(*arguments: Any, **named: Any) -> Trainer:
+    """Create the trainer. A stop signal interrupts it at once; saved files stay unchanged."""
     with (
         stop_requests() as request,
-        request.interruptible("before it took a step; nothing was lost"),
+        request.interruptible("before the first step; nothing was lost"),
     ):
         return Trainer(*arguments, **named)
 
 
 def _start_message(folder: Path, step: int) -> str:
-    """A name misspelt would else go unnoticed: where there is no run, one begins."""
+    """Tells where --resume starts: with a misspelt folder name it would start a new run."""
     if step:
-        return f"run folder {str(folder)!r}: going on after step {step:,}"
-    return f"run folder {str(folder)!r}: no step saved there to go on from; beginning at step 0"
+        return f"run folder {str(folder)!r}: resuming after step {step:,}"
+    return f"run folder {str(folder)!r}: no checkpoint to resume from; starting at step 0"
 
 
 def eval_(
     run: RunPath,
-    batches: Annotated[int, typer.Option(min=1, help="Held-out batches.")] = 64,
+    batches: Annotated[int, typer.Option(min=1, help="Number of held-out batches.")] = 64,
     whole: Annotated[
-        bool, typer.Option("--whole", help="All of finite held-out data, not some batches.")
+        bool,
+        typer.Option("--whole", help="Use all held-out data of a finite data set."),
     ] = False,
     set_: Changes = None,
     device: Device = None,
 ) -> None:
-    """Evaluate a run's model on its held-out stream.
+    """Evaluate a run's model on held-out data.
 
     Example: gaugelasso eval runs/demo --batches 256
 
@@ -107,36 +112,42 @@ def eval_(
     if (task.length, task.inputs) != (model.initial_spec.length, model.initial_spec.inputs):
         raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
-        figures, of = whole_figures(model, settings, where), "all held-out data"
+        figures, data = whole_figures(model, settings, where), "all held-out data"
     else:
         loss, metric = evaluate(model, settings, batches, where, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
-        of = f"{batches} batches of {settings.train.batch}"
-    say("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({of})")
+        data = f"{batches} batches of {settings.train.batch}"
+    print_line("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({data})")
 
 
 def generate(
     run: RunPath,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "\n",
-    length: Annotated[int, typer.Option(min=1, help="Bytes to write.")] = 400,
+    prompt: Annotated[
+        str, typer.Option(help="Text to continue.", show_default="a line break")
+    ] = "\n",
+    length: Annotated[int, typer.Option(min=1, help="Number of bytes to generate.")] = 400,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Below 1: likelier bytes; 0: the likeliest.")
+        float, typer.Option(min=0, help="Sampling temperature; 0: always the most likely byte.")
     ] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Only this many bytes; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Sample from this many most likely bytes; 0: from all.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     device: Device = None,
 ) -> None:
-    """Let a language model go on from a prompt.
+    """Generate text with a language model.
 
     Example: gaugelasso generate runs/books --prompt "It was a " --length 200
     """
     task = run_config(run).task_name
     if task != "charlm":
-        raise UserError(f"{str(run)!r} learned {task!r}; text comes from runs of 'charlm' only")
+        raise UserError(
+            f"{str(run)!r} is a run of the task {task!r}; generate needs a run of 'charlm'"
+        )
     where = choose_device(device or "auto")
     model = load_model(run, where).eval()
     generator = torch.Generator(where).manual_seed(seed)
-    # Bytes of the command line that are no UTF-8 stay what they are.
+    # Python decodes bytes that are not UTF-8 to surrogates; this restores the bytes.
     start = prompt.encode(errors="surrogateescape")
     tokens = sample(model, start, temperature=temperature, top_k=top_k, generator=generator)
     for piece in readable(chain(start, islice(tokens, length))):
@@ -146,13 +157,13 @@ def generate(
 
 def show(
     run: RunPath,
-    problems: Annotated[int, typer.Option(min=1, help="How many divisions.")] = 1,
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
     device: Device = None,
 ) -> None:
-    """Print divisions as the model of an ff31 run solves them, step by step.
+    """Print how the model of an ff31 run solves polynomial divisions, step by step.
 
     Example: gaugelasso show runs/division --problems 3
     """
     for line in show_divisions(run, problems, seed, choose_device(device or "auto")):
-        say(line)
+        print_line(line)

@@ -1,4 +1,4 @@
-"""What commands say, on one console. Where nobody can hear it, work goes on."""
+"""The console of all commands. A failed write to standard output does not stop a command."""
 
 import contextlib
 import errno
@@ -13,36 +13,37 @@ from rich.console import Console
 from gaugelasso.errors import UserError
 
 
-class _Nowhere(io.TextIOBase):
-    """Where nothing listens."""
+class _NullStream(io.TextIOBase):
+    """Stands in for a standard stream that was closed before Python started."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
-_NOWHERE = _Nowhere()
-# What a reader leaves that has gone, be it a pipe's or a terminal.
-_GONE = {errno.EPIPE, errno.EIO}
+_NULL_STREAM = _NullStream()
+# The errors of writing to a pipe or terminal whose reader has closed it.
+_READER_CLOSED = {errno.EPIPE, errno.EIO}
 
 
-class _Steady:
-    """A standard stream as it is at the moment, if there is one; it breaks without a word.
+class _TolerantStream:
+    """A standard stream that ignores failed writes and keeps the first error.
 
-    A reader that is gone or a full disk must not cost a run that has been going for hours.
+    A closed pipe or a full disk must not end a run that has been training for hours. The stream
+    is looked up at every call, because tests and rich replace sys.stdout.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]):
         self._name = name
-        self.trouble: OSError | None = None
+        self.error: OSError | None = None
 
     @property
-    def rich_proxied_file(self) -> "_Steady":
-        """By this rich finds what is behind a stream; a live panel puts itself before ours."""
+    def rich_proxied_file(self) -> "_TolerantStream":
+        """The attribute by which rich finds the stream behind the proxy of a live panel."""
         return self
 
     @property
     def _stream(self) -> Any:
-        stream = getattr(sys, self._name) or _NOWHERE  # closed before Python began
+        stream = getattr(sys, self._name) or _NULL_STREAM
         return getattr(stream, "rich_proxied_file", stream)
 
     def __getattr__(self, name: str) -> Any:
@@ -50,7 +51,7 @@ class _Steady:
 
     def write(self, text: str) -> int:
         stream = self._stream
-        with self._enduring():
+        with self._keep_error():
             try:
                 stream.write(text)
             except UnicodeEncodeError:
@@ -58,35 +59,35 @@ class _Steady:
         return len(text)
 
     def flush(self) -> None:
-        with self._enduring():
+        with self._keep_error():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _enduring(self) -> Iterator[None]:
+    def _keep_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self.trouble = self.trouble or error
-            # What is still to be written, at the latest when Python ends, goes where all may.
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
+            self.error = self.error or error
+            # Buffered text would fail again when Python flushes at exit: redirect it.
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
 
 
-_stdout, _stderr = _Steady("stdout"), _Steady("stderr")
+_stdout, _stderr = _TolerantStream("stdout"), _TolerantStream("stderr")
 console = Console(file=cast(IO[str], _stdout))
 errors = Console(file=cast(IO[str], _stderr))
 
 
-def say(text: str) -> None:
-    """A plain line: names that users chose may look like markup."""
+def print_line(text: str) -> None:
+    """Print text without markup: names chosen by users may contain brackets."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def check_output_complete() -> None:
-    """UserError if some of it could not be written. A reader that has had enough is no error."""
-    trouble = _stdout.trouble
-    if trouble and trouble.errno not in _GONE:
+    """UserError if standard output could not be written. A reader that closed it is no error."""
+    error = _stdout.error
+    if error and error.errno not in _READER_CLOSED:
         raise UserError(
-            f"standard output cannot be written ({trouble.strerror}): all was done, "
-            "but what was to be said of it is not complete"
+            f"standard output cannot be written ({error.strerror}): the command has finished, "
+            "but the output is incomplete"
         )

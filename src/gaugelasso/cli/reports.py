@@ -1,4 +1,4 @@
-"""Commands that read run folders: no model is run."""
+"""Commands that read run folders: report, pareto, advise, info. They run no model."""
 
 import tomllib
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from gaugelasso.cli.arguments import Out, RunPath, RunPaths
-from gaugelasso.cli.output import console, say
+from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.report import home, write_pareto, write_report
-from gaugelasso.report.advice import advise as suggest
+from gaugelasso.report import common_folder, write_pareto, write_report
+from gaugelasso.report.advice import advise as make_advice
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome, print_structure
 from gaugelasso.runs.folder import make_folder, write_text
@@ -21,9 +21,13 @@ def report(
     runs: RunPaths,
     out: Out = None,
 ) -> None:
-    """Draw what happened: profile, saturation, curves, and a one-page HTML report.
+    """Write pictures, tables and one HTML page about a run, or about several seeds.
+
+    Several runs must differ only in their seed. The default output folder is "report" in RUN.
 
     Example: gaugelasso report runs/demo
+
+    Example: gaugelasso report runs/main --out reports/main
     """
     files = write_report(runs, out)
     for name, path in (
@@ -34,43 +38,43 @@ def report(
         ("report", files.page),
     ):
         if path is not None:
-            say(f"{name}: {path}")
+            print_line(f"{name}: {path}")
 
 
 def pareto(runs: RunPaths, out: Out = None) -> None:
-    """Draw held-out loss against work for runs with other targets or settings.
+    """Draw held-out loss against work for runs with different targets or settings.
 
-    Takes runs, folders of seeds, or a folder of such; what differs names the condition.
+    Runs with the same settings form one condition, named by the settings that differ.
 
     Example: gaugelasso pareto runs/loose runs/main runs/tight --out runs/pareto
     """
     picture, table = write_pareto(runs, out)
-    say(table.read_text(encoding="utf-8"))
-    say(f"picture: {picture}")
-    say(f"table: {table}")
+    print_line(table.read_text(encoding="utf-8"))
+    print_line(f"picture: {picture}")
+    print_line(f"table: {table}")
 
 
 def advise(
     runs: RunPaths,
     out: Annotated[
-        Path | None, typer.Option(help="Config to write; default next.toml in RUN.")
+        Path | None, typer.Option(help="Config file to write; default: next.toml in RUN.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing config.")
+        bool, typer.Option("--overwrite", help="Replace an existing config file.")
     ] = False,
 ) -> None:
-    """Say which axes to widen or narrow next, and write the next config.
+    """Suggest which axes to widen or narrow, and write the config of the next run.
 
     Example: gaugelasso advise runs/demo --out configs/second.toml
 
     Example: gaugelasso train runs/demo/next.toml --out runs/second
     """
-    advice = suggest(runs)
+    advice = make_advice(runs)
     for line in advice.lines:
-        say(line)
-    # A config that could not be trained is not worth a file.
+        print_line(line)
+    # Raises for a config that could not be trained, before a file is written.
     Config.from_dict(tomllib.loads(advice.config))
-    path = out or home(runs) / "next.toml"
+    path = out or common_folder(runs) / "next.toml"
     if path.exists() and not overwrite:
         raise UserError(
             f"config {str(path)!r} already exists; add --overwrite to replace it, "
@@ -78,11 +82,11 @@ def advise(
         )
     make_folder(path.parent)
     write_text(path, advice.config)
-    say(f"next config: {path}")
+    print_line(f"next config: {path}")
 
 
 def info(run: RunPath) -> None:
-    """Print the structure of a run's model, layer by layer.
+    """Print the structure of a run's model, layer by layer, and the run's outcome.
 
     Example: gaugelasso info runs/demo
     """

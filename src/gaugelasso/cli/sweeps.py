@@ -1,4 +1,4 @@
-"""The command that trains many models, and writes what came of them."""
+"""The command sweep: trains several seeds and arms, and writes their results."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ from gaugelasso.cli.arguments import (
     choose_existing,
     load_settings,
 )
-from gaugelasso.cli.output import console, say
+from gaugelasso.cli.output import console, print_line
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_comparison, write_report
 from gaugelasso.report.arms import arms_table
@@ -33,14 +33,14 @@ from gaugelasso.training.evaluation import choose_device
 
 def sweep(
     config: ConfigPath,
-    seeds: Annotated[str, typer.Option(help="Seeds, as in 42-46 or 1,5,9.")] = "42-46",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    seeds: Annotated[str, typer.Option(help="Seeds, e.g. 42-46 or 1,5,9.")] = "42-46",
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
     arm: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'NAME: KEY=VALUE ...'",
-            help="A condition to compare: what it changes on top of --set, or nothing. Repeat "
-            "it for more; all seeds of all arms share --jobs.",
+            help="An arm of a comparison: its name and the keys it changes in addition to --set, "
+            "if any. Repeat it for each arm. All seeds of all arms share --jobs.",
         ),
     ] = None,
     set_: Changes = None,
@@ -49,26 +49,27 @@ def sweep(
     resume: Resume = False,
     overwrite: Overwrite = False,
     results: Annotated[
-        Path | None, typer.Option(help="Also write the results file (JSON) here.")
+        Path | None, typer.Option(help="Also write the results file (JSON) to this path.")
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Hand the runs to a cluster through submitit: slurm, or local to try it. Jobs go "
-            "on when this command is broken off; given again with --resume, it finds them, waits "
-            "for those that have not ended, and collects all.",
+            help="Submit the runs to a cluster with submitit: slurm, or local for a test. Jobs "
+            "continue if this command is interrupted. With --resume it finds them again, waits "
+            "for those still running, and collects all results.",
         ),
     ] = None,
     cluster_set: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="A setting of submitit: timeout_min=240, gpus_per_node=1, slurm_partition=gpu.",
+            help="A parameter of submitit, e.g. timeout_min=240, gpus_per_node=1 or "
+            "slurm_partition=gpu. May be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Train several seeds, processes side by side; one failure does not stop the rest.
+    """Train several seeds, each in its own process. A failed run does not stop the others.
 
     Example: gaugelasso sweep configs/retrieval/main.toml --seeds 42-46 --jobs 5
 
@@ -80,13 +81,13 @@ def sweep(
     folder = out or Path("runs") / config.stem
     arms = parse_arms(arm or [], folder)
     numbers, changes = parse_seeds(seeds), set_ or []
-    devices = _check_settings(config, changes, arms, device, here=cluster is None)
+    devices = _check_settings(config, changes, arms, device, check_device=cluster is None)
     if results is not None:
         make_folder(results.parent)
-    home = _open_cluster(cluster, cluster_set or [], folder, overwrite)
-    on_gpu = home is None and any(choose_device(one).startswith("cuda") for one in devices)
+    target = _open_cluster(cluster, cluster_set or [], folder, overwrite)
+    on_gpu = target is None and any(choose_device(one).startswith("cuda") for one in devices)
     plan = Plan(config, numbers, arms, jobs, changes, device, existing, on_gpu)
-    outcomes = run_sweep(plan, console, home)
+    outcomes = run_sweep(plan, console, target)
     ended = [outcome for outcome in outcomes if outcome.ended]
     if arm and ended:
         _write_arms(ended, len(numbers), folder, results)
@@ -97,14 +98,15 @@ def sweep(
 
 
 def _check_settings(
-    config: Path, changes: list[str], arms: list[Arm], device: str | None, here: bool
+    config: Path, changes: list[str], arms: list[Arm], device: str | None, check_device: bool
 ) -> set[str]:
-    """The devices that the arms name; UserError where the settings of one are wrong."""
-    load_settings(config, changes, device, here)  # what is wrong with all is no arm's fault
+    """The devices of all arms; UserError, naming the arm, if its settings are wrong."""
+    # An error in the common settings should not be reported as one of an arm.
+    load_settings(config, changes, device, check_device)
     devices = set()
     for arm in arms:
         try:
-            settings = load_settings(config, [*changes, *arm.changes], device, here)
+            settings = load_settings(config, [*changes, *arm.changes], device, check_device)
         except UserError as error:
             raise UserError(f"--arm {arm.name!r}: {error}") from None
         devices.add(settings.train.device)
@@ -116,31 +118,34 @@ def _open_cluster(
 ) -> Cluster | None:
     if name is None:
         if settings:
-            raise UserError(f"--cluster-set {settings[0]}: for use with --cluster")
+            raise UserError(f"--cluster-set {settings[0]} needs --cluster")
         return None
     if overwrite:
-        raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
+        raise UserError(
+            "--overwrite cannot be used with --cluster: a job that is queued again would "
+            "overwrite its own run"
+        )
     return Cluster(name, parse_settings(settings), folder)
 
 
 def _write_only(outcome: ArmOutcome, name: str, results: Path | None) -> None:
-    """What came of a sweep that compares nothing."""
+    """Write results and report of a sweep without arms."""
     collected = _write_results(outcome)
     if results is not None:
         write_json(results, collected)
-    say(results_table(collected, name))
-    say(f"report: {write_report(outcome.folders, outcome.arm.folder / 'report').page}")
+    print_line(results_table(collected, name))
+    print_line(f"report: {write_report(outcome.folders, outcome.arm.folder / 'report').page}")
 
 
 def _write_results(outcome: ArmOutcome) -> dict[str, Any]:
-    """The results file of one arm, in its folder."""
+    """Write the results file of one arm into its folder."""
     collected = collect_results(outcome.folders) | {"command": _command()}
     write_json(outcome.arm.folder / "results.json", collected)
     return collected
 
 
 def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path | None) -> None:
-    """Results first, of each arm and of all, then what is drawn of them."""
+    """Write the results of each arm and of all arms, then the comparison and the reports."""
     for outcome in ended:
         _write_results(outcome)
     conditions = [
@@ -154,14 +159,14 @@ def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path
     write_comparison(conditions, table, folder)
     for outcome in ended:
         page = write_report(outcome.folders, outcome.arm.folder / "report").page
-        say(f"report of {outcome.arm.name}: {page}")
+        print_line(f"report of {outcome.arm.name}: {page}")
     if console.is_terminal:
         render(table, console)
-    else:  # a log has no width that a table could be fitted to
-        say(to_markdown(table))
-    say(f"comparison: {folder / 'arms.md'}, {folder / 'arms.png'}")
+    else:  # a log file has no width to fit a table to
+        print_line(to_markdown(table))
+    print_line(f"comparison: {folder / 'arms.md'}, {folder / 'arms.png'}")
 
 
 def _command() -> str:
-    """The sweep's own command, where its runs know theirs alone."""
+    """The command line of the sweep; the runs record only their own."""
     return shlex.join(["gaugelasso", *sys.argv[1:]])

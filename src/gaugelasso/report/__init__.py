@@ -1,4 +1,7 @@
-"""Reports: what happened in a run, read off its folder. Imported by the command line alone."""
+"""Reports: pictures, tables and an HTML page made from run folders.
+
+Only the command line imports this package. It runs no model.
+"""
 
 import contextlib
 import os
@@ -16,7 +19,7 @@ from gaugelasso.runs.folder import write_text
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the parts of a report lie."""
+    """Paths of the files of a report."""
 
     page: Path
     profile: Path
@@ -27,13 +30,13 @@ class ReportFiles:
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
-    """Report on one run, or on several that differ by seed alone; finished or not.
+    """Report on one run, or on several that differ only in their seed; finished or not.
 
-    A folder with runs in it, as a sweep makes it, stands for these runs. Goes to
-    `out`, by default the folder "report" in the run or, for several runs, beside them.
-    Files already there under the same names are replaced.
+    A folder that contains runs, as a sweep writes it, stands for these runs. The report goes to
+    `out`; the default is the folder "report" in the run or, for several runs, in their common
+    parent. Existing files of the same names are replaced.
     """
-    # matplotlib takes a second to load: commands that draw nothing need not wait for it.
+    # matplotlib takes a second to import, and most commands do not draw.
     from gaugelasso.report.heatmap import draw_saturation
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
@@ -41,7 +44,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(run_folders(folders))
-    with _into(out or home(folders) / "report") as out:
+    with _output_folder(out or common_folder(folders) / "report") as out:
         files = ReportFiles(
             page=out / "index.html",
             profile=out / "profile.png",
@@ -71,42 +74,44 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
 
 
 def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None:
-    """Arms side by side in the existing folder `out`: arms.md, arms.png."""
+    """Write the comparison of arms into the folder `out`: arms.md, arms.png."""
     from gaugelasso.report.tradeoff import draw_tradeoff
 
-    with _into(out):
+    with _output_folder(out):
         write_text(out / "arms.md", to_markdown(table))
         draw_tradeoff(arms, out / "arms.png")
 
 
 def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
-    """Loss against work over finished runs of one task: a picture, and the table beside it.
+    """Loss against work over finished runs of one task; returns the picture and the table.
 
-    Go to `out`, by default the folder "pareto" where the runs lie.
+    They go to `out`; the default is the folder "pareto" in the common parent of the runs.
     """
     from gaugelasso.report.pareto import draw_pareto, load_points, pareto_table
 
     points = load_points(paths)
-    with _into(out or home(paths) / "pareto") as out:
+    with _output_folder(out or common_folder(paths) / "pareto") as out:
         draw_pareto(points, picture := out / "pareto.png")
         write_text(table := out / "pareto.md", to_markdown(pareto_table(points)))
     return picture, table
 
 
-def home(folders: Sequence[Path]) -> Path:
-    """Where what is made of some runs goes: the one folder, or the one that all lie under."""
+def common_folder(folders: Sequence[Path]) -> Path:
+    """The default place for output: the only folder, or the common parent of several."""
     if len(folders) == 1:
         return folders[0]
     return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
 @contextlib.contextmanager
-def _into(out: Path) -> Iterator[Path]:
-    """The folder, made where it is missing; UserError names what cannot be written to it."""
+def _output_folder(out: Path) -> Iterator[Path]:
+    """Creates the folder if it is missing; a file that cannot be written becomes a UserError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {str(out)!r} for the report: {error}") from None
+        raise UserError(
+            f"the folder {str(out)!r} for the report cannot be created: {error}"
+        ) from None
     try:
         yield out
     except OSError as error:
@@ -114,4 +119,4 @@ def _into(out: Path) -> Iterator[Path]:
         raise UserError(f"output {name!r} cannot be written: {why}") from None
 
 
-__all__ = ["ReportFiles", "home", "write_comparison", "write_pareto", "write_report"]
+__all__ = ["ReportFiles", "common_folder", "write_comparison", "write_pareto", "write_report"]

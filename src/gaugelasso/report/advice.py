@@ -1,14 +1,15 @@
-"""What a finished run says about the next one: axes to widen or narrow, layers to add or drop.
+"""Advice for the next run: which axes to widen or narrow, which layers to add or remove.
 
-Reads saturation and outcome, and rewrites the run's own [model] section. The rules:
+Reads saturation and outcome of finished runs, and rewrites the run's own [model] section.
+The rules:
 
-- an axis at its ceiling in most of the layers that kept it was binding: widen it, by the
-  more the more layers it fills, at most to twice its width;
-- an axis that no layer keeps more than a quarter of was too large: halve it;
-- layers of which nothing is left go, at most half of them; where every layer is full,
-  half as many are added;
-- where the loss target was missed nothing is made smaller, and where it was never reached, or
-  nothing was ever pressed, compression never began: widths then say nothing.
+- An axis at its ceiling in most of the layers that kept it was binding. Widen it; the more
+  layers it fills, the wider, up to twice its width.
+- An axis of which every layer keeps at most a quarter was too wide. Halve it.
+- Layers that lost all operators are removed, at most half of the layers. If every layer is full,
+  add half as many.
+- If the final loss misses its target, nothing is made smaller. If the training loss never reached
+  the target, or no structural event took place, the widths carry no information.
 """
 
 import math
@@ -17,27 +18,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaugelasso.report import words
-from gaugelasso.report.data import (
-    LAYER_KINDS,
-    Run,
-    check_finished,
-    load_condition,
-    outcome,
-    run_folders,
-)
+from gaugelasso.report.data import check_finished, load_condition, run_folders
+from gaugelasso.report.outcome import outcome
+from gaugelasso.report.run import LAYER_KINDS, Run
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
-from gaugelasso.report.shape import POSITIVE, check
+from gaugelasso.report.schema import POSITIVE, check_keys
 from gaugelasso.report.toml import comment, to_toml
+from gaugelasso.report.verdict import verdict
 
 _SMALL = 0.25
-# Key of [model] -> the axis that it sets. What reads or writes the stream is bounded by D.
+# Key of [model] -> the axis whose width it sets. D bounds all axes that read or write the stream.
 _AXES = {"width": "D", "d_k": "d_k", "d_v": "d_v", "d_f": "d_f"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A new value of one key of [model], and what in the run speaks for it."""
+    """A new value of one key of [model], and the reason."""
 
     key: str
     old: int
@@ -53,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Advice:
-    """The outcome in a sentence, changes, remarks, and the next config as TOML."""
+    """A sentence about the outcome, changes, remarks, and the next config as TOML."""
 
     verdict: str
     changes: list[Change]
@@ -66,27 +62,27 @@ class Advice:
 
 
 def advise(paths: Sequence[Path]) -> Advice:
-    """Advice from finished runs that differ by seed alone; over seeds, medians decide."""
+    """Advice from finished runs that differ only in their seed; over seeds, medians decide."""
     runs = load_condition(run_folders(paths))
     check_finished(runs)
     first = runs[0]
-    where = repr(str(first.path / "config.json"))
-    check(where, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
+    source = repr(str(first.path / "config.json"))
+    check_keys(source, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]
     reached = statistics.median_high(end.reached_step is not None for end in ends)
     losses = [math.inf if end.loss is None else end.loss for end in ends]
     held = statistics.median(losses) <= first.loss_target
-    pressed = statistics.median_high(run.pressed for run in runs)
-    found = extents(runs) if reached and pressed else None
+    had_event = statistics.median_high(run.had_structural_event for run in runs)
+    found = extents(runs) if reached and had_event else None
     changes = [*_width_changes(first, found), *_layer_change(first, found)] if found else []
-    spared = [] if held else [change.key for change in changes if change.new < change.old]
-    changes = [change for change in changes if change.key not in spared]
-    _, verdict = words.verdict(runs)
+    kept_wide = [] if held else [change.key for change in changes if change.new < change.old]
+    changes = [change for change in changes if change.key not in kept_wide]
+    _, sentence = verdict(runs)
     return Advice(
-        verdict=verdict,
+        verdict=sentence,
         changes=changes,
-        remarks=_remarks(held, changes, spared) if found else [_never_began(first, reached)],
-        config=_next_config(runs, verdict, changes),
+        remarks=_remarks(held, changes, kept_wide) if found else [_no_compression(first, reached)],
+        config=_next_config(runs, sentence, changes),
     )
 
 
@@ -95,8 +91,8 @@ def _width_changes(run: Run, found: Mapping[str, list[Extent]]) -> list[Change]:
     for key, kind in _AXES.items():
         old = run.config["model"][key]
         even = key == "d_k" and bool(run.config["model"].get("rope"))
-        kept = [axis for axis in found[kind] if not axis.gone]
-        full = [axis for axis in kept if axis.full]
+        kept = [axis for axis in found[kind] if not axis.removed]
+        full = [axis for axis in kept if axis.at_ceiling]
         most = max((axis.share for axis in kept), default=0.0)
         if 2 * len(full) > len(kept):
             new = wider(old, 1 + len(full) / len(kept), even)
@@ -118,73 +114,78 @@ def _layer_change(run: Run, found: Mapping[str, list[Extent]]) -> list[Change]:
     for axis in (axis for kind in LAYER_KINDS for axis in found[kind]):
         layers.setdefault(axis.depth or 0, []).append(axis)
     old = run.config["model"]["layers"]
-    empty = [depth for depth, axes in sorted(layers.items()) if all(axis.gone for axis in axes)]
+    empty = [depth for depth, axes in sorted(layers.items()) if all(axis.removed for axis in axes)]
     if empty:
         new = max(old - len(empty), math.ceil(old / 2))
         why = f"nothing is left of layer{'s' * (len(empty) > 1)} {layer_list(empty)}"
         return [Change("layers", old, new, why)] if new != old else []
     shares = [statistics.median(axis.share for axis in axes) for axes in layers.values()]
     if min(shares, default=0.0) >= CEILING:
-        why = "in every layer most axes sit at their ceiling"
+        why = "in every layer most axes are at their ceiling"
         return [Change("layers", old, old + math.ceil(old / 2), why)]
     return []
 
 
 def wider(old: int, factor: float, even: bool) -> int:
-    """A friendly width of at most `factor` (1 to 2) times the old one, and above it."""
+    """A round width greater than the old one, at most `factor` (1 to 2) times it."""
     grain = _grain(old * factor, even)
     return max(int(old * factor / grain) * grain, old + grain)
 
 
 def narrower(old: int, even: bool) -> int:
-    """A friendly width of at least half the old one."""
+    """A round width of at least half the old one."""
     grain = _grain(old / 2, even)
     return min(math.ceil(old / 2 / grain) * grain, old)
 
 
 def _grain(width: float, even: bool) -> int:
-    """Widths near this one are multiples of the greatest power of two in an eighth of it."""
+    """The step between round widths: the greatest power of two in an eighth of the width."""
     return max(2 ** math.floor(math.log2(max(width / 8, 1))), 2 if even else 1)
 
 
-def _never_began(run: Run, reached: bool) -> str:
-    """What to do where the widths are those of birth because nothing pressed on them."""
+def _no_compression(run: Run, reached: bool) -> str:
+    """The remedy where all widths are the initial ones because the penalty was never active."""
     compress = run.config["compress"]
     if compress.get("solver") == "fixed" and not compress.get("rho"):
-        remedy = "compress.rho = 0 presses on nothing; choose another compress.solver."
+        remedy = "compress.rho = 0 switches the penalty off; choose another compress.solver."
     elif not reached:
-        remedy = "give it more train.steps, another compress.lr, a higher target.loss, "
+        remedy = "set more train.steps, another compress.lr, a higher target.loss, "
         remedy += "or a larger model."
     else:
-        remedy = "no structural event came between warmup and cooldown; give it more train.steps, "
+        remedy = (
+            "no structural event took place between warmup and cooldown; set more train.steps, "
+        )
         remedy += "or a smaller compress.interval."
-    return f"Compression never began, so the widths say nothing: {remedy}"
+    return f"Compression never started, so the widths carry no information: {remedy}"
 
 
-def _remarks(held: bool, changes: list[Change], spared: list[str]) -> list[str]:
+def _remarks(held: bool, changes: list[Change], kept_wide: list[str]) -> list[str]:
     remarks = []
-    if spared:
-        remarks.append(f"The target was missed, so these are not made smaller: {', '.join(spared)}")
+    if kept_wide:
+        names = ", ".join(kept_wide)
+        remarks.append(f"The target was missed, so these are not made smaller: {names}")
     if not held and not changes:
         remarks.append(
-            "No axis sits at its ceiling in most layers: more train.steps or train.cooldown, or a "
+            "No axis is at its ceiling in most layers: more train.steps or train.cooldown, or a "
             "higher target.loss, will help more than width."
         )
     if held and not changes:
         remarks.append(
-            "Nothing to change: no axis sits at its ceiling in most layers, and none keeps a "
+            "Nothing to change: no axis is at its ceiling in most layers, and none keeps a "
             "quarter or less in all of them."
         )
     return remarks
 
 
-def _next_config(runs: Sequence[Run], verdict: str, changes: list[Change]) -> str:
+def _next_config(runs: Sequence[Run], sentence: str, changes: list[Change]) -> str:
     first = runs[0]
     model = first.config["model"] | {change.key: change.new for change in changes}
     which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
     head = [
-        f"What gaugelasso advise makes of {first.task}, {which}. {verdict}",
-        "Changed keys say why; all others are the run's own." if changes else "Nothing changed.",
+        f"Written by gaugelasso advise from {first.task}, {which}. {sentence}",
+        "A comment gives the reason for each change; all other keys are the run's own."
+        if changes
+        else "Nothing changed.",
     ]
     remarks = {f"model.{change.key}": f"was {change.old}: {change.why}" for change in changes}
     lines = [*map(comment, head), "", to_toml(first.config | {"model": model}, remarks)]

@@ -1,22 +1,23 @@
-"""Arms side by side: one row a condition, before cooldown and at the end."""
+"""The table that compares arms: one row per condition, before cooldown and at the end."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gaugelasso.report import words
-from gaugelasso.report.data import Condition, outcome
+from gaugelasso.report import formats
+from gaugelasso.report.data import Condition
 from gaugelasso.report.layout import Table
+from gaugelasso.report.outcome import outcome
 from gaugelasso.report.results import origin
 
 
 def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
-    """Means over the seeds of each arm, and how many of these held the loss target.
+    """Means over the seeds of each arm, and how many seeds met the loss target.
 
-    `results` are those of `collect_arms`: they say where the figures come from.
+    `results` comes from `collect_arms`; it gives commit, hardware and date for the note.
     """
     name = metric_name(arms)
-    # One digit more than elsewhere: arms may differ in it alone.
-    score = words.metric_format(name, digits=3)
+    # One digit more than in other tables: arms may differ only there.
+    score = formats.metric_format(name, digits=3)
     rows = []
     for arm in arms:
         ends = [outcome(run) for run in arm.runs]
@@ -25,29 +26,29 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
         held = sum(end.loss is not None and end.loss <= target for end in ends)
         rows.append([
             arm.name,
-            words.over_seeds([end.fma_final for end in ends], words.count),
-            _mean((end.compression for end in ends), words.ratio),
-            _mean((row.get("loss") for row in before), words.figure),
-            _mean((end.loss for end in ends), words.figure),
+            formats.over_seeds([end.fma_final for end in ends], formats.count),
+            _mean((end.compression for end in ends), formats.ratio),
+            _mean((row.get("loss") for row in before), formats.figure),
+            _mean((end.loss for end in ends), formats.figure),
             _mean((row.get("metric") for row in before), score),
             _mean((end.metric for end in ends), score),
-            f"{held}/{arm.asked}",
+            f"{held}/{arm.seeds_requested}",
         ])  # fmt: skip
     headers = ["arm", "FMA after", "compression", "loss before cooldown", "loss"]
-    headers += [f"{name} before cooldown", name, "held target"]
-    note = "Means, of FMA with standard deviation. Loss before cooldown: of training, at the last "
-    note += "row of compression. "
-    missing = [arm.name for arm in arms if len(arm.runs) < arm.asked]
+    headers += [f"{name} before cooldown", name, "within target"]
+    note = "Means over seeds; FMA with standard deviation. Loss before cooldown: the training loss "
+    note += "in the last row of the compression phase. "
+    missing = [arm.name for arm in arms if len(arm.runs) < arm.seeds_requested]
     if missing:
-        note += f"Runs are missing, and held nothing, in: {', '.join(missing)}. "
+        note += f"Runs are missing, and count as not within the target, in: {', '.join(missing)}. "
     return Table("Arms", headers, rows, note + origin(results))
 
 
 def metric_name(arms: Sequence[Condition]) -> str:
-    """The name that all arms share, or "metric"."""
+    """The metric's name if all arms have the same, otherwise "metric"."""
     names = {run.metric_name for arm in arms for run in arm.runs}
     return names.pop() if len(names) == 1 else "metric"
 
 
-def _mean(values: Iterable[float | None], form: words.Format) -> str:
-    return words.mean_std(list(values), form)[0]
+def _mean(values: Iterable[float | None], form: formats.Format) -> str:
+    return formats.mean_std(list(values), form)[0]

@@ -1,6 +1,6 @@
-"""What all pictures share: size, ink, axes, and the spread over seeds.
+"""What all pictures share: size, colours, axes, and the spread over seeds.
 
-Works on Figure objects alone: no pyplot, no rcParams, nothing global.
+Works on Figure objects only: no pyplot, no rcParams, no global state.
 """
 
 import math
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from gaugelasso.report.data import Run
-from gaugelasso.report.words import short
+from gaugelasso.report.formats import short
+from gaugelasso.report.run import Run
 
 DPI = 200
 WIDTH_PX = 2000
-# Okabe and Ito: told apart with any colour vision, and in grey.
+# The palette of Okabe and Ito: distinct for every kind of colour vision, and in grey.
 BLUE, RED, GREEN, ORANGE, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#222222"
 PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8a8a8a"
 FONT, SMALL = 9.0, 8.0
@@ -34,11 +34,11 @@ def new_figure(height_px: int) -> Figure:
 
 
 def save(figure: Figure, path: Path | IO[bytes]) -> None:
-    """A PNG of exactly the size asked for."""
+    """Write a PNG of exactly the figure's size."""
     figure.savefig(path, format="png", dpi=DPI)
 
 
-def dress(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> None:
+def style_axes(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> None:
     axes.set_title(title, fontsize=FONT + 1, color=INK)
     axes.set_xlabel(x_label, fontsize=SMALL, color=INK)
     axes.set_ylabel(y_label, fontsize=SMALL, color=INK)
@@ -51,9 +51,9 @@ def dress(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> 
 
 
 def twin(axes: Axes, label: str, color: str) -> Axes:
-    """A second y axis on the right, in the colour of what it measures."""
+    """A second y axis on the right, in the colour of its curve."""
     right = axes.twinx()
-    dress(right, y_label=label)
+    style_axes(right, y_label=label)
     right.grid(visible=False)
     right.yaxis.label.set_color(color)
     right.tick_params(axis="y", colors=color)
@@ -63,25 +63,25 @@ def twin(axes: Axes, label: str, color: str) -> Axes:
 def step_axis(axes: Axes, last_step: int) -> None:
     axes.set_xlim(0, max(last_step, 1))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(_short_tick))
 
 
 def log_axis(
     axes: Axes, low: float, high: float, base: int = 10, which: Literal["x", "y"] = "y"
 ) -> None:
-    """A log axis over [low, high] whose few ticks are round numbers."""
+    """A log axis over [low, high] with a few ticks at round numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
     axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(_short if base == 10 else _whole))
+    axis.set_major_formatter(FuncFormatter(_short_tick if base == 10 else _integer_tick))
 
 
 def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:
-    """Powers of the base in [low, high], the greatest and at most `most`.
+    """Powers of the base in [low, high]: at most `most`, evenly spaced from the greatest.
 
-    Of base 10, where they are few: 1-2-5, and where these are too, even steps.
+    In base 10, if these are fewer than three: 1-2-5 steps; if these are too: linear steps.
     """
     first, last = (math.floor(math.log(bound, base)) for bound in (low, high))
     powers = [float(base) ** exponent for exponent in range(first, last + 1)]
@@ -96,22 +96,22 @@ def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[
     return inside
 
 
-def _short(value: float, _position: int = 0) -> str:
+def _short_tick(value: float, _position: int = 0) -> str:
     return short(value)
 
 
-def _whole(value: float, _position: int = 0) -> str:
+def _integer_tick(value: float, _position: int = 0) -> str:
     return f"{value:,.0f}" if value >= 1 else ""
 
 
 def mark_cooldown(axes: Axes, runs: Sequence[Run]) -> None:
-    """Grey dashed lines where the structure froze."""
+    """Grey dashed lines at the steps where cooldown starts."""
     for start in sorted({run.cooldown_start for run in runs} - {None}, key=lambda s: s or 0):
         axes.axvline(float(start or 0), color=GREY, linestyle="--", linewidth=0.9, zorder=1)
 
 
 def cooldown_key(runs: Sequence[Run]) -> list[Line2D]:
-    """The legend's entry for these lines, where there are any."""
+    """The legend entry for these lines; empty if there are none."""
     if all(run.cooldown_start is None for run in runs):
         return []
     return [Line2D([], [], color=GREY, linestyle="--", linewidth=0.9, label="cooldown starts")]
@@ -120,10 +120,10 @@ def cooldown_key(runs: Sequence[Run]) -> list[Line2D]:
 def spread(
     curves: Sequence[Curve], *, steps: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(grid, median, lowest, highest) over curves, one a run; empty ones are left out.
+    """(grid, median, lowest, highest) over curves, one per run; empty curves are skipped.
 
-    `steps`: a curve is constant between its points and holds its last value, as a
-    structure does; otherwise it is joined by lines and ends with its run.
+    `steps`: a curve is constant between its points and keeps its last value, as widths do.
+    Otherwise its points are joined by lines, and it ends with its run.
     """
     curves = [curve for curve in curves if curve[0]]
     if not curves:
@@ -149,7 +149,7 @@ def draw_spread(
     steps: bool = False,
     width: float = 1.5,
 ) -> None:
-    """The median line of `spread` and, where runs differ, the hatched range behind it."""
+    """Draw the median of `spread` and, if runs differ, the hatched range behind it."""
     grid, median, low, high = band
     if len(grid) and (high > low).any():
         axes.fill_between(
@@ -162,7 +162,7 @@ def draw_spread(
 
 
 def hatched(color: str) -> dict[str, Any]:
-    """How a range over seeds is filled."""
+    """Fill style of a range over seeds."""
     return {
         "facecolor": color + "1c",
         "edgecolor": color + "60",
@@ -172,7 +172,7 @@ def hatched(color: str) -> dict[str, Any]:
 
 
 def legend_above(axes: Axes, right: Axes) -> None:
-    """One legend for both y axes where a title would be: inside, some curve is in the way."""
+    """One legend for both y axes, above the panel: inside it would cover curves."""
     lines = [*axes.lines, *(right.lines if right is not axes else ())]
     axes.legend(
         handles=[line for line in lines if not str(line.get_label()).startswith("_")],
@@ -182,18 +182,18 @@ def legend_above(axes: Axes, right: Axes) -> None:
 
 
 def symbol(kind: str) -> str:
-    """An axis kind as the paper prints it: d_ai with its index below."""
+    """An axis kind as the paper prints it: d_ai with a subscript."""
     letter, _, index = kind.partition("_")
     return f"${letter}$" if not index else f"${letter}_{{{index}}}$"
 
 
-def plain(text: str) -> str:
-    """Text that any font has: a strange name must not spoil a picture."""
+def to_ascii(text: str) -> str:
+    """Replaces characters that the font may lack: a name from a run may hold any."""
     return "".join(c if " " <= c <= "~" else "?" for c in text)
 
 
 def heading(runs: Sequence[Run]) -> str:
-    """One line over a picture: which runs these are."""
+    """The title line of a picture: task, loss target and seeds."""
     first = runs[0]
     which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
-    return plain(f"{first.task}, loss target {first.loss_target:g}, {which}")
+    return to_ascii(f"{first.task}, loss target {first.loss_target:g}, {which}")

@@ -1,4 +1,4 @@
-"""The saturation picture: layers down, axes across, colour the share of the birth width kept."""
+"""The saturation picture: one row per layer, one column per axis, colour for the share kept."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from gaugelasso.report.data import AXIS_WORDS, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.figure import (
     DPI,
     FONT,
@@ -28,23 +27,24 @@ from gaugelasso.report.figure import (
     save,
     symbol,
 )
+from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.saturation import CEILING, COLLAPSED, Extent, extents
 
-# The same for every run, so that two pictures can be laid side by side.
+# The same scale for every run, so that pictures can be compared.
 _LEAST = 0.01
 _SCALE = LogNorm(_LEAST, 1.0, clip=True)
-# Without the darkest end, on which a frame would not show.
+# Without the darkest end, where a frame would not be visible.
 _COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 256)))
 _AROUND_PX, _ROW_PX, _TALLEST_PX, _INSET_PX = 360, 56, 2200, 4.5
 _SMALLEST_TEXT = 5.0
-_GONE = "#efefef"
-_FLAT: dict[str, Any] = {"marker": "v", "color": INK, "linestyle": ""}
+_REMOVED = "#efefef"
+_COLLAPSED_MARK: dict[str, Any] = {"marker": "v", "color": INK, "linestyle": ""}
 
 
 def draw_saturation(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
-    """Write the PNG for one run, or the medians over several seeds of one condition."""
+    """Write the PNG for one run, or for the medians over several seeds of one condition."""
     found = extents(runs)
-    layers = max(runs[0].layers, 3)  # a picture of one layer still needs room for its words
+    layers = max(runs[0].layers, 3)  # a single layer still needs room for the labels
     body = min(layers * _ROW_PX, _TALLEST_PX)
     figure = new_figure(_AROUND_PX + body)
     left, right, bar = figure.subplots(1, 3, width_ratios=[len(LAYER_KINDS), len(END_AXES), 0.16])
@@ -55,17 +55,17 @@ def draw_saturation(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     _draw_cells(right, [found[kind] for kind in END_AXES], 1, body)
     right.set_yticks([])
     for axes, kinds in ((left, LAYER_KINDS), (right, tuple(END_AXES))):
-        labels = ["\n".join([symbol(kind), *AXIS_WORDS[kind].split()]) for kind in kinds]
+        labels = ["\n".join([symbol(kind), *AXIS_NAMES[kind].split()]) for kind in kinds]
         axes.set_xticks(range(len(kinds)), labels=labels)
     _draw_key(figure, bar, found)
     which = " (medians)" if len(runs) > 1 else ""
-    title = f"{heading(runs)}: share of the birth width kept, in %{which}"
+    title = f"{heading(runs)}: share of the initial width kept, in %{which}"
     figure.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
 
 
 def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, height_px: int) -> None:
-    """A block of cells, one column an axis kind; axes of the whole network fill one row."""
+    """A block of cells, one column per axis kind; axes of the whole network have one row."""
     row_px = height_px / rows
     size = min(SMALL, 0.55 * row_px * 72 / DPI)
     inset = _INSET_PX / row_px
@@ -78,26 +78,27 @@ def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, heig
     cells = [(x, axis.depth or 0, axis) for x, column in enumerate(columns) for axis in column]
     faces = np.ones((rows, len(columns), 4))  # white: the layer never had this axis
     for x, y, axis in cells:
-        faces[y, x] = to_rgba(_GONE) if axis.gone else _COLORS(_SCALE(axis.share))
-    # By their edges: a single row has no neighbour to tell its height.
+        faces[y, x] = to_rgba(_REMOVED) if axis.removed else _COLORS(_SCALE(axis.share))
+    # Cell edges are given because the height of a single row cannot be inferred.
     across, down = np.arange(len(columns) + 1) - 0.5, np.arange(rows + 1) - 0.5
     axes.pcolormesh(across, down, faces, edgecolor="white", linewidth=0.8)
-    # Inside its cell, or neighbours would share a side.
+    # Inside the cell, so that the frames of neighbours do not overlap.
     frames = [
         Rectangle((x - 0.475, y - 0.5 + inset), 0.95, 1 - 2 * inset)
         for x, y, axis in cells
-        if axis.full
+        if axis.at_ceiling
     ]
     axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=RED, linewidth=1.5))
-    gone = [(x, y) for x, y, axis in cells if axis.gone]
-    if gone:
-        axes.plot(*zip(*gone, strict=True), marker="x", color=INK, linestyle="",
+    removed = [(x, y) for x, y, axis in cells if axis.removed]
+    if removed:
+        axes.plot(*zip(*removed, strict=True), marker="x", color=INK, linestyle="",
                   markersize=0.7 * size, markeredgewidth=1.2)  # fmt: skip
-    flat = [(x + 0.36, y) for x, y, axis in cells if axis.collapsed and not axis.gone]
-    if flat:  # beside the figure
-        axes.plot(*zip(*flat, strict=True), **_FLAT, markersize=0.6 * size)
+    # Beside the number in the cell.
+    collapsed = [(x + 0.36, y) for x, y, axis in cells if axis.collapsed and not axis.removed]
+    if collapsed:
+        axes.plot(*zip(*collapsed, strict=True), **_COLLAPSED_MARK, markersize=0.6 * size)
     for x, y, axis in cells if size >= _SMALLEST_TEXT else ():
-        if not axis.gone:
+        if not axis.removed:
             text = f"{100 * axis.share:.0f}" if axis.share >= 0.005 else "<1"
             color = "white" if _SCALE(axis.share) > 0.68 else INK
             axes.text(x, y, text, ha="center", va="center", fontsize=size, color=color)
@@ -112,13 +113,13 @@ def _draw_key(figure: Figure, bar: Axes, found: dict[str, list[Extent]]) -> None
     key.outline.set_visible(False)
     axes = [axis for column in found.values() for axis in column]
     handles: list[Patch | Line2D] = []
-    if any(axis.full for axis in axes):
+    if any(axis.at_ceiling for axis in axes):
         handles.append(Patch(facecolor="white", edgecolor=RED, linewidth=1.5,
                              label=f"at its ceiling: {CEILING:.0%} or more kept"))  # fmt: skip
-    if any(axis.collapsed and not axis.gone for axis in axes):
-        handles.append(Line2D([], [], **_FLAT, markersize=0.6 * SMALL,
+    if any(axis.collapsed and not axis.removed for axis in axes):
+        handles.append(Line2D([], [], **_COLLAPSED_MARK, markersize=0.6 * SMALL,
                               label=f"collapsed: {COLLAPSED:.0%} or less kept"))  # fmt: skip
-    if any(axis.gone for axis in axes):
+    if any(axis.removed for axis in axes):
         handles.append(Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.2,
                               label="operator removed"))  # fmt: skip
     if handles:

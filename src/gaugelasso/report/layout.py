@@ -1,6 +1,6 @@
 """A table of strings and its three printed forms: terminal, Markdown, HTML.
 
-Cells are text, never markup: each form escapes what it is given.
+Cells are text, never markup: each form escapes them.
 """
 
 import html
@@ -16,8 +16,8 @@ from rich.text import Text
 class Table:
     """Headers and rows of strings.
 
-    `left` lists the columns that hold words rather than figures; the last `foot` rows
-    sum up the others.
+    `left` lists the left-aligned columns, which hold text. The last `foot` rows summarise
+    the others.
     """
 
     title: str
@@ -33,7 +33,7 @@ def render(table: Table, console: Console) -> None:
     rich = RichTable(title=Text(table.title), caption=Text(table.note), title_justify="left",
                      caption_justify="left")  # fmt: skip
     for index, header in enumerate(table.headers):
-        # Folded where the terminal is narrow: a figure cut short is a wrong one.
+        # Folded on a narrow terminal: a truncated number would be misread.
         justify: Literal["left", "right"] = "left" if index in table.left else "right"
         rich.add_column(Text(header), justify=justify, overflow="fold")
     body = len(table.rows) - table.foot
@@ -56,7 +56,7 @@ def _markdown_row(cells: list[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text that cannot end its row or cell, nor begin an HTML tag."""
+    """Escapes what would end a row or cell or start an HTML tag."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
 
 

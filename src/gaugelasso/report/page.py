@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, or about the seeds of one condition.
 
-Pictures are inlined, nothing is fetched, nothing is executed. Every string that comes
-from a run is escaped.
+Pictures are inlined; the page loads nothing and runs no script. Every string from a run is
+escaped.
 """
 
 import base64
@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.report import words
-from gaugelasso.report.data import Run
+from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, to_html
+from gaugelasso.report.run import Run
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 from gaugelasso.report.toml import comment, to_toml
+from gaugelasso.report.verdict import headline, verdict
 from gaugelasso.runs.folder import write_text
 
 _ORIGIN = (
@@ -55,7 +56,7 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
   figure, tr { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8pt; }
   th, td { padding: .15rem .4rem; } details::details-content { content-visibility: visible; } }
 """
-# Said to the browser too: should a string ever slip through, it can load and run nothing.
+# A second defence: a string that was not escaped still cannot load or run anything.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -67,15 +68,15 @@ def write_page(
     training: bytes,
     samples: bytes | None = None,
 ) -> None:
-    """Write the page around its pictures, given as PNGs; not every task has samples."""
-    held, sentence = words.verdict(runs)
-    mood = {True: "held", False: "missed", None: "soft"}[held]
-    headline = words.headline(runs)
-    spread = " A line is the median over seeds, hatching their range." if len(runs) > 1 else ""
+    """Write the page with its pictures, given as PNGs; not every task has samples."""
+    held, sentence = verdict(runs)
+    css_class = {True: "held", False: "missed", None: "soft"}[held]
+    title = headline(runs)
+    spread = " Lines are medians over seeds; hatching shows their range." if len(runs) > 1 else ""
     shares = shares_table(runs)
     parts = [
-        f"<h1>{html.escape(headline)}</h1>",
-        f'<p class="{mood}">{html.escape(sentence)}</p>',
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="{css_class}">{html.escape(sentence)}</p>',
         f'<p class="soft">{html.escape(_subject(runs))}</p>',
         to_html(before_after(runs)),
         to_html(runs_table(runs)) if len(runs) > 1 else "",
@@ -83,16 +84,16 @@ def write_page(
         _image(
             profile,
             "Surviving channels of every axis against depth, at several training steps",
-            "Channels that survive on each axis, by depth; colour is training step, a cross a "
-            "removed operator. Last panel: residual sites D, embedding d_e and classifier d_c "
-            "(left) and work per token (right) against training step." + spread,
+            "Channels that survive on each axis, by depth. Colour is the training step; a cross "
+            "marks a removed operator. Last panel: residual sites D, embedding d_e and classifier "
+            "d_c (left scale) and work per token (right scale) against training step." + spread,
         ),
         to_html(saturation_table(runs)),
         _image(
             saturation,
-            "Share of its birth width that every axis kept, layer by layer",
-            "Share of the birth width that every axis kept, in per cent. An axis at its ceiling "
-            "may want more than it was given; one that keeps little was larger than the task "
+            "Share of its initial width that every axis kept, layer by layer",
+            "Share of its initial width that every axis kept, in per cent. An axis at its ceiling "
+            "may need a larger initial width; one that keeps little was larger than the task "
             "requires." + (" Medians over seeds." if len(runs) > 1 else ""),
         ),
         f"<details><summary>{shares.title}</summary>{to_html(shares, title=False)}</details>",
@@ -101,8 +102,8 @@ def write_page(
             training,
             "Loss, metric, step time and work per token against training step",
             "Left: training loss with its target, and the metric on held-out data. Right: step "
-            "time and work per token. Grey dashed: the structure is frozen, cooldown starts."
-            + spread,
+            "time and work per token. Grey dashed line: cooldown starts and the structure is "
+            "frozen." + spread,
         ),
         *(_samples(runs[0], samples) if samples else ()),
         *_structures(runs),
@@ -111,13 +112,13 @@ def write_page(
         "<h2>Configuration</h2>",
         f"<pre>{html.escape(_config(runs))}</pre>",
     ]
-    title = html.escape(f"{runs[0].task}: {headline}")
     write_text(
         path,
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(runs[0].task)}: {html.escape(title)}</title>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(filter(None, parts))
         + "\n</body>\n</html>\n",
     )
@@ -139,14 +140,14 @@ def _subject(runs: Sequence[Run]) -> str:
 
 
 def _samples(run: Run, picture: bytes) -> list[str]:
-    """What the task shows of the finished model."""
+    """Examples of what the finished model does."""
     names = ", ".join(run.samples())
-    said = f"Held-out examples, one a column: {names}. Seed {run.seed}."
-    return ["<h2>Examples</h2>", _image(picture, said, said)]
+    caption = f"Held-out examples, one per column: {names}. Seed {run.seed}."
+    return ["<h2>Examples</h2>", _image(picture, caption, caption)]
 
 
 def _structures(runs: Sequence[Run]) -> list[str]:
-    """Structure of every run and what would go next; of several runs, the first unfolded."""
+    """The structure of every run; of several runs, only the first is expanded."""
     if len(runs) == 1:
         return [to_html(table) for table in run_tables(runs[0])]
     parts = ["<h2>Structures</h2>"]
@@ -159,8 +160,11 @@ def _structures(runs: Sequence[Run]) -> list[str]:
 
 
 def _origin(runs: Sequence[Run]) -> Table:
-    """What is needed to make the figures again; values that differ are all there."""
-    rows = [[key, _distinct(value for run in runs for value in run.around(key))] for key in _ORIGIN]
+    """What is needed to reproduce the figures; values that differ between runs are all listed."""
+    rows = [
+        [key, _distinct(value for run in runs for value in run.environment_values(key))]
+        for key in _ORIGIN
+    ]
     rows.append(["seed", _distinct(run.seed for run in runs)])
     for key in ("device", "precision"):
         rows.append([key, _distinct((run.summary or {}).get(key) for run in runs)])
@@ -170,12 +174,12 @@ def _origin(runs: Sequence[Run]) -> Table:
 
 def _distinct(values: Iterable[Any]) -> str:
     known = [str(value) for value in values if value is not None]
-    return "; ".join(dict.fromkeys(known)) or words.DASH
+    return "; ".join(dict.fromkeys(known)) or DASH
 
 
 def _config(runs: Sequence[Run]) -> str:
-    """The config as TOML, of the first run where they differ by seed."""
+    """The config as TOML; of several runs, that of the first."""
     toml = to_toml(runs[0].config).strip()
     if len(runs) == 1:
         return toml
-    return comment(f"seed {runs[0].seed}; the others differ by train.seed") + "\n" + toml
+    return comment(f"seed {runs[0].seed}; the other runs differ in train.seed") + "\n" + toml

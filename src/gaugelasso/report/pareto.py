@@ -1,4 +1,4 @@
-"""Loss against work over several conditions, and the front: the runs that no other betters."""
+"""Held-out loss against work over several conditions, and the Pareto front of their runs."""
 
 import os
 import statistics
@@ -12,15 +12,7 @@ from typing import IO, Any, Literal
 from matplotlib.axes import Axes
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import (
-    Run,
-    check_finished,
-    check_same,
-    load_run,
-    outcome,
-    run_folders,
-    settings,
-)
+from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
 from gaugelasso.report.figure import (
     BLUE,
     FONT,
@@ -32,14 +24,16 @@ from gaugelasso.report.figure import (
     RED,
     SKY,
     SMALL,
-    dress,
     log_axis,
     new_figure,
-    plain,
     save,
+    style_axes,
+    to_ascii,
 )
+from gaugelasso.report.formats import DASH, count, figure, known, metric_format, over_seeds, ratio
 from gaugelasso.report.layout import Table
-from gaugelasso.report.words import DASH, count, figure, known, metric_format, over_seeds, ratio
+from gaugelasso.report.outcome import outcome
+from gaugelasso.report.run import Run
 
 _HEIGHT_PX = 1000
 _COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK)
@@ -50,7 +44,7 @@ _LEGEND_CHARS = 36
 
 @dataclass(frozen=True)
 class Point:
-    """A finished run: what it costs and the held-out loss it has; `best` if on the front."""
+    """Work and held-out loss of a finished run; `best` if it is on the front."""
 
     run: Run
     fma: float
@@ -59,15 +53,15 @@ class Point:
 
 
 def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
-    """Condition -> its runs, the costliest condition first.
+    """Condition -> its runs, the condition with the most work first.
 
-    UserError unless all are finished runs of one task, their work counted in one way.
+    UserError unless all runs are finished and share one task and one accounting.
     """
     runs = [load_run(folder) for folder in run_folders(paths)]
     check_finished(runs)
-    alike = [key for key in settings(runs[0]) if key.startswith("task.")]
+    task_keys = [key for key in settings(runs[0]) if key.startswith("task.")]
     for before, run in pairwise(runs):
-        check_same(before, run, "cannot be compared", only=[*alike, "compress.accounting"])
+        check_same(before, run, "cannot be compared", only=[*task_keys, "compress.accounting"])
     places = [(outcome(run).fma_final, _loss(run)) for run in runs]
     best = front(places)
     points = [Point(run, *place, place in best) for run, place in zip(runs, places, strict=True)]
@@ -79,7 +73,7 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
 
 
 def front(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (work, loss) pairs those with less loss than every cheaper one, by work."""
+    """The (work, loss) pairs with less loss than every pair of less work, sorted by work."""
     best: list[tuple[float, float]] = []
     for place in sorted(set(places)):
         if not best or place[1] < best[-1][1]:
@@ -88,7 +82,7 @@ def front(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def pareto_table(points: dict[str, list[Point]]) -> Table:
-    """One row a condition: mean ± std over its seeds, and which seeds are on the front."""
+    """One row per condition: mean ± std over its seeds, and which seeds are on the front."""
     first = next(iter(points.values()))[0].run
     metric = first.metric_name
     rows = []
@@ -104,20 +98,23 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
         ])  # fmt: skip
     headers = ["condition", "loss target", "seeds", "FMA per token", "compression",
                "held-out loss", metric, "seeds on the front"]  # fmt: skip
-    note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. On the front: no run "
-    note += "here has as little loss for as little work."
+    note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. A run is on the "
+    note += (
+        "front if no other run here is at least as good in both loss and work, and better in one."
+    )
     return Table("Loss against work", headers, rows, note, left=(0, 7))
 
 
 def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
-    """Write the PNG: held-out loss against work per token, one colour a condition."""
+    """Write the PNG: held-out loss against work per token, one colour per condition."""
     runs = [point.run for group in points.values() for point in group]
     sheet = new_figure(_HEIGHT_PX)
     axes = sheet.subplots()
-    dress(axes, f"final FMA per token (accounting: {plain(runs[0].accounting)})", "held-out loss")
+    accounting = to_ascii(runs[0].accounting)
+    style_axes(axes, f"final FMA per token (accounting: {accounting})", "held-out loss")
     places = [(point.fma, point.loss) for group in points.values() for point in group]
     best = front(places)
-    # Stairs: between two runs of the front only the cheaper one's loss is known to be had.
+    # Steps, not straight lines: between two runs only the loss of the cheaper one is reached.
     if len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-post",
                   label="Pareto front", zorder=2)  # fmt: skip
@@ -126,23 +123,23 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
             [point.fma for point in group], [point.loss for point in group], linestyle="",
             marker=_MARKERS[number // len(_COLORS) % len(_MARKERS)], markersize=6, alpha=0.85,
             color=_COLORS[number % len(_COLORS)], markeredgecolor="white", markeredgewidth=0.6,
-            label=textwrap.fill(plain(label), _LEGEND_CHARS).replace("$", r"\$"), zorder=3,
+            label=textwrap.fill(to_ascii(label), _LEGEND_CHARS).replace("$", r"\$"), zorder=3,
         )  # fmt: skip
     _scale(axes, "x", [fma for fma, _ in places])
     _scale(axes, "y", [loss for _, loss in places])
     sheet.legend(loc="outside right upper", frameon=False, fontsize=SMALL, labelcolor=INK)
-    title = f"{runs[0].task}, {_number(points, 'condition')}, {_number(runs, 'run')}"
-    sheet.suptitle(plain(title), fontsize=FONT + 1, color=INK, parse_math=False)
+    title = f"{runs[0].task}, {_counted(points, 'condition')}, {_counted(runs, 'run')}"
+    sheet.suptitle(to_ascii(title), fontsize=FONT + 1, color=INK, parse_math=False)
     save(sheet, path)
 
 
-def _number(things: Sized, name: str) -> str:
+def _counted(things: Sized, name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _scale(axes: Axes, which: Literal["x", "y"], values: list[float]) -> None:
     low, high = min(values), max(values)
-    # A loss may be negative: such a one stays on a plain axis.
+    # A loss may be negative, which a log axis cannot show.
     if low > 0:
         air = max((high / low) ** 0.06, 1.05)
         log_axis(axes, low / air, high * air, which=which)
@@ -156,11 +153,11 @@ def _loss(run: Run) -> float:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """What tells each run's condition from the others: settings, or folders where they are many."""
+    """Names of the conditions: the settings that differ, or folders if these are many."""
     given = [settings(run) for run in runs]
     common = [key for key in given[0] if all(key in one for one in given)]
     varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
-    long = [", ".join(f"{key} = {_plain_value(one[key])}" for key in varied) for one in given]
+    long = [", ".join(f"{key} = {_short_value(one[key])}" for key in varied) for one in given]
     if len(varied) <= _KEYS_SHOWN:
         return [label or "one condition" for label in long]
     groups: dict[str, list[Path]] = {}
@@ -171,5 +168,5 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return [folders[label] if unique else label for label in long]
 
 
-def _plain_value(value: Any) -> str:
+def _short_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

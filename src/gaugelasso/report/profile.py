@@ -1,7 +1,7 @@
-"""The structural profile: what was left of every axis at every depth, and when.
+"""The structural profile: the width of every axis at every depth, at several training steps.
 
-Seven panels of extent against depth, one line a snapshot; an eighth against training
-step with the residual sites, the two ends of the network and the work per token.
+Seven panels show width against depth, one line per snapshot. The eighth shows the residual sites,
+the embedding, the classifier and the work per token against training step.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
 
-from gaugelasso.report.data import AXIS_WORDS, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.figure import (
     BLUE,
     FONT,
@@ -29,7 +28,6 @@ from gaugelasso.report.figure import (
     SMALL,
     cooldown_key,
     draw_spread,
-    dress,
     hatched,
     heading,
     legend_above,
@@ -40,13 +38,15 @@ from gaugelasso.report.figure import (
     save,
     spread,
     step_axis,
+    style_axes,
     symbol,
     twin,
 )  # fmt: skip
+from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
 
 _HEIGHT_PX = 1120
 _SNAPSHOTS = 7
-# Axis, colour, line width: D is wide to show behind an end that is as large.
+# Axis, colour, line width: D is thick, to stay visible behind a curve of the same value.
 _ENDS = (
     ("D", BLUE, 2.6),
     ("d_e", GREEN, 1.3),
@@ -57,8 +57,8 @@ _ENDS = (
 def draw_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     """Write the eight-panel PNG for one run, or for several seeds of one condition.
 
-    With several runs a line is the median over seeds and the hatched band their full
-    range at the end. An operator counts as removed where its median extent is 0.
+    With several runs a line is the median over seeds, and the hatched band is their full
+    range at the end. An operator counts as removed if its median width is 0.
     """
     steps = snapshots(runs)
     colors = _colors(len(steps))
@@ -72,7 +72,7 @@ def draw_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
             axes.set_ylabel("surviving channels", fontsize=SMALL)
     _draw_totals(figure.add_subplot(grid[1, 3]), runs)
     _draw_key(figure, grid, runs, steps, colors, crossed)
-    title = heading(runs) + _untouched(runs)
+    title = heading(runs) + _nothing_removed(runs)
     figure.suptitle(title, fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
 
@@ -80,7 +80,7 @@ def draw_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
 def snapshots(runs: Sequence[Run], most: int = _SNAPSHOTS) -> list[int]:
     """Steps to show: start, end, and between them equal ratios of work per token.
 
-    Compression is fast here and slow there; equal ratios give each line as much change.
+    The speed of compression varies; with equal ratios, all lines are about equally far apart.
     """
     grid, fma, _, _ = spread([run.fma_trajectory() for run in runs], steps=True)
     last = max(run.last_step for run in runs)
@@ -90,16 +90,16 @@ def snapshots(runs: Sequence[Run], most: int = _SNAPSHOTS) -> list[int]:
     return sorted({0, last} | {int(grid[np.argmax(fma <= level)]) for level in levels})
 
 
-def _untouched(runs: Sequence[Run]) -> str:
-    """Said where every line is flat, lest a reader look for what is not there."""
+def _nothing_removed(runs: Sequence[Run]) -> str:
+    """A note for the title if no width has changed: all lines are flat then."""
     if any(event["widths"] != run.initial["widths"] for run in runs for event in run.events):
         return ""
-    going = any(run.summary is None for run in runs)
-    return ": nothing was removed" + (" yet" if going else "")
+    unfinished = any(run.summary is None for run in runs)
+    return ": nothing was removed" + (" yet" if unfinished else "")
 
 
 def _colors(count: int) -> list[str]:
-    # Light to dark without the yellow end, which white paper swallows.
+    # Light to dark, without the yellow end, which is hard to see on white.
     shades = matplotlib.colormaps["viridis"](np.linspace(0.88, 0.0, max(count, 2)))
     return [to_hex(shade) for shade in shades[-count:]]
 
@@ -107,31 +107,34 @@ def _colors(count: int) -> list[str]:
 def _draw_kind(
     axes: Axes, runs: Sequence[Run], kind: str, steps: list[int], colors: list[str]
 ) -> bool:
-    """One panel: extent of one kind of axis against depth. Whether a cross tells of a removal."""
-    dress(axes, "layer", title=f"{symbol(kind)}  {AXIS_WORDS[kind]}")
+    """One panel: the width of one kind of axis against depth.
+
+    Returns whether it marks a removed operator with a cross.
+    """
+    style_axes(axes, "layer", title=f"{symbol(kind)}  {AXIS_NAMES[kind]}")
     depth = np.arange(runs[0].layers)
     axes.set_xlim(-0.4, len(depth) - 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    # extents[snapshot, run, depth]
-    extents = np.array([[run.depth_widths(kind, step) for run in runs] for step in steps])
-    if not extents.any():
+    # widths[snapshot, run, depth]
+    widths = np.array([[run.depth_widths(kind, step) for run in runs] for step in steps])
+    if not widths.any():
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not in this model", transform=axes.transAxes, ha="center",
                   fontsize=SMALL, color=GREY)  # fmt: skip
         return False
-    medians = np.median(extents, axis=1)
-    # A layer that never had this operator is no removal.
+    medians = np.median(widths, axis=1)
+    # A layer that never had this operator did not lose it.
     removed = (medians < 1) & (medians[0] >= 1)
-    floor = _extent_axis(axes, extents, strip=bool(removed.any() or (extents[-1] < 1).any()))
+    floor = _width_axis(axes, widths, strip=bool(removed.any() or (widths[-1] < 1).any()))
     if len(runs) > 1:
-        _draw_range(axes, extents[-1], floor, colors[-1])
+        _draw_range(axes, widths[-1], floor, colors[-1])
     small = len(depth) > 12
     for index, (median, color) in enumerate(zip(medians, colors, strict=True)):
         line = np.where(median < 1, np.nan, median)
         last = index == len(steps) - 1
         axes.plot(depth, line, color=color, linewidth=2.0 if last else 1.2, marker="o",
                   markersize=(1.6 if small else 3.2) + last, zorder=3 + index)  # fmt: skip
-    # The colour of a cross says when the operator went: the first snapshot without it.
+    # The colour of a cross is that of the first snapshot without the operator.
     for layer in np.flatnonzero(removed[-1]):
         when = int(np.argmax(removed[:, layer]))
         axes.plot(layer, floor, marker="x", color=colors[when], markersize=4.5 if small else 6,
@@ -139,10 +142,10 @@ def _draw_kind(
     return bool(removed[-1].any())
 
 
-def _extent_axis(axes: Axes, extents: np.ndarray, strip: bool) -> float:
-    """Scale a panel's y axis; returns where "removed" lies: a strip below the least extent."""
-    high = float(extents.max())
-    low = 2.0 ** np.floor(np.log2(min(float(extents[extents > 0].min()), high / 4)))
+def _width_axis(axes: Axes, widths: np.ndarray, strip: bool) -> float:
+    """Scales a panel's y axis. Returns the position of width 0, below the smallest width."""
+    high = float(widths.max())
+    low = 2.0 ** np.floor(np.log2(min(float(widths[widths > 0].min()), high / 4)))
     low = max(low, 1.0)
     floor = low / 2
     log_axis(axes, floor / 1.5 if strip else low / 1.25, high * 1.35, base=2)
@@ -154,28 +157,28 @@ def _extent_axis(axes: Axes, extents: np.ndarray, strip: bool) -> float:
     return floor
 
 
-def _draw_range(axes: Axes, extents: np.ndarray, floor: float, color: str) -> None:
-    """The range over seeds: a band over neighbouring layers that any seed kept."""
-    low, high = np.maximum(extents.min(axis=0), floor), extents.max(axis=0)
+def _draw_range(axes: Axes, widths: np.ndarray, floor: float, color: str) -> None:
+    """The range over seeds: one band per group of adjacent layers that some seed kept."""
+    low, high = np.maximum(widths.min(axis=0), floor), widths.max(axis=0)
     kept = np.flatnonzero(high)
     for part in np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1):
-        # Half a shoulder at both ends, or a lone layer would have no width to fill.
+        # Extended at both ends, because a band over a single layer would have no area.
         x = np.concatenate([part[:1] - 0.15, part, part[-1:] + 0.15])
         ends = np.concatenate([part[:1], part, part[-1:]])
         axes.fill_between(x, low[ends], high[ends], zorder=1.5, **hatched(color))
 
 
 def _draw_totals(axes: Axes, runs: Sequence[Run]) -> None:
-    """The eighth panel: sites and the network's two ends on the left, work on the right."""
-    dress(axes, "training step")
-    extents = []
+    """The eighth panel: D, d_e and d_c on the left scale, work on the right scale."""
+    style_axes(axes, "training step")
+    bounds = []
     for kind, color, width in _ENDS:
         band = spread([run.axis_trajectory(END_AXES[kind]) for run in runs], steps=True)
         if band[3].any():
             draw_spread(axes, band, color, symbol(kind), steps=True, width=width)
-            extents += [band[2].min(), band[3].max()]
-    high = max(extents)
-    low = max(min(*extents, high / 8), 1.0)
+            bounds += [band[2].min(), band[3].max()]
+    high = max(bounds)
+    low = max(min(*bounds, high / 8), 1.0)
     log_axis(axes, low / 1.25, high * 1.35, base=2)
     right = twin(axes, "FMA per token", INK)
     work = spread([run.fma_trajectory() for run in runs], steps=True)
@@ -192,7 +195,7 @@ def _draw_key(
     figure: Figure, grid: "matplotlib.gridspec.GridSpec", runs: Sequence[Run], steps: list[int],
     colors: list[str], crossed: bool,
 ) -> None:  # fmt: skip
-    """The colour bar of snapshots and what cross and hatching mean."""
+    """The colour bar of the snapshots, and a legend for crosses and hatching."""
     bar = figure.add_subplot(grid[2, :2])
     count = len(colors)
     scale = ScalarMappable(BoundaryNorm(np.arange(count + 1), count), ListedColormap(colors))
@@ -207,7 +210,7 @@ def _draw_key(
     if crossed:
         handles.append(
             Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
-                   label="operator removed (colour: when)")
+                   label="operator removed (colour: step)")
         )  # fmt: skip
     handles += cooldown_key(runs)
     if len(runs) > 1:

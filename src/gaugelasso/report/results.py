@@ -1,20 +1,21 @@
-"""Results files: the outcome of all seeds of one condition or of several arms, small to keep."""
+"""Results files: the outcome of all seeds of one condition, or of several arms, as small JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.report import words
-from gaugelasso.report.data import Condition, Run, check_finished, load_condition
+from gaugelasso.report import formats
+from gaugelasso.report.data import Condition, check_finished, load_condition
 from gaugelasso.report.layout import Table, to_markdown
+from gaugelasso.report.run import Run
 
 
 def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
-    """The results of finished runs of one condition, by seed.
+    """The results of finished runs of one condition, sorted by seed.
 
-    UserError where a run is not finished, or where the runs differ in more than their
-    seed (task, model, target, accounting, ...). Commands, commits and hardware that
-    differ are all listed, "; " between them; dates become "first/last".
+    UserError if a run is not finished, or if the runs differ in more than their seed (task,
+    model, target, accounting, ...). Commands, commits and hardware that differ are joined by
+    "; ". Dates become "first/last".
     """
     runs = load_condition(folders)
     check_finished(runs)
@@ -40,8 +41,8 @@ def results_table(results: dict[str, Any], title: str) -> str:
     """A results file as a Markdown table: every seed, then mean ± standard deviation."""
     runs = results["runs"]
     cells = [
-        [words.known(run.get(key), form) for run in runs]
-        + ([words.over_seeds([run.get(key) for run in runs], form)] if len(runs) > 1 else [])
+        [formats.known(run.get(key), form) for run in runs]
+        + ([formats.over_seeds([run.get(key) for run in runs], form)] if len(runs) > 1 else [])
         for key, _, form in _COLUMNS
     ]
     names = [str(run["seed"]) for run in runs] + (["mean ± std"] if len(runs) > 1 else [])
@@ -52,21 +53,21 @@ def results_table(results: dict[str, Any], title: str) -> str:
 
 
 def origin(results: dict[str, Any]) -> str:
-    """Where the figures of a results file come from, as a table's note says it."""
+    """Accounting, hardware, date, commit and command of a results file, for a table's note."""
     note = f"Accounting: {results['accounting']}. {results['hardware']}, {results['date']}, "
     return note + f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
 
 
-_COLUMNS: tuple[tuple[str, str, words.Format], ...] = (
-    ("steps", "steps", words.count),
-    ("target_reached_step", "first batch within target", words.count),
-    ("fma_initial", "FMA before", words.count),
-    ("fma_final", "FMA after", words.count),
-    ("compression", "compression", words.ratio),
-    ("loss", "loss", words.figure),
-    # A results file keeps no metric's name: the plain value, with figures for 99.996%.
+_COLUMNS: tuple[tuple[str, str, formats.Format], ...] = (
+    ("steps", "steps", formats.count),
+    ("target_reached_step", "first batch within target", formats.count),
+    ("fma_initial", "FMA before", formats.count),
+    ("fma_final", "FMA after", formats.count),
+    ("compression", "compression", formats.ratio),
+    ("loss", "loss", formats.figure),
+    # A results file does not hold the metric's name; five digits are enough for 99.996%.
     ("metric", "metric", "{:.5g}".format),
-    ("wall_s", "wall time", words.seconds),
+    ("wall_s", "wall time", formats.seconds),
 )
 
 
@@ -77,9 +78,9 @@ def _result(run: Run) -> dict[str, Any]:
         **{key: summary[key] for key in (*keys, "loss")},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
-        # Summaries of early versions lack some of these.
+        # Summaries of early builds lack some of these.
         **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
-        # Where it went on from a checkpoint, which on a GPU is another course.
+        # On a GPU, a resumed run is not bit-identical to an uninterrupted one.
         "resumed": [row["step"] for row in run.resumed if row["step"] < summary["steps"]],
         "before_cooldown": run.before_cooldown,
         "training_fma": summary["training_fma"],
@@ -89,7 +90,7 @@ def _result(run: Run) -> dict[str, Any]:
 
 
 def _origin(runs: Sequence[Run]) -> dict[str, Any]:
-    dates = sorted(date for run in runs for date in run.around("date"))
+    dates = sorted(date for run in runs for date in run.environment_values("date"))
     return {
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
         "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",
@@ -98,4 +99,5 @@ def _origin(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _all(runs: Sequence[Run], key: str) -> str | None:
-    return "; ".join(dict.fromkeys(value for run in runs for value in run.around(key))) or None
+    values = (value for run in runs for value in run.environment_values(key))
+    return "; ".join(dict.fromkeys(values)) or None

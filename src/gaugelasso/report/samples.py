@@ -1,10 +1,10 @@
-"""Examples: the images a task shows of the finished model, a row for every name."""
+"""Examples: images from the task that show the finished model, one row per name."""
 
 from pathlib import Path
 from typing import IO
 
-from gaugelasso.report.data import Run
-from gaugelasso.report.figure import FONT, INK, WIDTH_PX, new_figure, plain, save
+from gaugelasso.report.figure import FONT, INK, WIDTH_PX, new_figure, save, to_ascii
+from gaugelasso.report.run import Run
 
 
 def draw_samples(run: Run, path: Path | IO[bytes]) -> None:
@@ -17,7 +17,7 @@ def draw_samples(run: Run, path: Path | IO[bytes]) -> None:
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[], frame_on=False)
     for line, (name, images) in zip(grid, rows.items(), strict=True):
-        line[0].set_ylabel(plain(name), fontsize=FONT, color=INK, parse_math=False)
+        line[0].set_ylabel(to_ascii(name), fontsize=FONT, color=INK, parse_math=False)
         for axes, image in zip(line, images, strict=False):
             axes.imshow(image, interpolation="nearest")
     save(figure, path)

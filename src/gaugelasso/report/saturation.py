@@ -1,7 +1,7 @@
-"""Saturation: how much of its birth width every axis kept, and which stayed at their ceiling.
+"""Saturation: how much of its initial width every axis kept, and which axes are at their ceiling.
 
-An axis at its ceiling was binding: it may want more than it was given. One that collapsed
-was larger than the task requires. Over several seeds every width is the median.
+An axis at its ceiling was binding: it may need a larger initial width. One that collapsed was
+larger than the task requires. Over several seeds every width is the median.
 """
 
 import statistics
@@ -9,35 +9,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gaugelasso.report.data import AXIS_WORDS, END_AXES, LAYER_KINDS, Run
+from gaugelasso.report.formats import DASH, width_range
 from gaugelasso.report.layout import Table
-from gaugelasso.report.words import DASH, width_range
+from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
 
 CEILING = 0.9
 COLLAPSED = 0.1
-_FULL, _FLAT = "▲", "▼"
+_CEILING_MARK, _COLLAPSED_MARK = "▲", "▼"
 
 
 @dataclass(frozen=True)
 class Extent:
-    """One axis at birth and at the end; `depth` is None where the network has it once."""
+    """Initial and final width of one axis; `depth` is None if the network has it once."""
 
     kind: str
     depth: int | None
-    born: int
-    now: int
+    initial: int
+    final: int
 
     @property
     def share(self) -> float:
-        return self.now / self.born
+        return self.final / self.initial
 
     @property
-    def gone(self) -> bool:
+    def removed(self) -> bool:
         """Removed with its operator, in most seeds."""
-        return self.now == 0
+        return self.final == 0
 
     @property
-    def full(self) -> bool:
+    def at_ceiling(self) -> bool:
         return self.share >= CEILING
 
     @property
@@ -46,83 +46,88 @@ class Extent:
 
 
 def extents(runs: Sequence[Run]) -> dict[str, list[Extent]]:
-    """Axis kind -> its axes by depth; a layer that never had the operator has none."""
+    """Axis kind -> its axes by depth; layers that never had the operator are skipped."""
     found = {}
     for kind in LAYER_KINDS:
-        born = _medians([run.depth_widths(kind, 0) for run in runs])
-        now = _medians([run.depth_widths(kind, run.last_step) for run in runs])
-        pairs = enumerate(zip(born, now, strict=True))
-        found[kind] = [Extent(kind, depth, b, n) for depth, (b, n) in pairs if b]
+        initial = _medians([run.depth_widths(kind, 0) for run in runs])
+        final = _medians([run.depth_widths(kind, run.last_step) for run in runs])
+        pairs = enumerate(zip(initial, final, strict=True))
+        found[kind] = [Extent(kind, depth, first, last) for depth, (first, last) in pairs if first]
     for kind, axis in END_AXES.items():
         ends = [[run.initial["widths"].get(axis, 0), run.widths_at(run.last_step).get(axis, 0)]
                 for run in runs]  # fmt: skip
-        born_once, now_once = _medians(ends)
-        found[kind] = [Extent(kind, None, born_once, now_once)] if born_once else []
+        first, last = _medians(ends)
+        found[kind] = [Extent(kind, None, first, last)] if first else []
     return found
 
 
 def saturation_table(runs: Sequence[Run]) -> Table:
-    """One row an axis kind: what it kept, and where it stayed full or collapsed."""
+    """One row per axis kind: share kept, and the layers where it is at its ceiling or collapsed."""
     rows = []
     for kind, axes in extents(runs).items():
         if not axes:
             continue
-        alive = [axis for axis in axes if not axis.gone]
+        alive = [axis for axis in axes if not axis.removed]
         shares = [axis.share for axis in alive]
         rows.append([
-            kind, AXIS_WORDS[kind], width_range([axis.born for axis in axes]),
-            width_range([axis.now for axis in alive]) if alive else DASH,
+            kind, AXIS_NAMES[kind], width_range([axis.initial for axis in axes]),
+            width_range([axis.final for axis in alive]) if alive else DASH,
             f"{statistics.median(shares):.0%}" if shares else DASH,
-            _where([axis for axis in alive if axis.full]),
-            _where([axis for axis in alive if axis.collapsed]),
-            _where([axis for axis in axes if axis.gone]),
+            _layers([axis for axis in alive if axis.at_ceiling]),
+            _layers([axis for axis in alive if axis.collapsed]),
+            _layers([axis for axis in axes if axis.removed]),
         ])  # fmt: skip
-    note = f"Ceiling: at least {CEILING:.0%} of the width at birth kept. Collapsed: at most "
-    note += f"{COLLAPSED:.0%}. At the end: the least and the most of the layers that are left; "
-    note += f"kept: their median; layers count from 0.{_of_seeds(runs)}"
-    headers = ["axis", "", "at birth", "at the end", "kept", "layers at their ceiling",
-               "collapsed", "removed"]  # fmt: skip
+    note = f"Ceiling: at least {CEILING:.0%} of the initial width is kept. Collapsed: at most "
+    note += f"{COLLAPSED:.0%}. Final: the smallest and the largest width in the layers that are "
+    note += f"left. Kept: the median of their shares. Layers count from 0.{_of_seeds(runs)}"
+    headers = ["axis", "", "initial", "final", "kept", "layers at their ceiling",
+               "layers collapsed", "layers removed"]  # fmt: skip
     return Table("Saturation", headers, rows, note, left=(0, 1, 5, 6, 7))
 
 
 def shares_table(runs: Sequence[Run]) -> Table:
-    """Width at the end and share kept, of every axis in every layer."""
+    """Final width and share kept, of every axis in every layer."""
     found = {kind: {axis.depth: axis for axis in axes} for kind, axes in extents(runs).items()}
     rows = [
         [str(depth), *(_cell(found[kind].get(depth)) for kind in LAYER_KINDS)]
         for depth in range(runs[0].layers)
     ]
-    births = ({axis.born for axis in found[kind].values()} for kind in LAYER_KINDS)
-    rows.append(["at birth", *(width_range(sorted(born)) if born else "" for born in births)])
+    initial = ({axis.initial for axis in found[kind].values()} for kind in LAYER_KINDS)
+    rows.append(["initial", *(width_range(sorted(ws)) if ws else "" for ws in initial)])
     ends = [f"{kind} {_cell(axis)}" for kind in END_AXES for axis in found[kind].values()]
-    note = f"{'; '.join(ends)}. {_FULL} at its ceiling, {_FLAT} collapsed, {DASH} operator "
-    note += f"removed.{_of_seeds(runs)}"
-    return Table("Kept, layer by layer", ["layer", *LAYER_KINDS], rows, note, foot=1)
+    note = f"{'; '.join(ends)}. {_CEILING_MARK} at its ceiling, {_COLLAPSED_MARK} collapsed, "
+    note += f"{DASH} operator removed.{_of_seeds(runs)}"
+    return Table("Widths kept, layer by layer", ["layer", *LAYER_KINDS], rows, note, foot=1)
 
 
 def _cell(axis: Extent | None) -> str:
     if axis is None:
         return ""
-    if axis.gone:
+    if axis.removed:
         return DASH
-    mark = f" {_FULL}" if axis.full else f" {_FLAT}" if axis.collapsed else ""
-    return f"{axis.now:,} ({axis.share:.0%}){mark}"
+    mark = ""
+    if axis.at_ceiling:
+        mark = f" {_CEILING_MARK}"
+    elif axis.collapsed:
+        mark = f" {_COLLAPSED_MARK}"
+    return f"{axis.final:,} ({axis.share:.0%}){mark}"
 
 
 def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
-    # Of two middle ones the larger: the mean of an operator that one seed kept and another
-    # removed is a width that no seed has.
+    # The larger of two middle values: if one seed kept an operator and another removed it, their
+    # mean is a width that no seed has.
     return [statistics.median_high(column) for column in zip(*rows, strict=True)]
 
 
-def _where(axes: Sequence[Extent]) -> str:
-    """The layers of some axes, neighbours drawn together: 0, 3–5."""
+def _layers(axes: Sequence[Extent]) -> str:
+    """The layers of some axes, or "yes" for an axis that the network has once."""
     if any(axis.depth is None for axis in axes):
         return "yes"
     return layer_list([axis.depth for axis in axes if axis.depth is not None])
 
 
 def layer_list(depths: Sequence[int]) -> str:
+    """Layer numbers with adjacent ones joined: 0, 3–5."""
     if not depths:
         return ""
     breaks = [i for i, (a, b) in enumerate(pairwise(depths), start=1) if b > a + 1]

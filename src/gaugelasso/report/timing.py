@@ -1,35 +1,35 @@
-"""Tables of a benchmark: where a step's time goes, how fast models are served."""
+"""Tables of a benchmark: the parts of a training step, and how fast models are served."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
+from gaugelasso.report.formats import DASH, count, milliseconds, ratio
 from gaugelasso.report.layout import Table, render
-from gaugelasso.report.words import DASH, count, milliseconds, ratio
 
 Rows = Mapping[str, Mapping[str, Any]]
 
 _PARTS = {
     "whole step": "ms",
-    "whole step at widths not rounded": "ms_exact",
+    "whole step, widths not rounded": "ms_exact",
     "forward": "forward_ms",
     "backward": "backward_ms",
     "optimizer": "optimizer_ms",
     "penalty, solver, slow weights": "machinery_ms",
-    "the same training without them": "baseline_ms",
+    "whole step without compression": "baseline_ms",
     "whole step without a graph": "eager_ms",
     "structural event without a cut": "event_ms",
 }
 _SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
-# Repeated too few times for quartiles to tell much.
+# Repeated too few times for meaningful quartiles.
 _FEW = ("eager_ms", "event_ms")
-# A spread from here on tells of a machine that does something else.
+# From this relative spread on, another process probably uses the machine.
 BUSY = 0.1
 
 
 def print_bench(rows: Rows, console: Console) -> None:
-    """A step's parts, or models side by side, as the rows have it."""
+    """Print the parts of a step, or the models side by side, depending on the rows."""
     served = {name: row for name, row in rows.items() if "latency_ms" in row}
     if served:
         render(serving_table(served), console)
@@ -39,7 +39,7 @@ def print_bench(rows: Rows, console: Console) -> None:
 
 
 def busy(rows: Rows) -> str:
-    """A line about repetitions that disagree, empty where they do not."""
+    """A warning if repetitions disagree; empty if they agree."""
     spreads = {
         f"{name}, {what}": _spread(row, key)
         for name, row in rows.items()
@@ -49,11 +49,11 @@ def busy(rows: Rows) -> str:
     worst, spread = max(spreads.items(), key=lambda item: item[1], default=("", 0.0))
     if spread < BUSY:
         return ""
-    return f"repetitions disagree ({worst}: {_percent(spread)}): is the machine busy? Run it again"
+    return f"repetitions disagree ({worst}: {_percent(spread)}). Is the machine busy? Run it again"
 
 
 def _spread(row: Mapping[str, Any], key: str) -> float:
-    """Half of what lies between the quartiles, as a share of the median."""
+    """Half the interquartile range, relative to the median."""
     low, high = row["quartiles"][key]
     return float((high - low) / 2 / row[key])
 
@@ -80,18 +80,18 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
             f"{count(row['fma_exact'])} without"
         )
     note = (
-        f"Compression, with a step's share of an event, adds "
-        f"{100 * row['machinery_share']:.0f}% to the same training without it. "
+        f"Compression, including a step's share of an event, adds "
+        f"{100 * row['machinery_share']:.0f}% to a step without compression. "
         f"{count(row['tokens_per_s'])} tokens/s; {row['tflops']:.3g} TFLOP/s of "
-        f"{row['matrix_tflops']:.3g} that a large matrix product reaches here; peak memory "
+        f"{row['matrix_tflops']:.3g} for a large matrix product on this device; peak memory "
         f"{row['peak_gib']:.2f} GiB; {work}; "
         f"{count(row['parameters'])} parameters."
     )
-    return Table(name, ["part", "median", "quartiles", "of the step"], lines, note)
+    return Table(name, ["part", "median", "quartiles", "share of the step"], lines, note)
 
 
 def _between(row: Mapping[str, Any], key: str) -> str:
-    """The quartiles; parts that are differences, or timed a few times, have none to speak of."""
+    """The quartiles; a dash for parts that are differences or were timed only a few times."""
     if key not in row["quartiles"] or key in _FEW:
         return DASH
     low, high = map(milliseconds, row["quartiles"][key])
@@ -99,7 +99,7 @@ def _between(row: Mapping[str, Any], key: str) -> str:
 
 
 def serving_table(rows: Rows) -> Table:
-    born = {row["device"]: row for row in rows.values() if row["model"] == "ancestor"}
+    ancestors = {row["device"]: row for row in rows.values() if row["model"] == "ancestor"}
     lines = [
         [
             row["model"],
@@ -107,14 +107,21 @@ def serving_table(rows: Rows) -> Table:
             count(row["fma"]),
             f"{milliseconds(row['latency_ms'])} {_percent(_spread(row, 'latency_ms'))}",
             f"{count(row['tokens_per_s'])} {_percent(_spread(row, 'batch_ms'))}",
-            ratio(row["tokens_per_s"] / born[row["device"]]["tokens_per_s"]),
+            ratio(row["tokens_per_s"] / ancestors[row["device"]]["tokens_per_s"]),
         ]
         for row in rows.values()
     ]
     note = (
-        "Latency of one whole sequence; throughput of a training batch; medians, ± half of what "
-        "lies between the quartiles. Ancestor: the model before compression. Uniform: the "
-        "ancestor narrowed evenly to the same work."
+        "Latency of one sequence; throughput of a training batch. Medians ± half the interquartile "
+        "range. Ancestor: the model before compression. Uniform: the ancestor with all widths "
+        "narrowed evenly to the work of the compressed model."
     )
-    headers = ["model", "device", "FMA per token", "latency", "tokens/s", "against the ancestor"]
+    headers = [
+        "model",
+        "device",
+        "FMA per token",
+        "latency",
+        "tokens/s",
+        "speedup over the ancestor",
+    ]
     return Table("Serving", headers, lines, note, left=(0, 1))

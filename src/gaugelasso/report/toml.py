@@ -1,4 +1,4 @@
-"""Config sections as TOML; reading is tomllib's."""
+"""Writes config sections as TOML; tomllib reads them."""
 
 import json
 import re
@@ -12,7 +12,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 def to_toml(sections: Sections, remarks: Mapping[str, str] | None = None) -> str:
-    """Flat sections of keys; `remarks`, "section.key" -> text, become comments above theirs."""
+    """Writes flat sections. `remarks`, "section.key" -> text, become comments above their keys."""
     remarks = remarks or {}
     parts = []
     for name, values in sections.items():
@@ -26,7 +26,7 @@ def to_toml(sections: Sections, remarks: Mapping[str, str] | None = None) -> str
 
 
 def comment(text: str) -> str:
-    # A name may hold anything; a line break in it would end the comment.
+    # A line break in a name from a run would end the comment.
     return "# " + "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -48,5 +48,5 @@ def _value(where: str, value: Any) -> str:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are TOML's too, but for the one control character that JSON lets pass.
+    # TOML shares JSON's escapes, but also requires one for the control character DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

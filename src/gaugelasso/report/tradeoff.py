@@ -1,4 +1,4 @@
-"""The picture of a comparison: what each arm costs against how well it does."""
+"""The picture of a comparison: the work of each arm against its error or metric."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from gaugelasso.report.arms import metric_name
-from gaugelasso.report.data import Condition, outcome
+from gaugelasso.report.data import Condition
 from gaugelasso.report.figure import (
     BLUE,
     FONT,
@@ -20,31 +20,34 @@ from gaugelasso.report.figure import (
     ORANGE,
     RED,
     SMALL,
-    dress,
     log_axis,
     new_figure,
-    plain,
     round_ticks,
     save,
+    style_axes,
+    to_ascii,
 )  # fmt: skip
-from gaugelasso.report.words import is_accuracy, short
+from gaugelasso.report.formats import is_accuracy, short
+from gaugelasso.report.outcome import outcome
 
 _HEIGHT_PX = 1100
-# The rest of Okabe and Ito but their yellow, which white paper swallows, and a brown.
+# The palette of Okabe and Ito without its yellow, which is hard to see on white, plus a brown.
 _COLORS = (BLUE, RED, GREEN, ORANGE, INK, "#56B4E9", "#CC79A7", "#7A4A21", GREY)
-# Not a divisor of the colours: where these begin again, the shape differs.
+# Not as many as colours, so that a repeated colour comes with another shape.
 _SHAPES = "os^DvP<X>p"
 
 
 def draw_tradeoff(arms: Sequence[Condition], path: Path | IO[bytes]) -> None:
-    """Write the PNG: work per token against error or metric, small marks for the seeds of an
-    arm and a large one for their mean."""
+    """Write the PNG: error or metric against work per token.
+
+    Small marks are the seeds of an arm, a large mark is their mean.
+    """
     figure = new_figure(_HEIGHT_PX)
     axes = figure.subplots()
     name = metric_name(arms)
     error = is_accuracy(name)
-    dress(axes, f"FMA per token (accounting: {_accountings(arms)})")
-    y_label = f"error (1 - {plain(name)})" if error else plain(name)
+    style_axes(axes, f"FMA per token (accounting: {_accountings(arms)})")
+    y_label = f"error (1 - {to_ascii(name)})" if error else to_ascii(name)
     axes.set_ylabel(y_label, fontsize=SMALL, color=INK, parse_math=False)
     points = [_points(arm, error) for arm in arms]
     work = [x for arm in points for x, _ in arm]
@@ -53,20 +56,20 @@ def draw_tradeoff(arms: Sequence[Condition], path: Path | IO[bytes]) -> None:
     floor = _error_axis(axes, [y for arm in points for _, y in arm]) if error else -math.inf
     for index, (arm, seeds) in enumerate(zip(arms, points, strict=True)):
         color, shape = _COLORS[index % len(_COLORS)], _SHAPES[index % len(_SHAPES)]
-        # A label that begins with an underscore would be left out of the legend.
-        label = " " + plain(arm.name).replace("$", r"\$")
+        # Matplotlib leaves labels that begin with an underscore out of the legend.
+        label = " " + to_ascii(arm.name).replace("$", r"\$")
         xs, ys = [x for x, _ in seeds], [y for _, y in seeds]
         middle = ([statistics.fmean(xs)], [statistics.fmean(ys)]) if seeds else ([], [])
-        for x, y, size, alpha, said in ((xs, ys, 6, 0.55, ""), (*middle, 11, 1.0, label)):
+        for x, y, size, alpha, text in ((xs, ys, 6, 0.55, ""), (*middle, 11, 1.0, label)):
             axes.plot(
                 x, [max(value, floor) for value in y], shape, color=color, alpha=alpha,
                 markersize=size, markeredgecolor="white", markeredgewidth=0.7, clip_on=False,
-                zorder=2 + alpha, label=said or None,
+                zorder=2 + alpha, label=text or None,
             )  # fmt: skip
     figure.legend(loc="outside right upper", frameon=False, fontsize=SMALL, labelspacing=0.9)
     first = arms[0].runs[0]
-    title = f"{first.task}: every seed small, the mean of an arm large"
-    figure.suptitle(plain(title), fontsize=FONT + 1, color=INK, parse_math=False)
+    title = f"{first.task}: small marks are seeds, large marks are means of an arm"
+    figure.suptitle(to_ascii(title), fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
 
 
@@ -85,7 +88,7 @@ def _points(arm: Condition, error: bool) -> list[tuple[float, float]]:
 
 
 def _error_axis(axes: Axes, errors: Sequence[float]) -> float:
-    """A log axis of errors with a place for zero at its foot; returns that place."""
+    """A log axis of errors with a place for zero at the bottom; returns that place."""
     positive = [value for value in errors if value > 0] or [1.0]
     low, high = min(positive), max(positive)
     if len(positive) == len(errors):

@@ -1,4 +1,4 @@
-"""Training curves: the loss against its target, and what a step costs as the model shrinks."""
+"""Training curves: the loss and its target, and the cost of a step as the model shrinks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from gaugelasso.report.data import Run
 from gaugelasso.report.figure import (
     BLUE,
     FONT,
@@ -23,20 +22,21 @@ from gaugelasso.report.figure import (
     Curve,
     cooldown_key,
     draw_spread,
-    dress,
     hatched,
     heading,
     legend_above,
     log_axis,
     mark_cooldown,
     new_figure,
-    plain,
     save,
     spread,
     step_axis,
+    style_axes,
+    to_ascii,
     twin,
 )  # fmt: skip
-from gaugelasso.report.words import is_accuracy
+from gaugelasso.report.formats import is_accuracy
+from gaugelasso.report.run import Run
 
 _HEIGHT_PX = 800
 
@@ -44,7 +44,7 @@ _HEIGHT_PX = 800
 def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     """Write the two-panel PNG: loss and metric, step time and work, against training step.
 
-    With several runs a line is the median over seeds, the hatched band their range.
+    With several runs a line is the median over seeds, and the hatched band is their range.
     """
     figure = new_figure(_HEIGHT_PX)
     left, right = figure.subplots(1, 2)
@@ -63,7 +63,7 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
     scores = [_evaluations(run) for run in runs]
     loss, score = spread([run.column("loss") for run in runs]), spread(scores)
     shared = all(run.metric_is_loss for run in runs)
-    dress(axes, "training step", "loss" if shared else "training loss")
+    style_axes(axes, "training step", "loss" if shared else "training loss")
     values = np.concatenate([loss[2], loss[3], [target], *(score[2:] if shared else ())])
     positive = values[values > 0]
     if len(positive):
@@ -75,12 +75,12 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
     else:
         axes.yaxis.label.set_color(RED)
         right = twin(axes, "", GREEN)
-        right.set_ylabel(plain(metric), fontsize=SMALL, color=GREEN, parse_math=False)
-    # A second band over the first would hide both: here each seed is a thin line.
+        right.set_ylabel(to_ascii(metric), fontsize=SMALL, color=GREEN, parse_math=False)
+    # A second band would hide the first, so each seed is a thin line here.
     for one in scores if len(runs) > 1 else ():
         right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7)
     name = f"held-out loss ({metric})" if shared else metric
-    right.plot(*score[:2], color=GREEN, linewidth=1.5, label=plain(name).replace("$", r"\$"))
+    right.plot(*score[:2], color=GREEN, linewidth=1.5, label=to_ascii(name).replace("$", r"\$"))
     if is_accuracy(metric):
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -88,14 +88,14 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
-    dress(axes, "training step", "step time (ms)")
+    style_axes(axes, "training step", "step time (ms)")
     axes.yaxis.label.set_color(BLUE)
     if len(runs) == 1:
         axes.plot(*runs[0].column("step_ms"), color=BLUE, alpha=0.35, linewidth=0.6, zorder=1)
     time = spread([_smooth_time(run) for run in runs])
     draw_spread(axes, time, BLUE, "step time (running median)")
     if len(time[0]):
-        # A graph capture or a busy machine makes single rows tower: the medians set the scale.
+        # Graph captures and other processes cause outliers, so the medians set the scale.
         axes.set_ylim(0, 1.25 * time[3].max())
     right = twin(axes, "FMA per token", INK)
     work = spread([run.fma_trajectory() for run in runs], steps=True)
@@ -107,7 +107,7 @@ def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def _draw_key(figure: Figure, runs: Sequence[Run]) -> None:
-    """What both panels share: their own legends name the curves."""
+    """The legend for both panels; the legends of the panels name the curves."""
     handles: list[Line2D | Patch] = []
     if len(runs) > 1:
         handles = [
@@ -122,7 +122,7 @@ def _draw_key(figure: Figure, runs: Sequence[Run]) -> None:
 
 
 def _evaluations(run: Run) -> Curve:
-    """The metric where it was measured; the rows between repeat it."""
+    """The metric at the steps where it was measured; rows in between repeat it."""
     every = run.config["train"]["eval_every"]
     points = zip(*run.column(run.metric_name), strict=True)
     kept = [(step, v) for step, v in points if step % every == 0 or step == run.last_step]
@@ -130,7 +130,7 @@ def _evaluations(run: Run) -> Curve:
 
 
 def _smooth_time(run: Run) -> Curve:
-    """Running median of step times: rows with an event in them take longer than the next."""
+    """Running median of step times, because rows that include an event take longer."""
     steps, times = run.column("step_ms")
     half = max(4, len(times) // 80)
     smooth = [float(np.median(times[max(0, i - half) : i + half + 1])) for i in range(len(times))]

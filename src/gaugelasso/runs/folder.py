@@ -39,8 +39,8 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # Where there is no checkpoint, it tells a run that never had one from a run that lost them.
 UNSAVED = "unsaved"
-# What only a run's config has together.
-_SECTIONS = {"task", "model", "target", "compress", "train"}
+# Sections of a run's configuration; config.py holds one dataclass for each.
+CONFIG_SECTIONS = ("task", "model", "target", "compress", "train")
 # There while an older run is being removed.
 _CLEARING = "overwriting.tmp"
 # Bytes and values of a row: an event has some for every axis, of which there may be thousands.
@@ -207,7 +207,7 @@ def _is_run(path: Path) -> bool:
     if not (path / "config.json").exists():
         return False
     with contextlib.suppress(UserError, TypeError):
-        return set(read_json(path / "config.json")) >= _SECTIONS
+        return set(read_json(path / "config.json")) >= set(CONFIG_SECTIONS)
     return any((path / name).exists() for name in ("initial.json", UNSAVED, _CLEARING, *logs.NAMES))
 
 

@@ -1,7 +1,7 @@
-"""What the files of a run must hold, checked once, as they are read.
+"""The schema of a run's files, checked once, when they are read.
 
-A spoiled file is told by its name and by the first thing wrong with it, so whatever prints or
-draws need not doubt a run. Keys that no report asks for are left alone.
+An error names the file and the first key that is wrong, so code that prints or draws need not
+check again. Keys that no report reads are ignored.
 """
 
 import sys
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value must be, in words and as a test."""
+    """A requirement on a value: its description for error messages, and the test."""
 
-    words: str
+    description: str
     fits: Callable[[Any], bool]
 
 
-# Key -> what its value must be: a kind, or again a table with keys.
-Shape = Mapping[str, "Kind | Shape"]
+# Key -> requirement on its value: a kind, or the schema of a nested table.
+Schema = Mapping[str, "Kind | Schema"]
 
 
 def _is_whole(value: Any) -> bool:
@@ -67,7 +68,7 @@ WHOLE = Kind("a whole number", _is_whole)
 POSITIVE = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
 FINITE = Kind("a finite number", _is_finite)
 WORK = Kind("a finite number above 0", lambda value: _is_finite(value) and value > 0)
-# What was measured: it may not have been yet, or not be finite.
+# A measurement: null if it was not taken yet, and possibly not finite.
 FIGURE = Kind("a number or null", _is_figure)
 FIGURES = Kind("a table of numbers", _table_of(_is_figure))
 COUNTS = Kind("a table of whole numbers", _table_of(_is_whole))
@@ -79,9 +80,9 @@ NAMES = Kind("a list of strings", _list_of(TEXT.fits))
 OPERATORS = Kind("a list of operators", _list_of(_is_operator))
 CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 
-_MUST: Mapping[str, Shape] = {
+_REQUIRED: Mapping[str, Schema] = {
     "config.json": {
-        "model": {},
+        **{section: {} for section in CONFIG_SECTIONS},
         "task": {"name": TEXT},
         "target": {"loss": FINITE},
         "compress": {"accounting": TEXT},
@@ -104,12 +105,15 @@ _MUST: Mapping[str, Shape] = {
         "training_fma": FIGURE, "wall_s": FIGURE, "structure": {},
     },
 }  # fmt: skip
-# What early versions did not write, or not every task has.
-_AROUND: Shape = {"command": WORD, "commit": WORD, "hardware": WORD}
-_MAY: Mapping[str, Shape] = {
-    "environment.json": _AROUND,
-    "resumed.jsonl": _AROUND,
-    "initial.json": {"structure": {"layers": WHOLE, "operators": OPERATORS}, "metric": {}},
+# Keys that early builds did not write, or that not every task has.
+_ENVIRONMENT: Schema = {"command": WORD, "commit": WORD, "hardware": WORD}
+_OPTIONAL: Mapping[str, Schema] = {
+    "environment.json": _ENVIRONMENT,
+    "resumed.jsonl": _ENVIRONMENT,
+    "initial.json": {
+        "structure": {"layers": WHOLE, "operators": OPERATORS},
+        "metric": {"name": TEXT, "lower_is_better": SWITCH},
+    },
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
     },
@@ -119,40 +123,42 @@ _MAY: Mapping[str, Shape] = {
 }  # fmt: skip
 
 
-def shaped(path: Path, data: Any) -> Any:
-    """The content of a run's file as it is; UserError, naming the file, where it is of no run."""
-    return _shaped(path.name, repr(str(path)), data)
+def checked(path: Path, data: Any) -> Any:
+    """Returns the content of a run's file; UserError, naming the file, if a key is wrong."""
+    return _checked(path.name, repr(str(path)), data)
 
 
-def shaped_rows(path: Path, rows: Iterable[Any]) -> Iterator[Any]:
-    """The same for every row of a log, whose steps never go back."""
+def checked_rows(path: Path, rows: Iterable[Any]) -> Iterator[Any]:
+    """Yields the rows of a log, each checked; steps must not decrease."""
     last = 0
     for number, row in enumerate(rows, start=1):
-        where = f"line {number} of {str(path)!r}"
-        step = _shaped(path.name, where, row)["step"]
+        source = f"line {number} of {str(path)!r}"
+        step = _checked(path.name, source, row)["step"]
         if step < last:
-            raise UserError(f"{where} is of no run: its 'step' is before that of the line above")
+            raise UserError(f"{source}: 'step' is smaller than in the line before")
         last = step
         yield row
 
 
-def _shaped(name: str, where: str, data: Any) -> Any:
-    check(where, data, _MUST[name])
-    check(where, data, {key: kind for key, kind in _MAY.get(name, {}).items() if key in data})
-    if name == "metrics.jsonl":  # whose other columns, the task's metric among them, are figures
-        check(where, data, dict.fromkeys(data.keys() - {"phase"}, FIGURE))
+def _checked(name: str, source: str, data: Any) -> Any:
+    check_keys(source, data, _REQUIRED[name])
+    optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
+    check_keys(source, data, optional)
+    if name == "metrics.jsonl":
+        # The other columns are numbers too; the name of the metric's column depends on the task.
+        check_keys(source, data, dict.fromkeys(data.keys() - {"phase"}, FIGURE))
     return data
 
 
-def check(where: str, data: Any, wanted: Shape, inside: str = "") -> None:
-    """UserError, saying `where`, unless `data` is a table with all that is wanted."""
+def check_keys(source: str, data: Any, schema: Schema, prefix: str = "") -> None:
+    """UserError, naming `source`, unless `data` is a table that fits the schema."""
     if not isinstance(data, dict):
-        raise UserError(f"{where} is of no run: {repr(inside) if inside else 'it'} is no table")
-    for key, kind in wanted.items():
-        name = f"{inside}.{key}" if inside else key
+        raise UserError(f"{source}: {repr(prefix) if prefix else 'the content'} is not a table")
+    for key, kind in schema.items():
+        name = f"{prefix}.{key}" if prefix else key
         if key not in data:
-            raise UserError(f"{where} is of no run: it has no {name!r}")
+            raise UserError(f"{source}: key {name!r} is missing")
         if not isinstance(kind, Kind):
-            check(where, data[key], kind, name)
+            check_keys(source, data[key], kind, name)
         elif not kind.fits(data[key]):
-            raise UserError(f"{where} is of no run: {name!r} is not {kind.words}")
+            raise UserError(f"{source}: {name!r} is not {kind.description}")

@@ -1,4 +1,4 @@
-"""Spoiled run folders on the command line: one line that names the file, and no traceback."""
+"""Damaged run folders on the command line: one line that names the file, and no traceback."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_run
+from gaugelasso.runs.folder import CONFIG_SECTIONS
 from tests.command import Command, assert_told
 from tests.report.folders import NEXT, make_run
 
@@ -16,7 +17,7 @@ COMMANDS = ("report", "advise", "info", "pareto")
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any], line: int | None = None) -> None:
-    """Put what `change` makes of a JSON file, or of one line of a log, in its place."""
+    """Apply `change` to a JSON file, or to one line of a log."""
     lines = path.read_text().splitlines()
     if line is None:
         lines = [json.dumps(change(json.loads(path.read_text())))]
@@ -25,45 +26,45 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any], line: int | Non
     path.write_text("\n".join(lines) + "\n")
 
 
-SPOILED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]] = {
-    "an empty summary": ("summary.json", None, lambda _: {}, "it has no 'seed'"),
-    "a summary that is a list": ("summary.json", None, lambda _: [], "it is no table"),
-    "a row that is no table": ("metrics.jsonl", 3, lambda _: 7, "line 3 is damaged"),
+DAMAGED: dict[str, tuple[str, int | None, Callable[[dict[str, Any]], Any], str]] = {
+    "an empty summary": ("summary.json", None, lambda _: {}, "key 'seed' is missing"),
+    "a summary that is a list": ("summary.json", None, lambda _: [], "the content is not a table"),
+    "a row that is not a table": ("metrics.jsonl", 3, lambda _: 7, "line 3 is damaged"),
     "a row without a step": (
         "metrics.jsonl",
         3,
         lambda row: {key: value for key, value in row.items() if key != "step"},
         "line 3 is damaged",
     ),
-    "a loss in words": (
+    "a loss that is a string": (
         "metrics.jsonl", 2, lambda row: row | {"loss": "low"}, "'loss' is not a number or null",
     ),
     "steps out of order": (
-        "metrics.jsonl", 4, lambda row: row | {"step": 3}, "is before that of the line above",
+        "metrics.jsonl", 4, lambda row: row | {"step": 3}, "'step' is smaller than in the",
     ),
     "an event without widths": (
         "events.jsonl", 2, lambda row: row | {"widths": 3}, "'widths' is not a table of whole",
     ),
-    "widths that are no table": (
+    "widths that are not a table": (
         "initial.json", None, lambda data: data | {"widths": [8]}, "'widths' is not a table of",
     ),
-    "a section that is no table": (
-        "config.json", None, lambda data: data | {"train": 3}, "'train' is no table",
+    "a section that is not a table": (
+        "config.json", None, lambda data: data | {"train": 3}, "'train' is not a table",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", SPOILED)
+@pytest.mark.parametrize("what", DAMAGED)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_spoiled_file_is_named(
+def test_a_damaged_file_is_named(
     gaugelasso: Command, tmp_path: Path, command: str, what: str
 ) -> None:
-    name, line, change, said = SPOILED[what]
+    name, line, change, message = DAMAGED[what]
     run = make_run(tmp_path / "run")
     rewrite(run / name, change, line)
     answer = gaugelasso(command, run)
     assert_told(answer, str(run / name))
-    assert said in answer[2]
+    assert message in answer[2]
     assert not (run / "report").exists()
 
 
@@ -75,8 +76,8 @@ def test_a_folder_where_a_file_should_go_is_named(
 ) -> None:
     run = make_run(tmp_path / "run")
     (run / name).mkdir(parents=True)
-    said = f"output '{run / name}' cannot be written: Is a directory"
-    assert_told(gaugelasso(Path(name).parent, run), said)
+    message = f"output '{run / name}' cannot be written: Is a directory"
+    assert_told(gaugelasso(Path(name).parent, run), message)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "summary.json"])
@@ -89,7 +90,7 @@ def test_a_folder_where_a_file_should_be_is_named(
     assert_told(gaugelasso("info", run), str(run / name))
 
 
-NO_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
+WRONG_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
 
 
 @pytest.mark.parametrize(
@@ -97,36 +98,36 @@ NO_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
     [
         ("summary.json", ["steps", "fma_initial", "metric", "figures", "returns", "next_to_go"]),
         ("initial.json", ["fma", "widths", "structure", "metric"]),
-        ("config.json", ["task", "model", "target", "compress", "train"]),
+        ("config.json", [*CONFIG_SECTIONS]),
         ("events.jsonl", ["step", "fma_before", "fma", "dropped", "removed", "widths", "refused"]),
         ("metrics.jsonl", ["step", "phase", "fma"]),
         ("environment.json", ["date", "commit", "hardware", "command"]),
     ],
 )
-def test_no_value_brings_a_traceback(
+def test_no_value_causes_a_traceback(
     gaugelasso: Command, tmp_path: Path, name: str, keys: list[str]
 ) -> None:
-    """Each is shown as it is, or refused in one line."""
+    """Each value is shown, or refused in one line."""
     run = make_run(tmp_path / "run", next_to_go=NEXT)
-    whole, line = (run / name).read_text(), 2 if name.endswith("l") else None
+    original, line = (run / name).read_text(), 2 if name.endswith("l") else None
     refused = 0
     for key in keys:
-        for value in NO_VALUES:
+        for value in WRONG_VALUES:
             rewrite(run / name, lambda data, new={key: value}: data | new, line)
             answer = gaugelasso("info", run)
             if answer[0]:
                 assert_told(answer, str(run / name))
             refused += bool(answer[0])
-            (run / name).write_text(whole)
+            (run / name).write_text(original)
     assert refused >= 6 * len(keys)
 
 
-def test_a_run_from_before_the_newer_keys_is_read(tmp_path: Path) -> None:
+def test_a_run_of_an_early_build_is_read(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     rewrite(run / "initial.json", lambda data: {key: data[key] for key in ("fma", "widths")})
     assert load_run(run).layers == 2
     rewrite(run / "summary.json", lambda data: data | {"loss": None, "wall_s": float("inf")})
     assert load_run(run).summary is not None
     rewrite(run / "summary.json", lambda data: data | {"metric": {"name": "accuracy"}})
-    with pytest.raises(UserError, match=r"summary\.json' is of no run: it has no 'metric\.value'"):
+    with pytest.raises(UserError, match=r"summary\.json': key 'metric\.value' is missing"):
         load_run(run)

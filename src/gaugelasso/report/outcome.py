@@ -1,0 +1,75 @@
+"""The figures that a run is judged by: from its summary, or from its newest row before that."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gaugelasso.report.run import Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run, or its current state.
+
+    `loss` and `metric` are measured on held-out data when the run is finished. Before that
+    `loss` is the training loss. `figures` are further results that the task measures at the end.
+    """
+
+    finished: bool
+    steps: int
+    fma_initial: float
+    fma_final: float
+    parameters_initial: int | None
+    parameters_final: int | None
+    loss: float | None
+    metric: float | None
+    figures: Mapping[str, float]
+    reached_step: int | None
+    training_fma: float | None
+    wall_s: float | None
+    returns: int = 0
+    skipped: int = 0
+
+    @property
+    def compression(self) -> float:
+        return self.fma_initial / self.fma_final if self.fma_final else math.inf
+
+
+def outcome(run: Run) -> Outcome:
+    """Read the summary of a finished run, or the newest row of a run in progress."""
+    if (summary := run.summary) is not None:
+        return Outcome(
+            finished=True,
+            steps=summary["steps"],
+            fma_initial=summary["fma_initial"],
+            fma_final=summary["fma_final"],
+            parameters_initial=summary["parameters_initial"],
+            parameters_final=summary["parameters_final"],
+            loss=summary["loss"],
+            metric=summary["metric"]["value"],
+            figures=summary.get("figures", {}),
+            reached_step=summary["target_reached_step"],
+            training_fma=summary["training_fma"],
+            wall_s=summary["wall_s"],
+            returns=summary.get("returns", 0),
+            skipped=summary.get("skipped_steps", 0),
+        )
+    first: Mapping[str, Any] = run.metrics[0] if run.metrics else {}
+    last: Mapping[str, Any] = run.metrics[-1] if run.metrics else {}
+    # A first row that follows a drop holds a smaller number of parameters than the initial one.
+    first_is_initial = first.get("fma") == run.initial["fma"]
+    return Outcome(
+        finished=False,
+        steps=run.last_step,
+        fma_initial=run.initial["fma"],
+        fma_final=run.fma_trajectory()[1][-1],
+        parameters_initial=first["parameters"] if first_is_initial else None,
+        parameters_final=last.get("parameters"),
+        loss=last.get("loss"),
+        metric=last.get(run.metric_name),
+        figures={},
+        reached_step=None,
+        training_fma=None,
+        wall_s=last.get("wall_s"),
+    )

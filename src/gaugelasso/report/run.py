@@ -1,0 +1,197 @@
+"""One run folder in memory: widths, work and metrics as functions of the training step.
+
+Rearranges what the files hold. Reads no files except samples.npz, draws nothing and formats
+nothing.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaugelasso.errors import UserError
+from gaugelasso.files.untrusted import read_arrays
+
+# The axes of every layer, in the order of the network: attention, then MLP.
+LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+# The axes that the network has once.
+END_AXES = {"D": "D", "d_e": "embedding.d_e", "d_c": "classifier.d_c"}
+AXIS_NAMES = {
+    "d_ai": "attention reads",
+    "d_k": "attention keys",
+    "d_v": "attention values",
+    "d_ao": "attention writes",
+    "d_mi": "MLP reads",
+    "d_f": "MLP filters",
+    "d_mo": "MLP writes",
+    "D": "residual sites",
+    "d_e": "embedding writes",
+    "d_c": "classifier reads",
+}
+
+# The first development builds of 0.1.0 wrote no "metric" into initial.json. Their rows in
+# metrics.jsonl held these columns and the metric.
+_COLUMNS_BESIDE_THE_METRIC = {
+    "step", "phase", "loss", "fma", "parameters", "sites", "operators", "rho", "lr", "step_ms",
+    "wall_s", "memory_mib",
+}  # fmt: skip
+_LAYER_AXIS = re.compile(r"_(\d+)\.(\w+)$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder at the time it was read; the run may still be in progress."""
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    initial: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    resumed: tuple[dict[str, Any], ...]
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def task(self) -> str:
+        return str(self.config["task"]["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["train"]["seed"])
+
+    @property
+    def accounting(self) -> str:
+        return str(self.config["compress"]["accounting"])
+
+    @property
+    def loss_target(self) -> float:
+        return float(self.config["target"]["loss"])
+
+    @property
+    def metric_name(self) -> str:
+        for source in (self.summary or {}, self.initial):
+            if "metric" in source:
+                return str(source["metric"]["name"])
+        row = self.metrics[0] if self.metrics else {}
+        return next((key for key in row if key not in _COLUMNS_BESIDE_THE_METRIC), "metric")
+
+    @property
+    def metric_lower_is_better(self) -> bool:
+        return bool(self.initial.get("metric", {}).get("lower_is_better", False))
+
+    @property
+    def metric_is_loss(self) -> bool:
+        """Whether the metric equals the held-out loss; False until the run is finished."""
+        summary = self.summary or {"loss": None}
+        return summary["loss"] is not None and summary["loss"] == summary["metric"]["value"]
+
+    def environment_values(self, key: str) -> list[Any]:
+        """The values of one key of environment.json, at the start and at each resume."""
+        return [
+            each[key] for each in (self.environment, *self.resumed) if each.get(key) is not None
+        ]
+
+    def samples(self) -> dict[str, np.ndarray]:
+        """Images from the task, [n, h, w, 3] by name; empty if the run has none."""
+        path = self.path / "samples.npz"
+        if not path.exists():
+            return {}
+        arrays = read_arrays(path)
+        for name, images in arrays.items():
+            if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+                raise UserError(f"{str(path)!r}: {name!r} is not an array of RGB images")
+        return arrays
+
+    @property
+    def had_structural_event(self) -> bool:
+        """Whether the penalty was active: an event took place that is not a rollback."""
+        return any(event.get("returned_to") is None for event in self.events)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step in the logs."""
+        return max((rows[-1]["step"] for rows in (self.metrics, self.events) if rows), default=0)
+
+    @property
+    def layers(self) -> int:
+        depths = [depth + 1 for _, depth in _layer_widths(self.initial["widths"])]
+        return max([self.initial.get("structure", {}).get("layers", 0), *depths])
+
+    @property
+    def cooldown_start(self) -> int | None:
+        """The step from which the structure is frozen, exact to one logging interval.
+
+        None before cooldown.
+        """
+        before = 0
+        for row in self.metrics:
+            if row["phase"] == "cooldown":
+                return before
+            before = row["step"]
+        return None
+
+    @property
+    def before_cooldown(self) -> dict[str, Any] | None:
+        """The last row of the compression phase, with the training loss; None without one."""
+        rows = [row for row in self.metrics if row["phase"] == "compression"]
+        if not rows:
+            return None
+        row = rows[-1]
+        metric = row.get(self.metric_name)
+        return {"step": row["step"], "loss": row["loss"], "metric": metric, "fma": row["fma"]}
+
+    def widths_at(self, step: int) -> dict[str, int]:
+        """Axis name -> surviving indices after `step`; a removed operator has no axes."""
+        widths = self.initial["widths"]
+        for event in self.events:
+            if event["step"] > step:
+                break
+            widths = event["widths"]
+        return widths
+
+    def depth_widths(self, kind: str, step: int) -> list[int]:
+        """Width of one kind of axis in every layer after `step`; 0 where there is no operator."""
+        widths = _layer_widths(self.widths_at(step))
+        return [widths.get((kind, depth), 0) for depth in range(self.layers)]
+
+    def axis_trajectory(self, axis: str) -> tuple[list[int], list[float]]:
+        """(steps, widths) of one axis from step 0, constant between the points."""
+        points = [(0, self.initial["widths"]), *((e["step"], e["widths"]) for e in self.events)]
+        return self._up_to_last_step([(step, float(w.get(axis, 0))) for step, w in points])
+
+    def fma_trajectory(self) -> tuple[list[int], list[float]]:
+        """(steps, work per token) from step 0, constant between the points."""
+        points = [(0, self.initial["fma"]), *((e["step"], e["fma"]) for e in self.events)]
+        return self._up_to_last_step(points)
+
+    def _up_to_last_step(self, points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+        if points[-1][0] < self.last_step:
+            points = [*points, (self.last_step, points[-1][1])]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one column of the metrics; rows without a finite value are skipped."""
+        rows = [(row["step"], row.get(name)) for row in self.metrics]
+        kept = [(step, v) for step, v in rows if v is not None and math.isfinite(v)]
+        return [step for step, _ in kept], [float(value) for _, value in kept]
+
+
+def operator_count(widths: Mapping[str, int]) -> int:
+    return len({name.split(".")[1] for name in widths if name.startswith("operators.")})
+
+
+def _layer_widths(widths: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    """(kind, depth) -> width, for the axes that belong to a layer."""
+    found = {}
+    for name, width in widths.items():
+        if match := _LAYER_AXIS.search(name):
+            found[match[2], int(match[1])] = width
+    return found
