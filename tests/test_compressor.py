@@ -366,6 +366,17 @@ def test_a_shared_parameter_is_refused() -> None:
         Compressor(model, 1.0)
 
 
+@pytest.mark.parametrize("change", [torch.bfloat16, "meta"], ids=["dtype", "device"])
+def test_parameters_of_two_dtypes_or_devices_are_refused(change: Any) -> None:
+    model = Transformer(SPEC)
+    model.classifier.out = torch.nn.Parameter(model.classifier.out.detach().to(change))
+    before = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    with pytest.raises(UserError, match=r"'classifier\.out' is torch\.\w+ on \w+; all") as caught:
+        Compressor(model, 1.0)
+    assert "'embedding.table' is torch.float32 on cpu" in str(caught.value)
+    assert {name: parameter.dtype for name, parameter in model.named_parameters()} == before
+
+
 def test_a_relative_step_bounds_the_change_of_what_is_not_a_matrix() -> None:
     bound = 0.01
     compressor = start(relative_step=bound, lr=0.1)

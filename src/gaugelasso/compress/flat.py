@@ -50,9 +50,7 @@ class FlatStore:
         self.matrix_end = max(
             (s.end for name, s in self.segments.items() if name in table.matrices), default=0
         )
-        first = next(iter(parameters.values()))
-        parts = [parameters[name].detach().reshape(-1) for name in order]
-        self.weight = torch.cat(parts).to(first.device, first.dtype)
+        self.weight = torch.cat([parameters[name].detach().reshape(-1) for name in order])
         self.message = self.weight.new_zeros(offset + extra_elements)
         self.grad = self.message[:offset]
         self._homes: list[tuple[nn.Parameter, Tensor]] = []
@@ -101,6 +99,15 @@ def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise UserError(f"parameter {name!r} is frozen; make a constant a buffer")
+    first, *others = parameters
+    for name in others:
+        one, other = parameters[first], parameters[name]
+        if (one.dtype, one.device) != (other.dtype, other.device):
+            raise UserError(
+                f"parameter {first!r} is {one.dtype} on {one.device}, parameter {name!r} is "
+                f"{other.dtype} on {other.device}; all parameters must have one dtype and one "
+                "device, so call model.to(device, dtype) first"
+            )
 
 
 def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
