@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -102,6 +103,41 @@ def test_a_hook_decides_what_may_go(answer: Any, left: int) -> None:
     event = compressor.event_()
     assert compressor.widths[FILTERS] == left
     assert event.dropped.get(FILTERS, 0) == 5 - left
+
+
+@pytest.mark.parametrize(
+    "answer", [[3], {3}, frozenset({3}), range(3, 4), (np.int64(3),)], ids=lambda a: repr(a)
+)
+def test_a_hook_may_return_any_collection_of_ints(answer: Any) -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+    compressor.on_drop(lambda drop: answer)
+    assert compressor.event_().dropped == {FILTERS: 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (torch.tensor([1, 3]), r"value of type torch\.Tensor"),
+        (np.array([1, 3]), r"value of type numpy\.ndarray"),
+        ([torch.tensor(3)], r"list that contains a value of type torch\.Tensor"),
+        ([False, True], "list that contains a value of type bool"),
+        ("13", "value of type str"),
+        (3, "value of type int"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_an_answer_that_could_mean_several_things_is_refused(answer: Any, kind: str) -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+
+    @compressor.on_drop
+    def confused(drop: Drop) -> Any:
+        return answer
+
+    with pytest.raises(TypeError, match=f"confused' returned a {kind}; return True, False"):
+        compressor.event_()
+    assert compressor.widths[FILTERS] == 5
 
 
 def test_a_vetoed_index_is_the_one_that_stays() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ class Drop:
 
 
 # Called for each axis that is to lose indices; returns the indices that may go.
-DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
+Answer = tuple[int, ...] | list[int] | set[int] | frozenset[int] | range | bool | None
+DropHook = Callable[[Drop], Answer]
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,31 @@ def consult_(
                 tuple(rms[name][going].tolist()),
                 tuple(prices[name][going.numpy()].tolist()),
             )
-            allowed = _allowed(hook(drop), drop)
+            allowed = _allowed(hook, drop)
             keep[[i for i in drop.indices if i not in allowed]] = True
 
 
-def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
-    """What a hook's answer lets go: None and True all of the drop, False nothing."""
+def _allowed(hook: DropHook, drop: Drop) -> set[int]:
+    """The indices that a hook lets go: for None and True all of the drop, for False none.
+
+    TypeError for an answer that is not a bool, None or a collection of ints. A tensor is refused
+    too: its elements compare as tensors, and it may be a mask as well as a list of indices.
+    """
+    answer = hook(drop)
     if answer is None or answer is True:
         return set(drop.indices)
     if answer is False:
         return set()
-    return set(answer)
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    wanted = "return True, False, None, or a tuple, list, set or range of ints"
+    if not isinstance(answer, tuple | list | set | frozenset | range):
+        raise TypeError(f"drop hook {name!r} returned a value of type {_kind(answer)}; {wanted}")
+    for index in answer:
+        if not isinstance(index, Integral) or isinstance(index, bool):
+            found = f"a {_kind(answer)} that contains a value of type {_kind(index)}"
+            raise TypeError(f"drop hook {name!r} returned {found}; {wanted}")
+    return {int(index) for index in answer}
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
