@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress.drop import (
+    MAX_PROBES,
     Decision,
     cascade,
     channel_rms,
@@ -391,3 +392,40 @@ def test_a_loss_that_is_not_a_number_takes_every_drop_back() -> None:
         model.axis_table(), named_tensors(model), keeps, lambda: float("nan"), 1.0
     )
     assert kept["axis0"].all()
+
+
+@pytest.mark.parametrize("needed", [range(0, 400, 2), range(400)], ids=["every other", "all"])
+def test_the_search_for_needed_drops_is_bounded(needed: range) -> None:
+    """What the search does not reach stays; what it admits is not needed."""
+    model = pairs((400, 1, 1))
+    probes = 0
+
+    def probe() -> float:
+        nonlocal probes
+        probes += 1
+        return float((model.a0[list(needed)] == 0).sum())
+
+    keeps = {"axis0": torch.zeros(400, dtype=torch.bool)}
+    kept = keep_what_batch_needs(model.axis_table(), named_tensors(model), keeps, probe, 0.5)
+    assert probes == MAX_PROBES
+    assert kept["axis0"][list(needed)].all()
+    # As many as were admitted one by one before the end, in the table's order.
+    gone = (~kept["axis0"]).nonzero().view(-1).tolist()
+    others = sorted(set(range(400)) - set(needed))
+    assert gone == others[: len(gone)]
+    assert bool(gone) == bool(others)
+
+
+def test_a_search_within_the_bound_ends_by_itself() -> None:
+    model = pairs((400, 1, 1))
+    probes = 0
+
+    def probe() -> float:
+        nonlocal probes
+        probes += 1
+        return float((model.a0[[7, 200, 399]] == 0).sum())
+
+    keeps = {"axis0": torch.zeros(400, dtype=torch.bool)}
+    kept = keep_what_batch_needs(model.axis_table(), named_tensors(model), keeps, probe, 0.5)
+    assert kept["axis0"].nonzero().view(-1).tolist() == [7, 200, 399]
+    assert probes < MAX_PROBES

@@ -18,6 +18,10 @@ from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread, width
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.penalty import ranked
 
+# The most forward passes that one event spends on finding which drops the batch needs. At the
+# default interval this is about the work of the training steps between two events.
+MAX_PROBES = 256
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -177,30 +181,33 @@ def keep_what_batch_needs(
     probe: Callable[[], float],
     bound: float,
 ) -> dict[str, Tensor]:
-    """Take back the drops that a batch misses; all others together stay within `bound`.
+    """Keep-sets without the drops that a batch needs; the rest together stay within `bound`.
 
-    Nearness to zero is relative to what the rest of the network makes of a channel: a
-    reader with a large gain can depend on one that is a step from zero. Drops that are
-    too many together are tried by halves, so a few culprits among many cost few looks;
-    where only some of several may go, the first in the table's order do.
+    An index near zero may still matter: a reader with a large gain can depend on a channel that
+    is one step from zero. All drops are tried together first. A block that raises the loss above
+    `bound` is tried by halves, so a few needed indices among many cost few probes. Where only
+    some of several drops fit, the first ones in the table's order are made.
+
+    Each probe is a forward pass. After MAX_PROBES of them the search ends, and every drop that is
+    not admitted by then is kept. The next event tries it again.
     """
     admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
-
-    def admit(drops: list[tuple[str, int]]) -> None:
+    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
+    untried = [drops] if drops else []  # a stack: the first block in the table's order is on top
+    for _ in range(MAX_PROBES):
+        if not untried:
+            break
+        block = untried.pop()
         trial = {name: keep.clone() for name, keep in admitted.items()}
-        for name, index in drops:
+        for name, index in block:
             trial[name][index] = False
         with temporarily_zeroed(table, tensors, trial):
             fits = probe() <= bound
         if fits:
-            admitted.update(trial)
-        elif len(drops) > 1:
-            admit(drops[: len(drops) // 2])
-            admit(drops[len(drops) // 2 :])
-
-    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
-    if drops:
-        admit(drops)
+            admitted = trial
+        elif len(block) > 1:
+            half = len(block) // 2
+            untried += [block[half:], block[:half]]
     return admitted
 
 
