@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.compress import reference
 from gaugelasso.compress.drop import (
-    MAX_PROBES,
     Decision,
     cascade,
     channel_rms,
@@ -17,11 +17,10 @@ from gaugelasso.compress.drop import (
     dominates_norm,
     grains,
     hold_back_,
-    keep_what_batch_needs,
     next_to_go,
-    temporarily_zeroed,
     trust_drop,
 )
+from gaugelasso.compress.guard import MAX_PROBES, keep_what_batch_needs, temporarily_zeroed
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from tests.toys import exact, pairs, penalise
@@ -31,9 +30,10 @@ def test_channel_rms_is_the_geometric_mean_of_both_sides() -> None:
     model = pairs((3, 4, 2))
     store, penalty = penalise(model)
     rms = channel_rms(penalty.groups, store.weight)["axis0"]
-    a, b = model.a0.detach(), model.b0.detach()
-    by_hand = (a.square().mean(1).sqrt() * b.square().mean(1).sqrt()).sqrt()
-    assert torch.allclose(rms, by_hand)
+    (axis,), tensors = model.axis_table().axes, named_tensors(model)
+    eps_a, eps_b = (reference.side_rms(axis, slots, tensors) for _, slots in axis.sides())
+    assert torch.allclose(eps_a, model.a0.detach().square().mean(1).sqrt())
+    assert torch.allclose(rms, (eps_a * eps_b).sqrt())
 
 
 def kept_of_three(rms: list[float], held: list[bool], silences: bool = True) -> list[bool]:

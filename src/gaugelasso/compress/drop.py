@@ -5,8 +5,7 @@ until nothing is left half-connected. Decides only; surgery cuts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread, width
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, width
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.penalty import ranked
-
-# The most forward passes that one event spends on finding which drops the batch needs. At the
-# default interval this is about the work of the training steps between two events.
-MAX_PROBES = 256
 
 
 @dataclass(frozen=True)
@@ -148,67 +143,6 @@ def next_to_go(
         if math.isfinite(share) and (name, index) not in kept
     ]
     return rows[:most]
-
-
-@contextmanager
-def temporarily_zeroed(
-    table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]
-) -> Iterator[None]:
-    """For a while, every index that is to go is zero on side A: the cut, undone afterwards.
-
-    What reads through a normaliser leaves it too.
-    """
-    slow = {norm.gain: norm.weight for norm in table.norms}
-    before = []
-    for name, keep in keeps.items():
-        slots = () if bool(keep.all()) else table[name].side_a
-        weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
-        for slot in slots + weights:
-            tensor = tensors[slot.tensor].detach()
-            before.append((tensor, tensor.clone()))
-            tensor.mul_(spread(keep.to(tensor), slot, tensors))
-    try:
-        yield
-    finally:
-        for tensor, values in reversed(before):
-            tensor.copy_(values)
-
-
-def keep_what_batch_needs(
-    table: AxisTable,
-    tensors: Tensors,
-    keeps: dict[str, Tensor],
-    probe: Callable[[], float],
-    bound: float,
-) -> dict[str, Tensor]:
-    """Keep-sets without the drops that a batch needs; the rest together stay within `bound`.
-
-    An index near zero may still matter: a reader with a large gain can depend on a channel that
-    is one step from zero. All drops are tried together first. A block that raises the loss above
-    `bound` is tried by halves, so a few needed indices among many cost few probes. Where only
-    some of several drops fit, the first ones in the table's order are made.
-
-    Each probe is a forward pass. After MAX_PROBES of them the search ends, and every drop that is
-    not admitted by then is kept. The next event tries it again.
-    """
-    admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
-    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
-    untried = [drops] if drops else []  # a stack: the first block in the table's order is on top
-    for _ in range(MAX_PROBES):
-        if not untried:
-            break
-        block = untried.pop()
-        trial = {name: keep.clone() for name, keep in admitted.items()}
-        for name, index in block:
-            trial[name][index] = False
-        with temporarily_zeroed(table, tensors, trial):
-            fits = probe() <= bound
-        if fits:
-            admitted = trial
-        elif len(block) > 1:
-            half = len(block) // 2
-            untried += [block[half:], block[:half]]
-    return admitted
 
 
 def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:

@@ -117,13 +117,6 @@ class Penalty:
             least = torch.minimum(least, pick(rate, ids[start:]))
         return least
 
-    def value(self, weight: Tensor) -> Tensor:
-        """The penalty itself, without rho."""
-        weighted = self.strength * self.norms(weight)
-        if self.form == "product_norm":
-            return (weighted * weighted[self.partner] * self.inverse_price).sum() / 2
-        return weighted.sum()
-
     def utility(self, weight: Tensor) -> dict[str, Tensor]:
         """Corrected utility of every index, without rho (paper, corrected_harm).
 
@@ -134,14 +127,6 @@ class Penalty:
         sums = self.group_sums(weight * self.gradient(weight))
         return {
             name: (sums[span.side("a")] * sums[span.side("b")]).clamp(min=0).sqrt()
-            for name, span in self.ranges.items()
-        }
-
-    def balanced_utility(self, weight: Tensor) -> dict[str, Tensor]:
-        """GM_j = sqrt(lambda_A lambda_B ||A_j|| ||B_j||): utility if groups did not overlap."""
-        weighted = self.strength * self.norms(weight)
-        return {
-            name: (weighted[span.side("a")] * weighted[span.side("b")]).sqrt()
             for name, span in self.ranges.items()
         }
 

@@ -60,7 +60,7 @@ def select_drops(
         return ((name, index) for _, name, index in ranked(utility, plan.prices))
 
     proposed = shared_keeps(team, near_zero)
-    allowed = guard.spare(table, tensors, proposed)
+    allowed = guard.keep_needed(table, tensors, proposed)
     spared = newly_kept(proposed, allowed)
     decision = whole = shared_decision(team, lambda: settled(allowed))
 
