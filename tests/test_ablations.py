@@ -126,8 +126,8 @@ def arm(name: str) -> Loop:
 def mean_imbalance(loop: Loop, *kinds: str) -> float:
     """Mean |log(eps_A / eps_B)| over the indices of these kinds of axes, or of all."""
     compressor = loop.compressor
-    values = imbalance(compressor.table, named_tensors(compressor.model))
-    chosen = [values[a.name] for a in compressor.table.axes if not kinds or a.kind in kinds]
+    values = imbalance(compressor.state.table, named_tensors(compressor.model))
+    chosen = [values[a.name] for a in compressor.state.table.axes if not kinds or a.kind in kinds]
     return float(torch.cat(chosen).mean())
 
 
@@ -224,7 +224,7 @@ def test_a_one_sided_penalty_leaves_weight_on_the_other_side() -> None:
             axis.kind: float(
                 (side_rms(axis, axis.side_b) / side_rms(axis, axis.side_a)).log().mean()
             )
-            for axis in compressor.table.axes
+            for axis in compressor.state.table.axes
         }
 
     one, both = tilt(penalty="one_sided"), tilt()
@@ -248,7 +248,7 @@ def test_a_product_norm_does_not_restore_balance() -> None:
     ends = {}
     for form in ("symmetric", "product_norm"):
         loop = branch(penalty=form, sinkhorn_sweeps=0, trust=1e-9)
-        table, tensors = loop.compressor.table, named_tensors(loop.compressor.model)
+        table, tensors = loop.compressor.state.table, named_tensors(loop.compressor.model)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             reference.balance_(table, tensors, sweeps=20, rounded=False)

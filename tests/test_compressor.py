@@ -53,7 +53,7 @@ def train(compressor: Compressor, steps: int) -> list[Any]:
 @torch.no_grad()
 def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = True) -> None:
     """Bring indices of an axis within the trust of zero, with their share of the normalisers."""
-    table, tensors = compressor.table, named_tensors(compressor.model)
+    table, tensors = compressor.state.table, named_tensors(compressor.model)
     shares = {norm.weight for norm in table.norms} if norms else set()
     axis = table[name]
     factor = torch.ones(compressor.widths[name]).double()
@@ -309,7 +309,7 @@ def test_pressure_moves_weights_but_not_momentum() -> None:
 
 def slow_weights(compressor: Compressor) -> dict[str, Tensor]:
     tensors = named_tensors(compressor.model)
-    return {norm.weight: tensors[norm.weight].clone() for norm in compressor.table.norms}
+    return {norm.weight: tensors[norm.weight].clone() for norm in compressor.state.table.norms}
 
 
 def test_slow_weights_follow_the_gain_under_pressure() -> None:
@@ -318,7 +318,7 @@ def test_slow_weights_follow_the_gain_under_pressure() -> None:
     before = slow_weights(compressor)
     train(compressor, 1)
     tensors = named_tensors(compressor.model)
-    for norm in compressor.table.norms:
+    for norm in compressor.state.table.norms:
         aim, energy = tensors[norm.gain].detach().square(), tensors[norm.energy]
         old = before[norm.weight]
         scaled = aim * (old * energy).sum() / (aim * energy).sum()
@@ -418,7 +418,7 @@ def test_a_relative_step_bounds_the_change_of_what_is_not_a_matrix() -> None:
     compressor = start(relative_step=bound, lr=0.1)
     before = {n: p.detach().clone() for n, p in compressor.model.named_parameters()}
     train(compressor, 1)
-    matrices = compressor.table.matrices
+    matrices = compressor.state.table.matrices
     for name, new in compressor.model.named_parameters():
         change = (new.detach() - before[name]).abs()
         if name in matrices:
@@ -464,7 +464,7 @@ def test_normalisers_come_down_to_their_anchors_under_pressure() -> None:
 
     def parts() -> tuple[Tensor, Tensor, Tensor]:
         tensors = named_tensors(compressor.model)
-        norm = next(n for n in compressor.table.norms if n.gain == "classifier.read.gain")
+        norm = next(n for n in compressor.state.table.norms if n.gain == "classifier.read.gain")
         return tensors[norm.weight], tensors[norm.gain].detach(), tensors[norm.energy]
 
     def level() -> float:
@@ -519,7 +519,7 @@ def test_a_step_that_is_no_number_changes_nothing(gradient: str | None) -> None:
         weight.grad.view(-1)[0] = float(gradient)
     assert compressor.step(loss * (1 if gradient else float("nan"))) is None
     free = {"skipped", "failing", "streak", "rho", "pressed"}
-    energies = {norm.energy for norm in compressor.table.norms}
+    energies = {norm.energy for norm in compressor.state.table.norms}
     for name, tensor in {**named_tensors(compressor.model), **compressor.state_tensors()}.items():
         if name not in free | energies:
             assert torch.equal(tensor, before[name]), name
@@ -528,7 +528,7 @@ def test_a_step_that_is_no_number_changes_nothing(gradient: str | None) -> None:
     # No event after it, although one was due: its inputs are not to be trusted.
     train(compressor, 1)
     assert [float(compressor.skipped), float(compressor.failing)] == [1, 0]
-    assert compressor.finite()
+    assert compressor.resume_state.finite()
 
 
 @pytest.mark.parametrize("loss_target", [1.0, 1e9])
@@ -541,4 +541,4 @@ def test_a_table_without_costs_compresses_nothing(loss_target: float) -> None:
     compressor = Compressor(model, loss_target, CompressorOptions(interval=2, lr=0.1))
     train(compressor, 6)
     assert compressor.history == []
-    assert compressor.finite()
+    assert compressor.resume_state.finite()

@@ -1,4 +1,4 @@
-"""Structural events as data: what hooks see before a cut, and what is kept after it."""
+"""Structural events as data: their rules, what hooks receive before a cut, their record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drop:
-    """One axis's share of a structural event, shown to hooks before anything is cut."""
+    """The indices of one axis that an event would cut, as hooks receive them before the cut."""
 
     step: int
     axis: str
@@ -26,15 +26,32 @@ DropHook = Callable[[Drop], Answer]
 
 
 @dataclass(frozen=True)
-class Event:
-    """What a structural event did. Losses are on one batch, None without a probe.
+class EventRules:
+    """What one event goes by.
 
-    `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
-    counts those that were near enough to zero to go but that the batch missed, `withheld` those
-    without which a work target was met; `splits` the
-    sites that became two, before the loss called balanced; `undone` names what was taken back
-    ("split", "balance", "cut"), with the loss that it had led to. `returned_to` is the step whose
-    state a run went back to, if that is what the event was.
+    An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
+    margin to its target. The event may raise the probe's loss by `loss_allowance`.
+    """
+
+    step: int
+    threshold: float
+    pressing: bool
+    fma_target: float
+    loss_allowance: float
+    probe: Callable[[], float] | None
+    hooks: Sequence[DropHook]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a structural event did. Losses are those of one batch, None without a probe.
+
+    - prices: axis name -> the sum of what its dropped indices saved, each on its own
+    - spared: axis name -> indices near zero that stayed because the batch needs them
+    - withheld: axis name -> indices that stayed because the work target is met without them
+    - splits: the sites that became two, before `loss_balanced` was measured
+    - undone: the changes that were undone ("split", "balance", "cut"), with the loss of each
+    - returned_to: for a rollback, the step of the state that the run went back to
     """
 
     step: int
@@ -65,7 +82,7 @@ class Event:
         widths: dict[str, int],
         seconds: float,
     ) -> "Event":
-        """A run went back to the state of step `to`."""
+        """The record of a rollback to the state of step `to`."""
         return cls(step, fma_before, fma, {}, {}, (), widths, seconds, returned_to=to)
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +96,7 @@ def consult_(
     rms: Mapping[str, Tensor],
     prices: Mapping[str, np.ndarray],
 ) -> None:
-    """Keep what a hook does not let go; each sees what those before it have allowed."""
+    """Keep the indices that a hook vetoes; each hook receives what the hooks before it allow."""
     for name, keep in keeps.items():
         for hook in hooks:
             going = (~keep).nonzero().squeeze(1)

@@ -198,9 +198,9 @@ class Trainer:
         if self.team.size == 1:
             return request.asked
         known = self.device == "cpu" or self._due("log")
-        stopping = known and bool(self.compressor.stop_requested)
+        stopping = known and self.team.stop_requested
         if request.asked:
-            self.compressor.stop_requested.fill_(1.0)  # goes out with the next step
+            self.team.request_stop()  # the exchange of the next step sends it
         return stopping
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -239,8 +239,8 @@ class Trainer:
         if failing and not (stopping or self.compressor.steps == self._end):
             return  # until a step succeeds; the one before stays
         if failing:
-            self.compressor.forget_energies_()
-        if not self.compressor.finite():
+            self.compressor.resume_state.forget_energies_()
+        if not self.compressor.resume_state.finite():
             self._return_from_failure("a weight is not a number")
         elif owed and not failing:
             self._note_checkpoint()
