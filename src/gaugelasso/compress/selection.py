@@ -1,6 +1,6 @@
 """The selection of drops: which indices an event removes.
 
-In this order: rank 0 proposes indices near zero and asks the hooks, the batch keeps what it
+In this order: rank 0 proposes indices near zero and calls the hooks, the batch keeps what it
 needs, the cascade closes the rest, and a work target trims it. Changes nothing.
 """
 
