@@ -175,13 +175,13 @@ def test_what_a_decision_leaves_is_counted_before_the_cut(
 ) -> None:
     compressor = faded(1.0)
     counted = []
-    after = compressor._state.work_after
+    after = compressor.state.work_after
 
     def work_after(decision: Decision) -> float:
         counted.append(after(decision))
         return counted[-1]
 
-    monkeypatch.setattr(compressor._state, "work_after", work_after)
+    monkeypatch.setattr(compressor.state, "work_after", work_after)
     event = compressor.event_()
     assert counted == [event.fma]
     assert event.fma < event.fma_before

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def train(compressor: Compressor, steps: int) -> list[Any]:
 @torch.no_grad()
 def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = True) -> None:
     """Bring indices of an axis within the trust of zero, with their share of the normalisers."""
-    table, tensors = compressor.table, named_tensors(compressor.model)
+    table, tensors = compressor.state.table, named_tensors(compressor.model)
     shares = {norm.weight for norm in table.norms} if norms else set()
     axis = table[name]
     factor = torch.ones(compressor.widths[name]).double()
@@ -60,6 +61,17 @@ def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = T
     riders = tuple(slot for slot in axis.riders if slot.tensor in shares)
     for slot in axis.side_a + axis.side_b + riders:
         tensors[slot.tensor].mul_(spread(factor, slot, tensors))
+
+
+def test_the_public_face_fits_on_a_screen() -> None:
+    """What only a trainer or a checkpoint needs is on the parts, not here."""
+    step = {"step", "finish_step_", "set_lr_", "set_pressure_"}
+    event = {"event_", "on_drop"}
+    progress = {"fma", "work_target_met", "parameters", "widths", "structure", "prices", "utility"}
+    scalars = {"rho", "skipped", "failing"}
+    state = {"state_tensors", "load_state_tensors_"}
+    public = {name for name in vars(Compressor) if not name.startswith("_")}
+    assert public == step | event | progress | scalars | state
 
 
 # --- hooks ---------------------------------------------------------------------------
@@ -102,6 +114,41 @@ def test_a_hook_decides_what_may_go(answer: Any, left: int) -> None:
     event = compressor.event_()
     assert compressor.widths[FILTERS] == left
     assert event.dropped.get(FILTERS, 0) == 5 - left
+
+
+@pytest.mark.parametrize(
+    "answer", [[3], {3}, frozenset({3}), range(3, 4), (np.int64(3),)], ids=lambda a: repr(a)
+)
+def test_a_hook_may_return_any_collection_of_ints(answer: Any) -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+    compressor.on_drop(lambda drop: answer)
+    assert compressor.event_().dropped == {FILTERS: 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (torch.tensor([1, 3]), r"value of type torch\.Tensor"),
+        (np.array([1, 3]), r"value of type numpy\.ndarray"),
+        ([torch.tensor(3)], r"list that contains a value of type torch\.Tensor"),
+        ([False, True], "list that contains a value of type bool"),
+        ("13", "value of type str"),
+        (3, "value of type int"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_an_answer_that_could_mean_several_things_is_refused(answer: Any, kind: str) -> None:
+    compressor = start()
+    fade_(compressor, FILTERS, [1, 3])
+
+    @compressor.on_drop
+    def confused(drop: Drop) -> Any:
+        return answer
+
+    with pytest.raises(TypeError, match=f"confused' returned a {kind}; return True, False"):
+        compressor.event_()
+    assert compressor.widths[FILTERS] == 5
 
 
 def test_a_vetoed_index_is_the_one_that_stays() -> None:
@@ -273,7 +320,7 @@ def test_pressure_moves_weights_but_not_momentum() -> None:
 
 def slow_weights(compressor: Compressor) -> dict[str, Tensor]:
     tensors = named_tensors(compressor.model)
-    return {norm.weight: tensors[norm.weight].clone() for norm in compressor.table.norms}
+    return {norm.weight: tensors[norm.weight].clone() for norm in compressor.state.table.norms}
 
 
 def test_slow_weights_follow_the_gain_under_pressure() -> None:
@@ -282,7 +329,7 @@ def test_slow_weights_follow_the_gain_under_pressure() -> None:
     before = slow_weights(compressor)
     train(compressor, 1)
     tensors = named_tensors(compressor.model)
-    for norm in compressor.table.norms:
+    for norm in compressor.state.table.norms:
         aim, energy = tensors[norm.gain].detach().square(), tensors[norm.energy]
         old = before[norm.weight]
         scaled = aim * (old * energy).sum() / (aim * energy).sum()
@@ -366,12 +413,23 @@ def test_a_shared_parameter_is_refused() -> None:
         Compressor(model, 1.0)
 
 
+@pytest.mark.parametrize("change", [torch.bfloat16, "meta"], ids=["dtype", "device"])
+def test_parameters_of_two_dtypes_or_devices_are_refused(change: Any) -> None:
+    model = Transformer(SPEC)
+    model.classifier.out = torch.nn.Parameter(model.classifier.out.detach().to(change))
+    before = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    with pytest.raises(UserError, match=r"'classifier\.out' is torch\.\w+ on \w+; all") as caught:
+        Compressor(model, 1.0)
+    assert "'embedding.table' is torch.float32 on cpu" in str(caught.value)
+    assert {name: parameter.dtype for name, parameter in model.named_parameters()} == before
+
+
 def test_a_relative_step_bounds_the_change_of_what_is_not_a_matrix() -> None:
     bound = 0.01
     compressor = start(relative_step=bound, lr=0.1)
     before = {n: p.detach().clone() for n, p in compressor.model.named_parameters()}
     train(compressor, 1)
-    matrices = compressor.table.matrices
+    matrices = compressor.state.table.matrices
     for name, new in compressor.model.named_parameters():
         change = (new.detach() - before[name]).abs()
         if name in matrices:
@@ -417,7 +475,7 @@ def test_normalisers_come_down_to_their_anchors_under_pressure() -> None:
 
     def parts() -> tuple[Tensor, Tensor, Tensor]:
         tensors = named_tensors(compressor.model)
-        norm = next(n for n in compressor.table.norms if n.gain == "classifier.read.gain")
+        norm = next(n for n in compressor.state.table.norms if n.gain == "classifier.read.gain")
         return tensors[norm.weight], tensors[norm.gain].detach(), tensors[norm.energy]
 
     def level() -> float:
@@ -472,7 +530,7 @@ def test_a_step_that_is_no_number_changes_nothing(gradient: str | None) -> None:
         weight.grad.view(-1)[0] = float(gradient)
     assert compressor.step(loss * (1 if gradient else float("nan"))) is None
     free = {"skipped", "failing", "streak", "rho", "pressed"}
-    energies = {norm.energy for norm in compressor.table.norms}
+    energies = {norm.energy for norm in compressor.state.table.norms}
     for name, tensor in {**named_tensors(compressor.model), **compressor.state_tensors()}.items():
         if name not in free | energies:
             assert torch.equal(tensor, before[name]), name
@@ -481,7 +539,7 @@ def test_a_step_that_is_no_number_changes_nothing(gradient: str | None) -> None:
     # No event after it, although one was due: its inputs are not to be trusted.
     train(compressor, 1)
     assert [float(compressor.skipped), float(compressor.failing)] == [1, 0]
-    assert compressor.finite()
+    assert compressor.resume_state.finite()
 
 
 @pytest.mark.parametrize("loss_target", [1.0, 1e9])
@@ -494,4 +552,4 @@ def test_a_table_without_costs_compresses_nothing(loss_target: float) -> None:
     compressor = Compressor(model, loss_target, CompressorOptions(interval=2, lr=0.1))
     train(compressor, 6)
     assert compressor.history == []
-    assert compressor.finite()
+    assert compressor.resume_state.finite()

@@ -26,6 +26,7 @@ import typer
 import gaugelasso
 from gaugelasso import axes, load_model
 from gaugelasso.cli import app
+from gaugelasso.compress import reference
 from gaugelasso.config import Config, load_config
 from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.tasks import TASKS, Draw, Retrieval
@@ -170,13 +171,45 @@ def resolve(name: str) -> Any:
     raise AssertionError(name)
 
 
+EQUATION_ROWS = rows(read(EQUATIONS).partition("## Differences")[0])
+# Reference -> the functions that run in its place, as the page has them.
+REFERENCES: dict[str, set[str]] = {}
+for _, reference_cell, runs_cell, _ in EQUATION_ROWS:
+    if reference_cell != "–":
+        REFERENCES.setdefault(reference_cell.strip("`"), set()).add(runs_cell.strip("`"))
+
+
 def test_every_equation_has_one_function_that_exists() -> None:
-    table_rows = rows(read(EQUATIONS).partition("## Differences")[0])
-    assert len(table_rows) > 40
-    for paper, here, _ in table_rows:
-        if here != "not implemented":
-            assert re.fullmatch(r"`[\w.]+`", here), paper
-            assert callable(resolve(here.strip("`"))), paper
+    assert len(EQUATION_ROWS) > 40
+    for paper, plain, runs, _ in EQUATION_ROWS:
+        if runs != "not implemented":
+            assert re.fullmatch(r"`[\w.]+`", runs), paper
+            assert callable(resolve(runs.strip("`"))), paper
+            assert not runs.startswith("`compress.reference."), paper
+        if plain != "–":
+            assert re.fullmatch(r"`compress\.reference\.\w+`", plain), paper
+            assert callable(resolve(plain.strip("`"))), paper
+
+
+def test_every_reference_is_on_the_equations_page() -> None:
+    tree = ast.parse(read(Path(reference.__file__)))
+    public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    public = {f"compress.reference.{name}" for name in public if not name.startswith("_")}
+    assert public == REFERENCES.keys()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_test_compares_every_reference_with_what_runs(name: str) -> None:
+    """Some test function calls both the reference and a function that the page names for it."""
+    runs = {full.rpartition(".")[2] for full in REFERENCES[name]}
+    call = f"reference.{name.rpartition('.')[2]}("
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.parse(text := read(path)).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                source = ast.get_source_segment(text, node) or ""
+                if call in source and any(re.search(rf"\b{each}\(", source) for each in runs):
+                    return
+    raise AssertionError(f"no test calls {name} and one of {sorted(runs)}")
 
 
 def test_every_name_on_the_equations_page_exists() -> None:
@@ -256,9 +289,10 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def error_templates() -> list[str]:
-    """What axes.py can raise, with … for the parts that vary."""
+    """What the axes package can raise, with … for the parts that vary."""
     templates = []
-    for node in ast.walk(ast.parse(read(Path(axes.__file__)))):
+    files = sorted(Path(axes.__file__).parent.glob("*.py"))
+    for node in (node for file in files for node in ast.walk(ast.parse(read(file)))):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             if not node.exc.args:
                 continue
@@ -310,7 +344,7 @@ def test_paths_of_earlier_pages_still_import(old: str, new: str) -> None:
 
 
 def test_every_package_has_its_row() -> None:
-    package = Path(axes.__file__).parent
+    package = Path(axes.__file__).parents[1]
     cells = [row[0].strip("`") for row in rows(under("## The packages", WHERE_THINGS_ARE))]
     there = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
     there |= {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}

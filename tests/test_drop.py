@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.compress import reference
 from gaugelasso.compress.drop import (
     Decision,
     cascade,
@@ -16,11 +17,10 @@ from gaugelasso.compress.drop import (
     dominates_norm,
     grains,
     hold_back_,
-    keep_what_batch_needs,
     next_to_go,
-    temporarily_zeroed,
     trust_drop,
 )
+from gaugelasso.compress.guard import MAX_PROBES, keep_what_batch_needs, temporarily_zeroed
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from tests.toys import exact, pairs, penalise
@@ -30,9 +30,10 @@ def test_channel_rms_is_the_geometric_mean_of_both_sides() -> None:
     model = pairs((3, 4, 2))
     store, penalty = penalise(model)
     rms = channel_rms(penalty.groups, store.weight)["axis0"]
-    a, b = model.a0.detach(), model.b0.detach()
-    by_hand = (a.square().mean(1).sqrt() * b.square().mean(1).sqrt()).sqrt()
-    assert torch.allclose(rms, by_hand)
+    (axis,), tensors = model.axis_table().axes, named_tensors(model)
+    eps_a, eps_b = (reference.side_rms(axis, slots, tensors) for _, slots in axis.sides())
+    assert torch.allclose(eps_a, model.a0.detach().square().mean(1).sqrt())
+    assert torch.allclose(rms, (eps_a * eps_b).sqrt())
 
 
 def kept_of_three(rms: list[float], held: list[bool], silences: bool = True) -> list[bool]:
@@ -391,3 +392,40 @@ def test_a_loss_that_is_not_a_number_takes_every_drop_back() -> None:
         model.axis_table(), named_tensors(model), keeps, lambda: float("nan"), 1.0
     )
     assert kept["axis0"].all()
+
+
+@pytest.mark.parametrize("needed", [range(0, 400, 2), range(400)], ids=["every other", "all"])
+def test_the_search_for_needed_drops_is_bounded(needed: range) -> None:
+    """What the search does not reach stays; what it admits is not needed."""
+    model = pairs((400, 1, 1))
+    probes = 0
+
+    def probe() -> float:
+        nonlocal probes
+        probes += 1
+        return float((model.a0[list(needed)] == 0).sum())
+
+    keeps = {"axis0": torch.zeros(400, dtype=torch.bool)}
+    kept = keep_what_batch_needs(model.axis_table(), named_tensors(model), keeps, probe, 0.5)
+    assert probes == MAX_PROBES
+    assert kept["axis0"][list(needed)].all()
+    # As many as were admitted one by one before the end, in the table's order.
+    gone = (~kept["axis0"]).nonzero().view(-1).tolist()
+    others = sorted(set(range(400)) - set(needed))
+    assert gone == others[: len(gone)]
+    assert bool(gone) == bool(others)
+
+
+def test_a_search_within_the_bound_ends_by_itself() -> None:
+    model = pairs((400, 1, 1))
+    probes = 0
+
+    def probe() -> float:
+        nonlocal probes
+        probes += 1
+        return float((model.a0[[7, 200, 399]] == 0).sum())
+
+    keeps = {"axis0": torch.zeros(400, dtype=torch.bool)}
+    kept = keep_what_batch_needs(model.axis_table(), named_tensors(model), keeps, probe, 0.5)
+    assert kept["axis0"].nonzero().view(-1).tolist() == [7, 200, 399]
+    assert probes < MAX_PROBES

@@ -32,7 +32,7 @@ def test_a_step_without_a_loss_is_skipped_and_counted(
 ) -> None:
     poison(monkeypatch, range(26, 27))
     trainer = start(tmp_path)
-    update, weights = trainer.compressor.update_, []
+    update, weights = trainer.compressor.device_step.update_, []
 
     def one(loss: Tensor) -> Tensor:
         weights.append(trainer.compressor.optimizer.store.weight.clone())
@@ -40,7 +40,7 @@ def test_a_step_without_a_loss_is_skipped_and_counted(
         weights.append(trainer.compressor.optimizer.store.weight.clone())
         return mean
 
-    trainer.compressor.update_ = one  # type: ignore[method-assign]
+    trainer.compressor.device_step.update_ = one  # type: ignore[method-assign]
     trainer.run()
     before, after = weights[2 * 26 : 2 * 26 + 2]
     assert torch.equal(before, after)

@@ -50,7 +50,7 @@ def apart(plain: Trainer, other: Trainer, before: dict[str, Tensor]) -> dict[str
     kinds: dict[str, list[str]] = {}
     for name in here:
         if name in weights:
-            kind = "matrices" if name in plain.compressor.table.matrices else "vectors"
+            kind = "matrices" if name in plain.compressor.state.table.matrices else "vectors"
         else:
             stem = name.partition(".")[0]
             kind = stem if stem in ("momentum", "second") else name
@@ -107,7 +107,7 @@ def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> N
                 tensor.copy_(here)
         before = levels(plain)
         for run in (plain, other):
-            run.compressor._state.balance_(pressing)
+            run.compressor.state.balance_(pressing)
         after = levels(plain)
         assert torch.allclose(levels(other), after, rtol=1e-4)
         assert bool((after < 0.3 * before if pressing else after > 0.99 * before).all())
@@ -115,7 +115,7 @@ def test_a_replayed_balance_knows_whether_there_is_pressure(tmp_path: Path) -> N
 
 def levels(run: Trainer) -> Tensor:
     tensors = named_tensors(run.model)
-    norms = run.compressor.table.norms
+    norms = run.compressor.state.table.norms
     return torch.stack([(tensors[n.weight] * tensors[n.energy]).sum() for n in norms])
 
 
@@ -154,7 +154,7 @@ def held(step: TrainingStep) -> tuple[int, int]:
 @torch.no_grad()
 def kill_inner_(step: TrainingStep) -> None:
     tensors = named_tensors(step.model)
-    for axis in step.compressor.table.axes:
+    for axis in step.compressor.state.table.axes:
         for slot in axis.side_a + axis.side_b if axis.kind in ("d_v", "d_f") else ():
             dead = tensors[slot.tensor]
             dead.narrow(slot.dim, 0, 3 * dead.shape[slot.dim] // 4).zero_()

@@ -108,7 +108,7 @@ def test_a_balance_that_costs_too_much_is_undone() -> None:
     assert_as_before(compressor, before)
     # Where it was: a captured balance works on these tensors.
     assert compressor.optimizer.store.weight.data_ptr() == home
-    assert compressor.rebuilds == 0
+    assert compressor.state.rebuilds == 0
 
 
 def test_an_event_goes_on_without_balance() -> None:
@@ -171,7 +171,7 @@ def test_after_an_undone_split_the_event_balances_and_training_goes_on() -> None
         loss = model(TOKENS).square().mean()
         loss.backward()
         compressor.step(loss)
-    assert compressor.finite()
+    assert compressor.resume_state.finite()
     assert compressor.widths["D"] == 2
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Norm, named_tensors
-from gaugelasso.compress.gauge import SlowNorms, anchor_
+from gaugelasso.compress.gauge import SlowNorms
+from gaugelasso.compress.reference import anchor_
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer, TransformerSpec

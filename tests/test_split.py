@@ -100,7 +100,7 @@ def test_a_split_leaves_the_optimizer_where_it_was() -> None:
     model = relay(1e-6)
     compressor = Compressor(model, 10.0, CompressorOptions(lr=1e-4, sinkhorn_sweeps=0, anchor=0))
     model(TOKENS).square().mean().backward()
-    compressor._plan.store.collect_grads_()
+    compressor.state.plan.store.collect_grads_()
     compressor.optimizer.observe_(torch.tensor(True))
     before = {kind: dict(views) for kind, views in compressor.optimizer.states().items()}
     before = {k: {n: t.clone() for n, t in views.items()} for k, views in before.items()}
@@ -114,13 +114,13 @@ def test_an_event_may_split_one_site_and_cut_another() -> None:
     model = relay(1e-6)
     options = CompressorOptions(lr=1e-4, sinkhorn_sweeps=0, anchor=0)
     compressor = Compressor(model, 10.0, options)
-    tensors, axis = named_tensors(model), compressor.table["D"]
+    tensors, axis = named_tensors(model), compressor.state.table["D"]
     with torch.no_grad():  # site 1 dies
         for slot in axis.side_a + axis.side_b:
             tensors[slot.tensor].index_fill_(
                 slot.dim, (tensors[slot.link] == 1).nonzero().flatten(), 0.0
             )
-        for norm in compressor.table.norms:
+        for norm in compressor.state.table.norms:
             tensors[norm.weight][tensors[norm.weight.replace(".weight", ".sites")] == 1] = 0.0
     event = compressor.event_()
     assert (event.splits, event.dropped["D"]) == (1, 1)
@@ -138,4 +138,4 @@ def test_an_event_splits_and_goes_on_training() -> None:
         loss = model(TOKENS).square().mean()
         loss.backward()
         compressor.step(loss)
-    assert compressor.finite()
+    assert compressor.resume_state.finite()

@@ -153,15 +153,15 @@ def test_events_carry_each_drop(run: Path) -> None:
 def test_an_event_without_a_cut_leaves_the_captured_step_as_it_is(tmp_path: Path) -> None:
     """`rebuilds` is what a step goes by, to be captured anew."""
     compressor = start(tmp_path).compressor
-    before = compressor.rebuilds
+    before = compressor.state.rebuilds
     assert not compressor.event_().dropped
-    assert compressor.rebuilds == before
+    assert compressor.state.rebuilds == before
     with torch.no_grad():
         for name, weight in compressor.model.named_parameters():
             if ".mlp_0." in name:
                 weight.zero_()
     assert compressor.event_().dropped
-    assert compressor.rebuilds == before + 1
+    assert compressor.state.rebuilds == before + 1
 
 
 def test_without_a_probe_losses_are_not_known(tmp_path: Path) -> None:

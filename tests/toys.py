@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Slot, named_tensors
+from gaugelasso.compress import reference
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.penalty import Calibration, Form, Penalty
 from gaugelasso.compress.pricing import ACCOUNTINGS, prices
@@ -79,3 +80,17 @@ def penalise(
     price = prices(table, ACCOUNTINGS["fma"], tensors)
     store = FlatStore(model, table)
     return store, Penalty(table, named_tensors(model), store, price, form, calibration)
+
+
+def value(model: Toy, form: Form = "symmetric", calibration: Calibration = "efficiency") -> Tensor:
+    """The reference value of the penalty at the model's own weights."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    price = prices(table, ACCOUNTINGS["fma"], tensors)
+    return reference.penalty_value(table, tensors, price, form, calibration).detach()
+
+
+def balanced_utility(model: Toy, calibration: Calibration = "efficiency") -> dict[str, Tensor]:
+    """GM_j of every index at the model's own weights."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    price = prices(table, ACCOUNTINGS["fma"], tensors)
+    return reference.balanced_utility(table, tensors, price, calibration)

@@ -1,9 +1,9 @@
-"""Ranks: the processes of one run, and what they have to say to each other.
+"""Ranks: the processes of one run, and the collectives between them.
 
-A `Team` of one is the rule and costs nothing. `join` makes one of several where torchrun (or
-whoever sets its variables) started this process: gloo between hosts' memories, NCCL between
-GPUs. Small things travel as JSON, never as pickle. Knows torch.distributed, and nothing of
-models or training.
+A `Team` of one is the default and costs nothing. `join` returns a team of several where torchrun,
+or another launcher that sets its variables, started this process. Ranks use gloo between CPUs and
+NCCL between GPUs. Small values are sent as JSON, never as pickle. Knows torch.distributed, and
+nothing of models or training.
 """
 
 import contextlib
@@ -24,40 +24,55 @@ from torch.distributed.rendezvous import rendezvous
 
 from gaugelasso.errors import UserError
 
-# Processes do not start at the same moment: some read their libraries from slower disks.
+# How long ranks wait for each other to start: some read their libraries from slower disks.
 _ARRIVAL = datetime.timedelta(minutes=5)
-# While one rank works alone (saves, evaluates) the others wait this long: a rank that dies is
-# noticed at once, so this is for one that hangs.
+# How long the others wait while one rank works alone (saves, evaluates). A rank that dies is
+# noticed at once; this bounds the wait for one that hangs.
 _PATIENCE = datetime.timedelta(hours=1)
-# A rank that lost another hears who is still there until nobody new has answered for so long:
-# machines may be slow just then.
+# A roll call ends when no further rank has answered for so long. Slow machines need time.
 _ROLL_CALL_S = 3.0
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RankLost(UserError):
-    """Another rank is gone, or does not answer."""
+    """Another rank has exited, or does not answer."""
 
 
 class RanksDiffer(UserError):
-    """Ranks that must hold the same do not."""
+    """Ranks that must hold the same state do not."""
 
 
 class Team:
-    """Rank 0 of 1: whatever is asked for is at hand."""
+    """Rank 0 of 1: every collective is local.
+
+    A team also carries one stop flag. Any rank may raise it with `request_stop`; the exchange of
+    the next training step, which averages `stop_flag` over the ranks, brings it to all of them.
+    """
 
     rank, size = 0, 1
     local: int | None = None  # the number among this machine's ranks
 
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any rank had requested a stop before the last exchange. Waits for the device."""
+        return False
+
+    def request_stop(self) -> None:
+        """Request a stop of all ranks. A team of one has no other rank to notify."""
+
+    def stop_flag(self, device: torch.device) -> Tensor:
+        """The flag as a scalar on `device`, for the step's exchange: above 0 once it is raised."""
+        return torch.zeros((), device=device)
+
     def mean_(self, tensor: Tensor) -> None:
-        """The mean over all ranks, in place; the same bits everywhere."""
+        """Mean over all ranks, in place; the same bits on every rank."""
 
     def sum_(self, tensor: Tensor) -> None:
-        """The sum over all ranks, in place; the same bits everywhere."""
+        """Sum over all ranks, in place; the same bits on every rank."""
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Every rank's tensor, one after another along the first dim."""
+        """Every rank's tensor, concatenated along the first dim."""
         return tensor
 
     def broadcast(self, value: Any) -> Any:
@@ -65,24 +80,24 @@ class Team:
         return value
 
     def on_rank0(self, work: Callable[[], Any]) -> Any:
-        """What `work`, done by rank 0 alone, returned; or the UserError that it raised.
+        """Run `work` on rank 0 alone; every rank gets its result, or the UserError that it raised.
 
-        However long it takes, the others wait.
+        The other ranks wait until it is done.
         """
         return work()
 
     def check_same(self, digest: str, when: str) -> None:
-        """RanksDiffer, on every rank, unless all come with the same digest."""
+        """RanksDiffer, on every rank, unless all digests are equal; its message names `when`."""
 
     def close(self) -> None:
-        """Part in peace; not for a team that lost somebody."""
+        """Leave the process group. Not for a team that lost a rank."""
 
 
 ALONE = Team()
 
 
 def started_as() -> tuple[int, int]:
-    """This process's rank and their number, by the variables that torchrun sets."""
+    """This process's rank and the number of ranks, from the variables that torchrun sets."""
     rank, size = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
     if rank >= size:
         raise UserError(f"RANK={rank} in the environment: must be below WORLD_SIZE={size}")
@@ -104,21 +119,22 @@ def join(gpu: bool, timeout_s: float) -> Team:
 
 
 class Ranks(Team):
-    """One of several processes. An exchange that fails raises RankLost and names who is gone."""
+    """One of several processes. A failed collective raises RankLost, naming the lost ranks."""
 
     def __init__(self, gpu: bool, timeout_s: float):
         self.rank, self.size = started_as()
         self.local = _variable("LOCAL_RANK", self.rank)
+        self._stop = torch.zeros(())
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
         try:
             store, _, _ = next(rendezvous("env://", timeout=_ARRIVAL))
-            # torchrun keeps its store when it starts the ranks again: old words are not for them.
+            # torchrun keeps its store when it restarts the ranks; old keys must not be read again.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             prefix = f"attempt-{attempt}"
             self._store = dist.PrefixStore(prefix, store)
-            # A connection serves one question at a time, and this one is about to wait.
-            beside = dist.PrefixStore(prefix, store.clone())
+            # A connection serves one call at a time, so the thread that waits needs its own.
+            second = dist.PrefixStore(prefix, store.clone())
             self._store.set(f"came/{self.rank}", "")
             self._store.wait([f"came/{rank}" for rank in range(self.size)], _ARRIVAL)
             dist.init_process_group(
@@ -133,37 +149,49 @@ class Ranks(Team):
             raise RankLost(
                 f"the other {self.size - 1} ranks cannot be reached ({_reason(error)})"
             ) from None
-        threading.Thread(target=_answer, args=(beside, self.rank), daemon=True).start()
+        threading.Thread(target=_answer, args=(second, self.rank), daemon=True).start()
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._stop)
+
+    def request_stop(self) -> None:
+        self._stop.fill_(1.0)
+
+    def stop_flag(self, device: torch.device) -> Tensor:
+        if self._stop.device != device:
+            self._stop = self._stop.to(device)
+        return self._stop
 
     def mean_(self, tensor: Tensor) -> None:
         self.sum_(tensor)
         tensor.div_(self.size)
 
     def sum_(self, tensor: Tensor) -> None:
-        with self._together():
+        with self._collective():
             dist.all_reduce(tensor)
 
     def gather(self, tensor: Tensor) -> Tensor:
         every = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
-        with self._together():
+        with self._collective():
             dist.all_gather(list(every.chunk(self.size)), tensor.contiguous())
         return every
 
     def broadcast(self, value: Any) -> Any:
-        said = json.dumps(value).encode() if self.rank == 0 else b""
-        length = torch.tensor(len(said))
-        with self._together():
+        message = json.dumps(value).encode() if self.rank == 0 else b""
+        length = torch.tensor(len(message))
+        with self._collective():
             dist.broadcast(length, 0, self._patient)
-            text = torch.frombuffer(bytearray(said or bytes(int(length))), dtype=torch.uint8)
+            text = torch.frombuffer(bytearray(message or bytes(int(length))), dtype=torch.uint8)
             dist.broadcast(text, 0, self._patient)
         return json.loads(text.numpy().tobytes())
 
     def on_rank0(self, work: Callable[[], Any]) -> Any:
         if self.rank:
-            said = self.broadcast(None)
-            if "error" in said:
-                raise UserError(said["error"])
-            return said["value"]
+            result = self.broadcast(None)
+            if "error" in result:
+                raise UserError(result["error"])
+            return result["value"]
         try:
             value = work()
         except UserError as error:
@@ -173,12 +201,12 @@ class Ranks(Team):
         return value
 
     def check_same(self, digest: str, when: str) -> None:
-        mine = torch.frombuffer(bytearray(_sha256(digest)), dtype=torch.uint8)
-        every = self.gather(mine).view(self.size, -1)
-        odd = [rank for rank in range(self.size) if not torch.equal(every[rank], every[0])]
-        if odd:
+        own = torch.frombuffer(bytearray(_sha256(digest)), dtype=torch.uint8)
+        every = self.gather(own).view(self.size, -1)
+        differing = [rank for rank in range(self.size) if not torch.equal(every[rank], every[0])]
+        if differing:
             raise RanksDiffer(
-                f"{_ranks_are(odd)} not in the state of rank 0 {when}: all leave at once. "
+                f"{_ranks_are(differing)} not in the state of rank 0 {when}: all ranks exit. "
                 "Ranks must run the same code on the same kind of hardware; go on with --resume"
             )
 
@@ -186,15 +214,16 @@ class Ranks(Team):
         dist.destroy_process_group()
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
+        """Turn a collective's failure into RankLost with the ranks that are gone."""
         try:
             yield
         except RuntimeError as error:
-            said = f"{self._roll_call()} ({_reason(error)}); go on with --resume"
-            raise RankLost(said) from None
+            message = f"{self._roll_call()} ({_reason(error)}); go on with --resume"
+            raise RankLost(message) from None
 
     def _roll_call(self) -> str:
-        """Who is gone, in words: whoever does not answer. All that ask get the first's result."""
+        """Names the ranks that do not answer; all ranks use the result of the first caller."""
         try:
             if not self._store.check(["gone"]):
                 self._store.set("call", "")
@@ -206,14 +235,14 @@ class Ranks(Team):
                         silent, until = left, time.monotonic() + _ROLL_CALL_S
                 self._store.compare_set("gone", "", json.dumps(silent))
             gone = json.loads(self._store.get("gone"))
-        except RuntimeError:  # rank 0 kept the store, and is gone or has left
+        except RuntimeError:  # the store was on rank 0, which has exited
             return "another rank is gone"
-        return f"{_ranks_are(gone)} gone" if gone else "the way to another rank is gone"
+        return f"{_ranks_are(gone)} gone" if gone else "the connection to another rank is gone"
 
 
 def _answer(store: dist.Store, rank: int) -> None:
-    """In a thread: answer the roll call, even while an exchange keeps this rank waiting."""
-    with contextlib.suppress(RuntimeError):  # the store goes when the run does
+    """In a thread: answer the roll call, even while this rank waits in a collective."""
+    with contextlib.suppress(RuntimeError):  # the store ends with the run
         store.wait(["call"], datetime.timedelta(days=10_000))
         store.set(f"here/{rank}", "")
 
@@ -224,7 +253,7 @@ def _ranks_are(ranks: list[int]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence, without the place in the library's own source."""
+    """The first sentence of an error, without its position in the library's source."""
     return re.sub(r"^\[[^\]]*\] *", "", str(error)).split(". ")[0].split("\n")[0][:200]
 
 
@@ -233,10 +262,10 @@ def _sha256(text: str) -> bytes:
 
 
 def fingerprint(tensors: Mapping[str, Tensor], *more: Any) -> str:
-    """A digest of the tensors' names, shapes and bits, and of whatever else is JSON-ready.
+    """A digest of the tensors' names, shapes and bits, and of further JSON-ready values.
 
-    Bits are summed where they lie, each element's times an odd number of its own, modulo
-    2**64: whatever happens to one element shows, and little is moved to the host.
+    The bits of each tensor are summed on its device, each element times its own odd number, modulo
+    2**64. Any change of one element changes the sum, and only the sums move to the host.
     """
     sums = torch.stack([_bit_sum(tensor.detach()) for tensor in tensors.values()]).tolist()
     rows = [(name, list(tensors[name].shape), s) for name, s in zip(tensors, sums, strict=True)]

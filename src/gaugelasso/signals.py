@@ -1,6 +1,6 @@
 """SIGTERM, Ctrl-C, a closed terminal and Slurm's SIGUSR2 as a request to stop.
 
-Granted where nothing is lost by it.
+A run stops at a point where no work is lost.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _NAMES = {
 
 
 class Stopped(BaseException):
-    """A run that was asked to stop and did. Exits as a shell expects of such a process.
+    """A run stopped on request. `exit_code` is what a shell expects after the signal.
 
-    May be raised anywhere, so it is no Exception: nobody on the way is to take it for a fault.
+    A BaseException, because it may be raised anywhere and no handler of errors should catch it.
     """
 
     def __init__(self, message: str, exit_code: int):
@@ -29,7 +29,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """What was asked for so far. `asked` may turn true at any time."""
+    """The signals received so far. `asked` may become true at any time."""
 
     def __init__(self) -> None:
         self._signal: int | None = None
@@ -40,15 +40,15 @@ class StopRequest:
         return self._signal is not None
 
     def stopped(self, rest: str) -> Stopped:
-        """The error that says which signal it was, and `rest`."""
+        """The exception to raise: its message names the signal and ends with `rest`."""
         if self._signal is None:
-            return Stopped(f"stopped, as another rank was asked to, {rest}", 128 + signal.SIGTERM)
+            return Stopped(f"stopped by a signal to another rank {rest}", 128 + signal.SIGTERM)
         name = _NAMES[signal.Signals(self._signal)]
         return Stopped(f"stopped by {name} {rest}", 128 + self._signal)
 
     @contextlib.contextmanager
     def interruptible(self, rest: str) -> Iterator[None]:
-        """Work that can be broken off anywhere: a request, old or new, raises Stopped."""
+        """Within the context, a request raises Stopped at once, also one received before."""
         self._at_once = rest
         try:
             if self.asked:
@@ -57,11 +57,11 @@ class StopRequest:
         finally:
             self._at_once = None
 
-    def note(self, number: int, _: FrameType | None) -> None:
+    def handle(self, number: int, _: FrameType | None) -> None:
         """The signal handler."""
         if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # a second Ctrl-C means now
-        # Of several, the first is told: after Ctrl-C a sweep sends SIGTERM, too.
+            raise KeyboardInterrupt  # a second Ctrl-C stops at once
+        # The message names the first signal: after Ctrl-C a sweep also sends SIGTERM.
         self._signal = self._signal or number
         if self._at_once is not None:
             raise self.stopped(self._at_once)
@@ -69,14 +69,14 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Listen as long as this lasts. Off the main thread, which alone may, nobody ever asks."""
+    """Receive signals within the context. Only the main thread can; others never get a request."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    # Started with nohup, a run stays when the terminal goes.
-    heard = [n for n in _NAMES if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
-    before = {number: signal.signal(number, request.note) for number in heard}
+    # A run started with nohup ignores a closed terminal.
+    handled = [n for n in _NAMES if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
+    before = {number: signal.signal(number, request.handle) for number in handled}
     try:
         yield request
     finally:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Compressible, named_tensors, spread, width
+from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, spread, width
+from gaugelasso.compress import reference
 from gaugelasso.compress.drop import Decision, cascade
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import Transformer, TransformerSpec
@@ -168,6 +169,17 @@ def silence_(model: Compressible, keeps: dict[str, Tensor]) -> None:
         shares_here = tuple(slot for slot in axis.riders if slot.tensor in shares)
         for slot in axis.side_a + axis.side_b + shares_here:
             tensors[slot.tensor].mul_(spread(keep.double(), slot, tensors))
+
+
+def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
+    """|log(eps_A / eps_B)| per index: 0 at gauge balance."""
+    result = {}
+    for axis in table.axes:
+        eps_a, eps_b = (
+            reference.side_rms(axis, slots, tensors).clamp(min=1e-38) for _, slots in axis.sides()
+        )
+        result[axis.name] = (eps_a / eps_b).log().abs()
+    return result
 
 
 def sliced(tensor: Tensor, name: str, table: AxisTable, keeps: dict[str, Tensor]) -> Tensor:

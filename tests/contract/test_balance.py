@@ -6,11 +6,22 @@ import pytest
 import torch
 
 from gaugelasso.axes import Axis, AxisTable, Slot, named_tensors, width
-from gaugelasso.compress import gauge
+from gaugelasso.compress import gauge, reference
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.gauge_factors import power_of_two
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.optim import CoupledOptimizer
-from tests.contract.models import AXES, CASES, SEEDS, Case, difference, loss, make, output
+from tests.contract.models import (
+    AXES,
+    CASES,
+    SEEDS,
+    Case,
+    difference,
+    imbalance,
+    loss,
+    make,
+    output,
+)
 from tests.toys import Toy, exact, gaussian
 
 
@@ -21,7 +32,7 @@ def test_rescaling_one_axis_changes_no_output(case: Case, name: str) -> None:
     before = output(model, case)
     generator = torch.Generator().manual_seed(case.seed)
     uniform = torch.rand(width(axis, tensors), generator=generator, dtype=torch.float64)
-    gauge.rescale_(axis, 10 ** (2 * uniform - 1), tensors)
+    reference.rescale_(axis, 10 ** (2 * uniform - 1), tensors)
     assert difference(output(model, case), before) < 1e-10
 
 
@@ -31,7 +42,7 @@ def test_balance_changes_no_output(case: Case) -> None:
     for rounded in (False, True):
         model = make(case)
         before = output(model, case)
-        factors = gauge.balance_(model.axis_table(), named_tensors(model), rounded=rounded)
+        factors = reference.balance_(model.axis_table(), named_tensors(model), rounded=rounded)
         assert max(float(c.log().abs().max()) for c in factors.values()) > 0.1
         assert difference(output(model, case), before) < 1e-10
     assert torch.equal(output(model, case), before)
@@ -43,8 +54,8 @@ def test_balance_balances(case: Case, rounded: bool, bound: float) -> None:
     """To the last digit, or as near as powers of two come."""
     model = make(case)
     table, tensors = model.axis_table(), named_tensors(model)
-    gauge.balance_(table, tensors, sweeps=40, rounded=rounded)
-    worst = max(float(values.max()) for values in gauge.imbalance(table, tensors).values())
+    reference.balance_(table, tensors, sweeps=40, rounded=rounded)
+    worst = max(float(values.max()) for values in imbalance(table, tensors).values())
     assert worst < bound
 
 
@@ -66,7 +77,7 @@ def test_where_both_sides_would_round_up_one_of_them_does() -> None:
 
 def test_the_nearest_power_of_two() -> None:
     x = torch.logspace(-30, 30, 1001, dtype=torch.float64)
-    near = gauge.power_of_two(x)
+    near = power_of_two(x)
     assert torch.equal(near.log2(), near.log2().round())
     assert bool(((near / x).log2().abs() <= 0.5 + 1e-12).all())
 
@@ -76,8 +87,8 @@ def test_each_sweep_is_clipped(case: Case) -> None:
     model = make(case)
     tensors = named_tensors(model)
     axis = model.axis_table().axes[0]
-    gauge.rescale_(axis, torch.full((width(axis, tensors),), 1e6).double(), tensors)
-    factors = gauge.balance_(model.axis_table(), tensors, sweeps=2, clip=8.0)
+    reference.rescale_(axis, torch.full((width(axis, tensors),), 1e6).double(), tensors)
+    factors = reference.balance_(model.axis_table(), tensors, sweeps=2, clip=8.0)
     assert torch.equal(factors[axis.name], torch.full_like(factors[axis.name], 1 / 64))
 
 
@@ -88,9 +99,9 @@ def test_gradient_follows_balance_as_momentum_does(case: Case) -> None:
     loss(model, case).backward()
     momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
     second = {name: gradient.square() for name, gradient in momentum.items()}
-    factors = gauge.balance_(model.axis_table(), tensors)
+    factors = reference.balance_(model.axis_table(), tensors)
     for name, factor in factors.items():
-        gauge.rescale_state_(model.axis_table()[name], factor, tensors, momentum, second)
+        reference.rescale_state_(model.axis_table()[name], factor, tensors, momentum, second)
     model.zero_grad()
     loss(model, case).backward()
     for name, parameter in model.named_parameters():
@@ -104,7 +115,7 @@ def test_energy_follows_the_stream(case: Case) -> None:
     model = make(case).train()
     output(model, case)
     table, tensors = model.axis_table(), named_tensors(model)
-    gauge.balance_(table, tensors)
+    reference.balance_(table, tensors)
     followed = {norm.energy: tensors[norm.energy].clone() for norm in table.norms}
     output(model, case)
     for name, energy in followed.items():
@@ -117,7 +128,7 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
     tensors, axis = named_tensors(model), model.axis_table().axes[0]
     for slot in getattr(axis, dead):
         tensors[slot.tensor].detach().select(slot.dim, 0).zero_()
-    factors = gauge.balance_(model.axis_table(), tensors)
+    factors = reference.balance_(model.axis_table(), tensors)
     assert factors[axis.name][0] == 1
     assert all(math.isfinite(value) for c in factors.values() for value in c.tolist())
 
@@ -144,11 +155,11 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     slow = gauge.SlowNorms(table.norms, views, rounded)
     # As a run gives it, a scalar on the device, and as a number.
     for least in (exact(0.8), exact(1.0), 0.0):
-        factors = gauge.balance_(table, tensors, 1, clip, rounded)
+        factors = reference.balance_(table, tensors, 1, clip, rounded)
         for name, factor in factors.items():
-            gauge.rescale_state_(table[name], factor, tensors, momentum, second)
+            reference.rescale_state_(table[name], factor, tensors, momentum, second)
         for norm in table.norms:
-            gauge.anchor_(norm, tensors, momentum, second, 0.1, rounded, least)
+            reference.anchor_(norm, tensors, momentum, second, 0.1, rounded, least)
         mine = balance.sweep_(store.weight, optimizer.momentum, optimizer.second, clip)
         slow.anchor_(states["momentum"], states["second"], 0.1, least)
         for name, factor in factors.items():
@@ -161,6 +172,37 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
         assert expected.keys() == got.keys()
         for name, tensor in expected.items():
             assert difference(got[name].double(), tensor.double()) < 1e-12, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
+    """The factors that a sweep returns, applied one axis at a time, give the same tensors."""
+    one, flat = make(case), make(case)
+    table, tensors = one.axis_table(), named_tensors(one)
+    store = FlatStore(flat, table)
+    groups = Groups(table, named_tensors(flat), store)
+    state = torch.ones_like(store.weight)
+    balance = gauge.Balance(table, named_tensors(flat), groups)
+    factor = balance.sweep_(store.weight, state, state.clone())
+    for axis in table.axes:
+        reference.rescale_(axis, factor[groups.ranges[axis.name].side("a")], tensors)
+    for name, tensor in named_tensors(flat).items():
+        assert difference(tensor.double(), tensors[name].double()) < 1e-12, name
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_slow_weights_of_all_normalisers_follow_as_each_would(case: Case, rate: float) -> None:
+    one, flat = make(case), make(case)
+    table, tensors = one.axis_table(), named_tensors(one)
+    tensors[table.norms[0].gain].detach().zero_()
+    named_tensors(flat)[table.norms[0].gain].detach().zero_()
+    for norm in table.norms:
+        reference.follow_(norm, tensors, rate)
+    gauge.SlowNorms(table.norms, named_tensors(flat)).follow_(exact(rate))
+    for norm in table.norms:
+        followed = named_tensors(flat)[norm.weight]
+        assert difference(followed, tensors[norm.weight]) < 1e-12, norm.weight
 
 
 def test_trained_riders_follow_a_flat_sweep() -> None:
@@ -182,8 +224,8 @@ def test_trained_riders_follow_a_flat_sweep() -> None:
     views, tensors = named_tensors(flat), named_tensors(one)
     state = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
     second = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
-    for name, factor in gauge.balance_(table, tensors, 1).items():
-        gauge.rescale_state_(table[name], factor, tensors, state, second)
+    for name, factor in reference.balance_(table, tensors, 1).items():
+        reference.rescale_state_(table[name], factor, tensors, state, second)
     momentum, squares = torch.ones_like(store.weight), torch.ones_like(store.weight)
     balance = gauge.Balance(table, views, Groups(table, views, store))
     balance.sweep_(store.weight, momentum, squares)

@@ -106,7 +106,7 @@ def test_widths_go_down_in_multiples(case: Case, multiple: int) -> None:
     assert output(model, case).isfinite().all()
     compressor = Compressor(model, 1e9, CompressorOptions(multiple=multiple))
     compressor.event_()
-    assert compressor.finite()
+    assert compressor.resume_state.finite()
 
 
 @pytest.mark.parametrize(("case", "name"), OPERATORS)

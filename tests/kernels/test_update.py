@@ -461,7 +461,7 @@ def test_whole_updates(name: str) -> None:
         before = {key: tensor.detach().clone() for key, tensor in state(plain).items()}
         for compressor in (plain, fused):
             with kernels.reference_kernels(compressor is plain):
-                compressor.update_(loss)
+                compressor.device_step.update_(loss)
         here, there = state(plain), state(fused)
         for key, tensor in here.items():
             if key in plain.table.matrices:

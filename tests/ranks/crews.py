@@ -48,16 +48,16 @@ class Fault:
 
     @contextlib.contextmanager
     def befalling(self, rank: int) -> Iterator[None]:
-        def struck(inner: Callable[[Trainer], Any]) -> Callable[[Trainer], Any]:
-            def work(trainer: Trainer) -> Any:
+        def struck(inner: Callable[..., Any]) -> Callable[..., Any]:
+            def work(trainer: Trainer, *rest: Any) -> Any:
                 if rank == self.rank and trainer.compressor.steps == self.step:
                     self._befall(trainer)
-                return inner(trainer)
+                return inner(trainer, *rest)
 
             return work
 
         with contextlib.ExitStack() as stack:
-            for name in ("_step", "_summary"):
+            for name in ("_step", "_final"):
                 work = struck(getattr(Trainer, name))
                 stack.enter_context(mock.patch.object(Trainer, name, work))
             yield

@@ -95,6 +95,42 @@ def test_variables_that_are_not_torchruns(
         started_as()
 
 
+def test_a_stop_request_reaches_every_rank_with_the_next_exchange(tmp_path: Path) -> None:
+    """Three ranks, of which this one raises no flag; the mean over all is 1/3."""
+
+    class Notified(Ranks):
+        def __init__(self) -> None:
+            self.rank, self.size, self.raised = 0, 3, 0.0
+            self._stop = torch.zeros(())
+
+        def mean_(self, tensor: Tensor) -> None:
+            tensor[-1] += (self.raised - tensor[-1]) / self.size
+
+    team = Notified()
+    config = tiny(tmp_path, train__accumulate=3)
+    step = TrainingStep(Transformer(config.model.spec(config.task), 3), config, "cpu", team)
+    for raised in (0.0, 1.0):
+        team.raised = raised
+        step.load_(0)
+        step()
+        assert team.stop_requested == bool(raised)
+    # The flag outlives the compressor, as after a rollback.
+    again = TrainingStep(Transformer(config.model.spec(config.task), 3), config, "cpu", team)
+    assert team.stop_flag(again.compressor.optimizer.store.weight.device) is team._stop
+    assert team.stop_requested
+
+
+def test_a_request_is_a_flag_of_the_team_alone() -> None:
+    team = object.__new__(Ranks)
+    team._stop = torch.zeros(())
+    team.request_stop()
+    assert team.stop_requested
+    # One process has no other rank to notify, and its team serves all its runs.
+    ALONE.request_stop()
+    assert not ALONE.stop_requested
+    assert not ALONE.stop_flag(torch.device("cpu"))
+
+
 def test_a_roll_call_goes_on_while_ranks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late: on a machine that does much else they take turns."""
     team, now = object.__new__(Ranks), 0.0

@@ -1,7 +1,7 @@
 """Device work as a CUDA graph: thousands of launches become one.
 
-Captured anew when the tensors change; the first call runs plainly, so that libraries set
-themselves up outside the capture.
+A graph is captured again when the tensors change. The first call runs eagerly, so that libraries
+initialise outside the capture.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ import torch
 
 @cache
 def _stream() -> torch.cuda.Stream:
-    """One stream for all captures: libraries keep workspace for every stream they meet."""
+    """One stream for all captures: libraries keep a workspace for every stream."""
     return torch.cuda.Stream()
 
 
 class GraphedStep:
-    """Runs `step` (device work only, on fixed tensors) plainly, then as a graph.
+    """Runs `step` (device work only, on fixed tensors) eagerly once, then as a CUDA graph.
 
-    With `on` false it always runs plainly.
+    With `on` false it always runs eagerly.
     """
 
     def __init__(self, step: Callable[[], None], on: bool = True):
@@ -28,9 +28,9 @@ class GraphedStep:
         self.reset()
 
     def reset(self, release: bool = False) -> None:
-        """The tensors have changed: the capture is void.
+        """Drop the capture, because the tensors have changed.
 
-        Its memory serves the next one, or with `release` goes back to the allocator.
+        The next capture uses its memory; with `release` the memory goes back to the allocator.
         """
         self._valid = self._warm = False
         if release:
@@ -42,7 +42,7 @@ class GraphedStep:
             return
         if not self._warm:
             self._warm = True
-            # On the stream that captures: what autograd allocates stays valid there.
+            # On the capture's own stream, so that autograd's allocations stay valid there.
             stream = _stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -52,7 +52,7 @@ class GraphedStep:
         if self._graph is None or not self._valid:
             pool = self._graph.pool() if self._graph else None
             graph = torch.cuda.CUDAGraph()
-            # Other threads (a loader that pins memory) may go on meanwhile.
+            # Other threads, such as a loader that pins memory, may use CUDA during the capture.
             with torch.cuda.graph(graph, pool, _stream(), capture_error_mode="thread_local"):
                 self._step()
             self._graph, self._valid = graph, True

@@ -1,12 +1,11 @@
-"""Drop: decide which indices go, and what their going takes along.
+"""Drop: decide which indices are removed, and what else their removal removes.
 
-Trust-drop looks at how near an index is to zero; the cascade follows the table
-until nothing is left half-connected. Decides only; surgery cuts.
+Trust-drop measures how near an index is to zero. The cascade follows the table until nothing is
+half connected. Decides only; surgery cuts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread, width
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, width
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.penalty import ranked
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Keep-sets for every axis (bool per index, CPU) and the operators that vanish."""
+    """Keep-sets for every axis (bool per index, on the CPU) and the operators that are removed."""
 
     keeps: dict[str, Tensor]
     removed: tuple[str, ...] = ()
 
     def dropped(self) -> dict[str, int]:
-        """Axis name -> how many of its indices go; axes that lose none are left out."""
+        """Axis name -> number of dropped indices, for the axes that lose any."""
         counts = {name: int((~keep).sum()) for name, keep in self.keeps.items()}
         return {name: number for name, number in counts.items() if number}
 
     def saved(self, prices: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Axis name -> what its indices that go saved each on its own."""
+        """Axis name -> the sum of the prices of its dropped indices."""
         return {
             name: float(prices[name][~self.keeps[name].numpy()].sum()) for name in self.dropped()
         }
@@ -42,43 +41,43 @@ NOTHING = Decision({})
 
 
 def newly_kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, int]:
-    """Axis name -> how many indices the later keep-sets keep besides; axes without are left out."""
+    """Axis name -> number of indices that only `after` keeps, for the axes that have any."""
     counts = {name: int((after[name] & ~keep).sum()) for name, keep in before.items()}
     return {name: number for name, number in counts.items() if number}
 
 
 def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
-    """sqrt(eps_A eps_B) of every index: its gauge-invariant distance to zero (CPU)."""
+    """sqrt(eps_A eps_B) of every index, on the CPU: its distance to zero in any gauge."""
     rms = (groups.sums(weight.square()) / groups.counts.clamp(min=1)).sqrt()
     mean = (rms * rms[groups.partner]).sqrt().cpu()
     return {name: mean[span.side("a")] for name, span in groups.ranges.items()}
 
 
 def dominates_norm(table: AxisTable, tensors: Tensors, share: float = 0.01) -> dict[str, Tensor]:
-    """Indices that still carry more than `share` of a normaliser's mean (CPU).
+    """Indices that contribute more than `share` to a normaliser's mean, on the CPU.
 
-    Such an index may have no gain left and yet set the scale of all others: cut, it
-    would change every output. Its slow weight fades after its gain; then it may go.
+    Such an index may have almost no gain and still set the scale of all others, so that cutting
+    it would change every output. Its slow weight falls after its gain does; then it may go.
     """
-    held = {axis.name: torch.zeros(width(axis, tensors), dtype=torch.bool) for axis in table.axes}
+    found = {axis.name: torch.zeros(width(axis, tensors), dtype=torch.bool) for axis in table.axes}
     homes = {slot.tensor: axis.name for axis in table.axes for slot in axis.direct()}
     for norm in table.norms:
         parts = tensors[norm.weight] * tensors[norm.energy]
-        held[homes[norm.gain]] |= (parts > share * parts.sum()).cpu()
+        found[homes[norm.gain]] |= (parts > share * parts.sum()).cpu()
     for axis in table.axes:
         for slot in axis.linked():
             positions = tensors[str(slot.link)].cpu()
-            held[axis.name][positions[held[table.home(slot)]]] = True
-    return held
+            found[axis.name][positions[found[table.home(slot)]]] = True
+    return found
 
 
 def trust_drop(
     table: AxisTable, rms: dict[str, Tensor], threshold: float, held: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Keep what is further from zero than `threshold` = k lr (paper, eq. trust_drop) or held.
+    """Keep the indices with an RMS above `threshold` = k lr (paper, eq. trust_drop), and `held`.
 
-    An axis that does not silence its owner keeps its strongest index: emptying it
-    would take away an operator that still works.
+    An axis that does not silence its owner keeps its strongest index: without it the operator
+    would be removed although it still writes something.
     """
     keeps = {name: (values > threshold) | held[name] for name, values in rms.items()}
     for axis in table.axes:
@@ -90,9 +89,9 @@ def trust_drop(
 def candidates(
     table: AxisTable, tensors: Tensors, rms: dict[str, Tensor], threshold: float, multiple: int
 ) -> dict[str, Tensor]:
-    """Keep-sets by trust-drop, less what would stay anyway to make up a multiple.
+    """Keep-sets by trust-drop. Indices that must stay to make up a multiple are kept too.
 
-    Nobody should be asked about that.
+    Hooks and probes are then called only for indices that can really go.
     """
     keeps = trust_drop(table, rms, threshold, dominates_norm(table, tensors))
     if multiple > 1 and (likely := close_and_round(table, tensors, keeps, rms, multiple)):
@@ -101,10 +100,10 @@ def candidates(
 
 
 def grains(table: AxisTable, multiple: int) -> dict[str, int]:
-    """Axis name -> how many indices make up a multiple of `multiple` channels.
+    """Axis name -> the number of indices that its width must be a multiple of.
 
-    A RoPE pair is two channels, so a head needs half as many pairs. No product runs over an
-    axis that is reached through position maps (the stream): it may have any width.
+    A RoPE pair is two channels, so a head needs half as many pairs. No matrix product runs over
+    an axis with position maps (the stream), so it may have any width.
     """
     units = {name: cost.unit for cost in table.costs for name in cost.axes if cost.unit > 1}
     return {
@@ -114,9 +113,9 @@ def grains(table: AxisTable, multiple: int) -> dict[str, int]:
 
 
 def hold_back_(keeps: dict[str, Tensor], rms: dict[str, Tensor], grain: dict[str, int]) -> None:
-    """Of what would go, the strongest stay until the number kept is a multiple of the grain.
+    """Keep the strongest of the dropped indices until the width is a multiple of the grain.
 
-    Where too few would go for that, all stay. An axis that loses everything loses it.
+    All stay where too few are dropped for that. An axis that loses all indices stays empty.
     """
     for name, keep in keeps.items():
         going = (~keep).nonzero().view(-1)
@@ -128,7 +127,7 @@ def hold_back_(keeps: dict[str, Tensor], rms: dict[str, Tensor], grain: dict[str
 def next_to_go(
     table: AxisTable, utility: dict[str, Tensor], prices: dict[str, np.ndarray], most: int = 10
 ) -> list[dict[str, Any]]:
-    """The indices that give least for what they cost, least first: rows for a summary.
+    """The indices with the least utility per price, least first: rows for a summary.
 
     As in `trust_drop`, an axis that does not silence its owner keeps its strongest index.
     """
@@ -146,71 +145,13 @@ def next_to_go(
     return rows[:most]
 
 
-@contextmanager
-def temporarily_zeroed(
-    table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]
-) -> Iterator[None]:
-    """For a while, every index that is to go is zero on side A: the cut, undone afterwards.
-
-    What reads through a normaliser leaves it too.
-    """
-    slow = {norm.gain: norm.weight for norm in table.norms}
-    before = []
-    for name, keep in keeps.items():
-        slots = () if bool(keep.all()) else table[name].side_a
-        weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
-        for slot in slots + weights:
-            tensor = tensors[slot.tensor].detach()
-            before.append((tensor, tensor.clone()))
-            tensor.mul_(spread(keep.to(tensor), slot, tensors))
-    try:
-        yield
-    finally:
-        for tensor, values in reversed(before):
-            tensor.copy_(values)
-
-
-def keep_what_batch_needs(
-    table: AxisTable,
-    tensors: Tensors,
-    keeps: dict[str, Tensor],
-    probe: Callable[[], float],
-    bound: float,
-) -> dict[str, Tensor]:
-    """Take back the drops that a batch misses; all others together stay within `bound`.
-
-    Nearness to zero is relative to what the rest of the network makes of a channel: a
-    reader with a large gain can depend on one that is a step from zero. Drops that are
-    too many together are tried by halves, so a few culprits among many cost few looks;
-    where only some of several may go, the first in the table's order do.
-    """
-    admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
-
-    def admit(drops: list[tuple[str, int]]) -> None:
-        trial = {name: keep.clone() for name, keep in admitted.items()}
-        for name, index in drops:
-            trial[name][index] = False
-        with temporarily_zeroed(table, tensors, trial):
-            fits = probe() <= bound
-        if fits:
-            admitted.update(trial)
-        elif len(drops) > 1:
-            admit(drops[: len(drops) // 2])
-            admit(drops[len(drops) // 2 :])
-
-    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
-    if drops:
-        admit(drops)
-    return admitted
-
-
 def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Decision | None:
-    """Close keep-sets under connection; None if a required operator would vanish.
+    """Close keep-sets under connection; None if a required operator would be removed.
 
-    - an operator with an empty axis goes, with all its axes;
-    - a position that reaches an index of a linked axis (a residual site) goes with it,
-      and also when nobody reads what it writes later, or wrote what it reads before;
-    - an index without positions goes.
+    - an operator with an empty axis is removed, with all its axes
+    - a position of a linked axis (a residual site) is removed with its index, and also if no
+      later slot reads what it writes, or no earlier slot writes what it reads
+    - an index without positions is removed
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
     links = {
@@ -242,10 +183,10 @@ def close_and_round(
     rms: dict[str, Tensor],
     multiple: int,
 ) -> Decision | None:
-    """The cascade, and `hold_back_` from what goes by it: what keep-sets come to.
+    """The decision that keep-sets lead to: the cascade, then `hold_back_` for multiples.
 
-    What the cascade takes does nothing, and is as good as any to fill up a width. It
-    leaves once enough others leave with it.
+    What the cascade removes has no effect on the output, so it may stay to fill up a width. It is
+    removed as soon as enough others are removed with it.
     """
     decision = cascade(table, tensors, keeps)
     if decision is None:
@@ -261,17 +202,17 @@ def close_and_round(
 def _connect_(
     table: AxisTable, axis: Axis, keeps: dict[str, Tensor], links: dict[Slot, np.ndarray]
 ) -> bool:
-    """Keep the connected positions of a linked axis and the indices that have any.
+    """Keep the connected positions of a linked axis, and the indices that have any.
 
-    True if something went.
+    True if something was removed.
     """
-    # NumPy: on vectors this short its calls cost a fraction of a tensor's.
+    # NumPy, because on short vectors its calls cost a fraction of a tensor's.
     site_kept = keeps[axis.name].numpy()
-    written = np.full(site_kept.shape, math.inf)  # when first
-    read = np.full(site_kept.shape, -math.inf)  # when last
+    first_write = np.full(site_kept.shape, math.inf)
+    last_read = np.full(site_kept.shape, -math.inf)
     for slots, when, nearer in (
-        (axis.side_a, written, np.minimum),
-        (axis.side_b, read, np.maximum),
+        (axis.side_a, first_write, np.minimum),
+        (axis.side_b, last_read, np.maximum),
     ):
         for slot in slots:
             # A position map names no index twice.
@@ -282,7 +223,7 @@ def _connect_(
     writers = set(axis.side_a)
     for slot in axis.linked():
         home, sites, stage = table.home(slot), links[slot], _stage(axis, slot)
-        alive = read[sites] > stage if slot in writers else written[sites] < stage
+        alive = last_read[sites] > stage if slot in writers else first_write[sites] < stage
         before = keeps[home].numpy()
         kept = before & alive & site_kept[sites]
         changed |= not np.array_equal(kept, before)
@@ -294,7 +235,7 @@ def _connect_(
 
 
 def _stage(axis: Axis, slot: Slot) -> float:
-    """When a slot writes or reads; unordered ones write before and read after all others."""
+    """The stage of a slot. Without one, it writes before and reads after all others."""
     if slot.stage is not None:
         return float(slot.stage)
     return -1e9 if slot in axis.side_a else 1e9

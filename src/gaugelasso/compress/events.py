@@ -1,7 +1,8 @@
-"""Structural events as data: what hooks see before a cut, and what is kept after it."""
+"""Structural events as data: their rules, what hooks receive before a cut, their record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drop:
-    """One axis's share of a structural event, shown to hooks before anything is cut."""
+    """The indices of one axis that an event would cut, as hooks receive them before the cut."""
 
     step: int
     axis: str
@@ -20,19 +21,37 @@ class Drop:
 
 
 # Called for each axis that is to lose indices; returns the indices that may go.
-DropHook = Callable[[Drop], "tuple[int, ...] | bool | None"]
+Answer = tuple[int, ...] | list[int] | set[int] | frozenset[int] | range | bool | None
+DropHook = Callable[[Drop], Answer]
+
+
+@dataclass(frozen=True)
+class EventRules:
+    """What one event goes by.
+
+    An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
+    margin to its target. The event may raise the probe's loss by `loss_allowance`.
+    """
+
+    step: int
+    threshold: float
+    pressing: bool
+    fma_target: float
+    loss_allowance: float
+    probe: Callable[[], float] | None
+    hooks: Sequence[DropHook]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a structural event did. Losses are on one batch, None without a probe.
+    """What a structural event did. Losses are those of one batch, None without a probe.
 
-    `prices` adds up what the dropped indices of an axis saved each on its own; `spared`
-    counts those that were near enough to zero to go but that the batch missed, `withheld` those
-    without which a work target was met; `splits` the
-    sites that became two, before the loss called balanced; `undone` names what was taken back
-    ("split", "balance", "cut"), with the loss that it had led to. `returned_to` is the step whose
-    state a run went back to, if that is what the event was.
+    - prices: axis name -> the sum of what its dropped indices saved, each on its own
+    - spared: axis name -> indices near zero that stayed because the batch needs them
+    - withheld: axis name -> indices that stayed because the work target is met without them
+    - splits: the sites that became two, before `loss_balanced` was measured
+    - undone: the changes that were undone ("split", "balance", "cut"), with the loss of each
+    - returned_to: for a rollback, the step of the state that the run went back to
     """
 
     step: int
@@ -63,7 +82,7 @@ class Event:
         widths: dict[str, int],
         seconds: float,
     ) -> "Event":
-        """A run went back to the state of step `to`."""
+        """The record of a rollback to the state of step `to`."""
         return cls(step, fma_before, fma, {}, {}, (), widths, seconds, returned_to=to)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +96,7 @@ def consult_(
     rms: Mapping[str, Tensor],
     prices: Mapping[str, np.ndarray],
 ) -> None:
-    """Keep what a hook does not let go; each sees what those before it have allowed."""
+    """Keep the indices that a hook vetoes; each hook receives what the hooks before it allow."""
     for name, keep in keeps.items():
         for hook in hooks:
             going = (~keep).nonzero().squeeze(1)
@@ -90,14 +109,31 @@ def consult_(
                 tuple(rms[name][going].tolist()),
                 tuple(prices[name][going.numpy()].tolist()),
             )
-            allowed = _allowed(hook(drop), drop)
+            allowed = _allowed(hook, drop)
             keep[[i for i in drop.indices if i not in allowed]] = True
 
 
-def _allowed(answer: "tuple[int, ...] | bool | None", drop: Drop) -> set[int]:
-    """What a hook's answer lets go: None and True all of the drop, False nothing."""
+def _allowed(hook: DropHook, drop: Drop) -> set[int]:
+    """The indices that a hook lets go: for None and True all of the drop, for False none.
+
+    TypeError for an answer that is not a bool, None or a collection of ints. A tensor is refused
+    too: its elements compare as tensors, and it may be a mask as well as a list of indices.
+    """
+    answer = hook(drop)
     if answer is None or answer is True:
         return set(drop.indices)
     if answer is False:
         return set()
-    return set(answer)
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    wanted = "return True, False, None, or a tuple, list, set or range of ints"
+    if not isinstance(answer, tuple | list | set | frozenset | range):
+        raise TypeError(f"drop hook {name!r} returned a value of type {_kind(answer)}; {wanted}")
+    for index in answer:
+        if not isinstance(index, Integral) or isinstance(index, bool):
+            found = f"a {_kind(answer)} that contains a value of type {_kind(index)}"
+            raise TypeError(f"drop hook {name!r} returned {found}; {wanted}")
+    return {int(index) for index in answer}
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

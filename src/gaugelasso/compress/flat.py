@@ -1,8 +1,8 @@
 """Flat storage: every trainable tensor of a model as a view of one vector.
 
 Matrices come first, then vectors and tables, so an optimizer treats each kind as
-one slice. Weights, gradients and optimizer state share the layout; a cut is one
-index vector applied to all of them. Knows nothing of axes' meaning or of losses.
+one slice. Weights, gradients and optimizer state share the layout, so a cut is one
+index vector for all of them. Knows nothing of the meaning of axes, or of losses.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gaugelasso.errors import UserError
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one tensor lies in the flat vector."""
+    """The position of one tensor in the flat vector."""
 
     start: int
     shape: torch.Size
@@ -30,11 +30,11 @@ class Segment:
 
 
 class FlatStore:
-    """The parameters of a model, re-pointed at one weight vector and one gradient vector.
+    """The parameters of a model in one weight vector, and their gradients in another.
 
-    The model's own parameters become views: an update of `weight` is an update of
-    the model. Gradients are autograd's until `collect_grads_` takes them in. `message` is the
-    gradient followed by `extra_elements` that ranks exchange along with it.
+    The model's parameters become views of `weight`: an update of `weight` updates the model.
+    Autograd owns the gradients until `collect_grads_` copies them. `message` is the gradient
+    followed by `extra_elements`, which ranks exchange together.
     """
 
     def __init__(self, model: nn.Module, table: AxisTable, extra_elements: int = 0):
@@ -50,30 +50,28 @@ class FlatStore:
         self.matrix_end = max(
             (s.end for name, s in self.segments.items() if name in table.matrices), default=0
         )
-        first = next(iter(parameters.values()))
-        parts = [parameters[name].detach().reshape(-1) for name in order]
-        self.weight = torch.cat(parts).to(first.device, first.dtype)
+        self.weight = torch.cat([parameters[name].detach().reshape(-1) for name in order])
         self.message = self.weight.new_zeros(offset + extra_elements)
         self.grad = self.message[:offset]
-        self._homes: list[tuple[nn.Parameter, Tensor]] = []
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         grads = self.views(self.grad)
         for name, view in self.views(self.weight).items():
             parameter = nn.Parameter(view)
             replace_tensor(model, name, parameter)
-            self._homes.append((parameter, grads[name]))
+            self._gradients.append((parameter, grads[name]))
 
     def collect_grads_(self) -> None:
-        """Move the parameters' gradients into `grad`, zero where there is none."""
-        homes, found = [], []
-        for parameter, home in self._homes:
+        """Move the parameters' gradients into `grad`; zero for a parameter without one."""
+        targets, sources = [], []
+        for parameter, target in self._gradients:
             if parameter.grad is None:
-                home.zero_()
+                target.zero_()
             else:
-                homes.append(home)
-                found.append(parameter.grad)
+                targets.append(target)
+                sources.append(parameter.grad)
                 parameter.grad = None
-        if found:
-            torch._foreach_copy_(homes, found)
+        if sources:
+            torch._foreach_copy_(targets, sources)
 
     def __len__(self) -> int:
         return self.weight.numel()
@@ -88,7 +86,7 @@ class FlatStore:
 
 
 def pick(flat: Tensor, index: Tensor) -> Tensor:
-    """flat[index], for a vector of positions. The two forms differ in speed alone."""
+    """flat[index], for a vector of positions. The two forms differ only in speed."""
     return flat[index] if flat.is_cuda else flat.index_select(0, index)
 
 
@@ -101,13 +99,22 @@ def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise UserError(f"parameter {name!r} is frozen; make a constant a buffer")
+    first, *others = parameters
+    for name in others:
+        one, other = parameters[first], parameters[name]
+        if (one.dtype, one.device) != (other.dtype, other.device):
+            raise UserError(
+                f"parameter {first!r} is {one.dtype} on {one.device}, parameter {name!r} is "
+                f"{other.dtype} on {other.device}; all parameters must have one dtype and one "
+                "device, so call model.to(device, dtype) first"
+            )
 
 
 def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a new parameter or buffer where `name` stands in the model.
+    """Replace the parameter or buffer `name` of the model.
 
-    A new Parameter object, not new data in the old one: autograd nodes of a loss
-    that is still alive remember the old shape.
+    By a new Parameter object, not by new data in the old one: autograd nodes of a loss that is
+    still in use refer to the old shape.
     """
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)

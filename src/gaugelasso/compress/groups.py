@@ -1,7 +1,7 @@
 """Groups: the elements of flat storage that make up each index's slice on each side.
 
-Penalty, balance and drop all measure these slices; they share one index of them. Built
-on the device, anew for every structure. Knows nothing of what is measured.
+Penalty, balance and drop all measure these slices, so they share one index of them. Built on the
+device, once per structure. Knows nothing of what is measured.
 """
 
 from collections.abc import Mapping
@@ -32,18 +32,18 @@ class GroupRange:
 
 
 def waves(table: AxisTable) -> list[list[Axis]]:
-    """The axes in as few rounds as keep table order between those that share a tensor.
+    """The axes in rounds, as few as keep table order between axes that share a tensor.
 
-    What is done to an axis is not seen by the others of its wave, so all of them at once
-    are the same as one after another.
+    Axes of one wave share no tensor that changes, so handling them at once gives the same result
+    as one after another.
     """
-    seen: dict[str, int] = {}  # tensor -> waves up to the last that moved it
+    seen: dict[str, int] = {}  # tensor -> number of waves up to the last one that changes it
     result: list[list[Axis]] = []
     for axis in table.axes:
-        mine = {slot.tensor for slot in axis.side_a + axis.side_b}
-        mine |= {slot.tensor for slot in axis.riders if slot.power}
-        place = max(seen.get(tensor, 0) for tensor in mine)
-        seen |= dict.fromkeys(mine, place + 1)
+        changed = {slot.tensor for slot in axis.side_a + axis.side_b}
+        changed |= {slot.tensor for slot in axis.riders if slot.power}
+        place = max(seen.get(tensor, 0) for tensor in changed)
+        seen |= dict.fromkeys(changed, place + 1)
         if place == len(result):
             result.append([])
         result[place].append(axis)
@@ -53,9 +53,9 @@ def waves(table: AxisTable) -> list[list[Axis]]:
 class Groups:
     """The groups of one structure, numbered wave by wave.
 
-    `ids` holds, for every element, the groups it is in: `ids[0]`, `ids[1]`, `none` where
-    it is in fewer. `none` is one more group without elements. The other way round, the elements
-    of group g are `members[ends[g] : ends[g + 1]]`.
+    `ids[0]` and `ids[1]` hold, for every element, the groups that it is in, or `none` where it is
+    in fewer. `none` is an additional group without elements. The elements of group g are
+    `members[ends[g] : ends[g + 1]]`.
     """
 
     def __init__(self, table: AxisTable, tensors: Tensors, store: FlatStore):
@@ -83,7 +83,7 @@ class Groups:
             torch.from_numpy(array).to(device) for array in (partner, ends, counts)
         )
         index = torch.arange(self.none, device=device)
-        # The order of ranges, and so of the members, is that of the ids.
+        # Ranges, and so members, are in the order of the ids.
         slots = [
             (slot, index[span.side(side)])
             for name, span in spans.items()
@@ -100,15 +100,15 @@ class Groups:
         counts = np.zeros(self.none + 1, dtype=np.int64)
         for name, span in spans.items():
             for side, slots in table[name].sides():
-                mine = counts[span.side(side)]
+                side_counts = counts[span.side(side)]
                 for slot in slots:
                     shape = self._store.segments[slot.tensor].shape
                     where = slice(None) if slot.link is None else links[slot.link].numpy()
-                    mine[where] += shape.numel() // max(shape[slot.dim], 1)
+                    side_counts[where] += shape.numel() // max(shape[slot.dim], 1)
         return counts
 
     def per_element(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> list[Tensor]:
-        """Each element's values of the slots that its tensor has, as flat vectors; else `none`."""
+        """For each element the values of the slots on its tensor, as flat vectors; else `none`."""
         segments, weight = self._store.segments, self._store.weight
         result: list[Tensor] = []
         used = dict.fromkeys(segments, 0)
@@ -125,7 +125,7 @@ class Groups:
     def _gather_members(
         self, table: AxisTable, tensors: Tensors, spans: Mapping[str, GroupRange]
     ) -> Tensor:
-        """The elements of each group, one group after another."""
+        """The flat positions of each group's elements, group by group."""
         positions = torch.arange(len(self._store), device=self._store.weight.device)
         grids = self._store.views(positions)
         parts = [positions[:0]]
@@ -141,7 +141,7 @@ class Groups:
         return torch.cat(parts)
 
     def sums(self, values: Tensor, wave: int | None = None) -> Tensor:
-        """Sum per-element values over each group (of one wave); 0 for `none`."""
+        """Sum per-element values over each group, of all waves or of one; 0 for `none`."""
         members, ends = self.members, self.ends
         if wave is not None:
             span, cut = self.waves[wave], self._cuts[wave]
@@ -152,7 +152,7 @@ class Groups:
 
 
 def _by_index(rows: list[Tensor], slots: tuple[Slot, ...], tensors: Tensors) -> Tensor:
-    """Rows of several slots, of which some name their index by a map, in the indices' order."""
+    """Rows of several slots, of which some have a position map, in the order of the indices."""
     keys = []
     for row, slot in zip(rows, slots, strict=True):
         direct = torch.arange(len(row), device=row.device)

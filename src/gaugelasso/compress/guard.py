@@ -1,56 +1,64 @@
-"""The guard: an event may cost the batch that it is held on so much, and no more.
+"""The guard: bounds how much one event may raise the loss of the batch that it is held on.
 
-What costs more is taken back: a split, a balance or a cut whole, of what is to be cut only the
-channels that are missed. Knows losses; how a change is made or taken back it is told.
+A split, balance or cut that costs more is undone as a whole. Of the indices that are to be cut,
+only those that the batch needs are kept. Knows losses; the caller provides each change and its
+undo.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Tensors
-from gaugelasso.compress.drop import keep_what_batch_needs, temporarily_zeroed
+from gaugelasso.axes import AxisTable, Slot, Tensors, spread
+
+# The most forward passes that one event spends on finding which drops the batch needs. At the
+# default interval this is about the work of the training steps between two events.
+MAX_PROBES = 256
 
 
 class Guard:
-    """Holds one event's loss to `allowance` above what it was before; without a probe, to nothing.
+    """Holds one event's loss to `allowance` above the loss before it; allows all without a probe.
 
-    `loss` is that of the model as it stands, `before` what it was, `undone` what was taken back,
-    with the loss that it had led to.
+    `before` is the loss before the event, `loss` the loss now. `undone` maps each change that was
+    undone to the loss that it had led to.
     """
 
     def __init__(self, model: nn.Module, probe: Callable[[], float] | None, allowance: float):
         self._model, self._probe = model, probe
         self.before = self.loss = before = self._measure() if probe else None
-        # A loss that is no number bounds nothing, so nothing is within it.
+        # A NaN or infinite loss gives no bound: no change is within it.
         self._bound = -math.inf
         if before is not None and math.isfinite(before):
             self._bound = before + allowance
         self.undone: dict[str, float] = {}
 
     def try_(
-        self, what: str, change_: Callable[[], None], remember: Callable[[], Callable[[], None]]
+        self, name: str, change_: Callable[[], None], snapshot: Callable[[], Callable[[], None]]
     ) -> bool:
-        """Make a change; whether it stays. `remember` is called before it and returns its undo."""
+        """Make a change, and undo it if the loss exceeds the bound; True if the change stays.
+
+        `snapshot` is called before the change and returns the function that undoes it.
+        """
         if self._probe is None:
             change_()
             return True
-        undo = remember()
+        undo = snapshot()
         change_()
         loss = self._measure()
         if loss <= self._bound:
             self.loss = loss
             return True
         undo()
-        self.undone[what] = loss
+        self.undone[name] = loss
         return False
 
-    def spare(
+    def keep_needed(
         self, table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The keep-sets, with what the batch would miss (`drop.keep_what_batch_needs`)."""
+        """The keep-sets, with the indices that the batch needs kept too."""
         if self._probe is None:
             return keeps
         if not math.isfinite(self._bound):
@@ -58,14 +66,14 @@ class Guard:
         return keep_what_batch_needs(table, tensors, keeps, self._measure, self._bound)
 
     def allows(self, table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> bool:
-        """Whether the batch does without all that would go."""
+        """Whether the loss stays within the bound when all these drops are made."""
         if self._probe is None:
             return True
         with temporarily_zeroed(table, tensors, keeps):
             return self._measure() <= self._bound
 
     def _measure(self) -> float:
-        """The probe's loss, with the model not keeping statistics of its inputs."""
+        """The probe's loss, in eval mode so that the model records no input energies."""
         assert self._probe is not None
         training = self._model.training
         self._model.eval()
@@ -73,3 +81,65 @@ class Guard:
             return self._probe()
         finally:
             self._model.train(training)
+
+
+@contextmanager
+def temporarily_zeroed(
+    table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]
+) -> Iterator[None]:
+    """Within the context, side A of every dropped index is zero, as if the index were cut.
+
+    An index that is read through a normaliser leaves the normaliser too. All values are restored
+    afterwards.
+    """
+    slow = {norm.gain: norm.weight for norm in table.norms}
+    saved = []
+    for name, keep in keeps.items():
+        slots = () if bool(keep.all()) else table[name].side_a
+        weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
+        for slot in slots + weights:
+            tensor = tensors[slot.tensor].detach()
+            saved.append((tensor, tensor.clone()))
+            tensor.mul_(spread(keep.to(tensor), slot, tensors))
+    try:
+        yield
+    finally:
+        for tensor, values in reversed(saved):
+            tensor.copy_(values)
+
+
+def keep_what_batch_needs(
+    table: AxisTable,
+    tensors: Tensors,
+    keeps: dict[str, Tensor],
+    probe: Callable[[], float],
+    bound: float,
+) -> dict[str, Tensor]:
+    """Keep-sets without the drops that a batch needs; the rest together stay within `bound`.
+
+    An index near zero may still matter: a reader with a large gain can depend on a channel that
+    is one step from zero. All drops are tried together first. A block that raises the loss above
+    `bound` is tried by halves, so a few needed indices among many cost few probes. Where only
+    some of several drops fit, the first ones in the table's order are made.
+
+    Each probe is a forward pass. After MAX_PROBES of them the search ends, and every drop that is
+    not admitted by then is kept. The next event tries it again.
+    """
+    admitted = {name: torch.ones_like(keep) for name, keep in keeps.items()}
+    drops = [(name, i) for name, keep in keeps.items() for i in (~keep).nonzero().view(-1).tolist()]
+    untried = [drops] if drops else []  # a stack: the first block in the table's order is on top
+    for _ in range(MAX_PROBES):
+        if not untried:
+            break
+        block = untried.pop()
+        trial = {name: keep.clone() for name, keep in admitted.items()}
+        for name, index in block:
+            trial[name][index] = False
+        with temporarily_zeroed(table, tensors, trial):
+            fits = probe() <= bound
+        if fits:
+            admitted = trial
+        elif len(block) > 1:
+            half = len(block) // 2
+            untried += [block[half:], block[:half]]
+    return admitted

@@ -1,7 +1,7 @@
-"""The body: a model, what is built on its structure, and the changes that an event makes to it.
+"""A model, everything that is built on its structure, and the changes that an event makes to it.
 
-Three changes: split, balance, cut. Two ways to undo one: `snapshot_values` where values change in
-place, `snapshot_modules` where tensors are replaced. Decides nothing; knows no losses.
+There are three changes: split, balance and cut. `snapshot_values` undoes a change of values in
+place, `snapshot_modules` one that replaces tensors. Decides nothing; knows no losses.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.optim import CoupledOptimizer
-from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.penalty import Penalty
 from gaugelasso.compress.split import Split, find_splits, split_
 from gaugelasso.compress.step_means import StepMeans
@@ -28,7 +28,7 @@ Undo = Callable[[], None]
 
 @dataclass
 class PerStructure:
-    """What is built anew whenever the structure changes."""
+    """Everything that is built again whenever the structure changes."""
 
     store: FlatStore
     means: StepMeans
@@ -41,22 +41,21 @@ class PerStructure:
 
 
 class ModelState:
-    """A model with its table, its plan and its optimizer, which always fit each other."""
+    """A model with its table, its plan and its optimizer, which always fit each other.
+
+    `rebuilds` counts how often the structure changed: CUDA graphs of earlier ones are void.
+    """
 
     def __init__(
         self,
         model: Compressible,
         options: CompressorOptions,
-        stop_requested: Tensor,
-        graph: bool,
+        execution: ExecutionOptions,
         team: Team,
-        micros: int,
-        canonical: bool,
     ):
         self.model, self.options, self.team = model, options, team
-        self._stop_requested, self._micros, self._canonical = stop_requested, micros, canonical
+        self._execution = execution
         self._accounting = pricing.ACCOUNTINGS[options.accounting]
-        # How often the structure was taken up anew: captures of older ones are void.
         self.rebuilds = 0
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
@@ -69,20 +68,44 @@ class ModelState:
             options.beta_second,
             options.weight_decay,
         )
-        # On the device: the balance below reads it also where it is a graph.
+        # On the device, so that a captured balance reads its present value.
         self._least = self.plan.store.weight.new_ones(())
-        # Most events change no structure: their thousand launches become one.
+        # Most events change no structure: a graph turns their thousand launches into one.
         weight = self.plan.store.weight
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
-        self._balancing = GraphedStep(self._balance_, on=graph and here)
+        self._balancing = GraphedStep(self._balance_, on=execution.graph and here)
+
+    # --- figures ------------------------------------------------------------------
+
+    @property
+    def fma(self) -> float:
+        """Work per token, by the chosen accounting."""
+        return self.plan.fma
+
+    @property
+    def parameters(self) -> int:
+        return len(self.plan.store)
+
+    @property
+    def prices(self) -> dict[str, np.ndarray]:
+        """r: axis name -> the work per token that each index saves."""
+        return self.plan.prices
+
+    def widths(self) -> dict[str, int]:
+        """Axis name -> number of indices."""
+        return self.table.widths(named_tensors(self.model))
+
+    def utility(self) -> dict[str, Tensor]:
+        """Axis name -> corrected utility of each index, per unit of rho."""
+        return self.plan.penalty.utility(self.plan.store.weight)
 
     def work_after(self, decision: Decision) -> float:
-        """Work per token once a decision is carried out."""
+        """Work per token after the cut that a decision describes."""
         widths = {name: int(keep.sum()) for name, keep in decision.keeps.items()}
         return float(pricing.count(self.table, self._accounting, widths))
 
     def readable(self) -> dict[str, Tensor]:
-        """The model's tensors, with those that decisions read on the CPU."""
+        """The model's tensors; those that decisions read are copies on the CPU."""
         tensors = named_tensors(self.model)
         read = [name for norm in self.table.norms for name in (norm.weight, norm.energy)]
         return {**tensors, **self.plan.links, **on_host(tensors, read)}
@@ -98,12 +121,12 @@ class ModelState:
 
     @property
     def balances(self) -> bool:
-        """Whether there is anything for `balance_` to do."""
+        """Whether `balance_` has anything to do."""
         anchored = self.options.anchor and self.table.norms
         return bool(self.options.sinkhorn_sweeps or anchored)
 
     def balance_(self, pressing: bool) -> None:
-        """Balance; under pressure normalisers may come down towards their anchors."""
+        """Balance all axes; under pressure the levels of normalisers may fall to their anchors."""
         self._least.fill_(gauge.FALL if pressing else 1.0)
         self._balancing()
 
@@ -117,10 +140,10 @@ class ModelState:
                 self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
             if share:
                 self.plan.slow.anchor_(states["momentum"], states["second"], share, least)
-                least = 1.0  # down once an event
+                least = 1.0  # a level falls once per event
 
     def cut_(self, decision: Decision, when: str) -> None:
-        """Cut model and optimizer; RanksDiffer, saying `when`, unless all ranks cut alike."""
+        """Cut model and optimizer; RanksDiffer, with `when`, unless all ranks cut the same."""
         old, table = self.plan.store, self.table
         staged = surgery.cut(named_tensors(self.model), table, decision.keeps)
         if self.team.size > 1:
@@ -130,25 +153,25 @@ class ModelState:
         self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
         self._rebuild_()
 
-    # --- and how they are taken back ------------------------------------------------
+    # --- undo -----------------------------------------------------------------------
 
     def snapshot_values(self) -> Undo:
-        """Remember all values. The undo copies them back to where they lie: captures hold."""
+        """Copy all values. The undo writes them back in place, so CUDA graphs stay valid."""
         optimizer, buffers = self.optimizer, self.model.buffers()
         live = [self.plan.store.weight, optimizer.momentum, optimizer.second]
         live += [buffer for buffer in buffers if buffer.is_floating_point()]
-        # Few launches, whatever the number of buffers.
-        kept = [torch.empty_like(tensor) for tensor in live]
-        torch._foreach_copy_(kept, live)
-        return lambda: torch._foreach_copy_(live, kept)
+        # Few launches for any number of buffers.
+        saved = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(saved, live)
+        return lambda: torch._foreach_copy_(live, saved)
 
     def snapshot_modules(self) -> Undo:
-        """Remember the structure and its tensors, without a copy; the undo takes them up again."""
-        put_back, optimizer = surgery.snapshot_modules(self.model), self.optimizer
+        """Keep the structure and its tensors, without a copy; the undo puts them back."""
+        restore, optimizer = surgery.snapshot_modules(self.model), self.optimizer
         state = optimizer.momentum, optimizer.second
 
         def undo() -> None:
-            put_back()
+            restore()
             optimizer.momentum, optimizer.second = state
             self._rebuild_()
 
@@ -157,7 +180,7 @@ class ModelState:
     # --- the plan -------------------------------------------------------------------
 
     def _rebuild_(self) -> None:
-        """Take up the model's new structure; the optimizer's state must already fit it."""
+        """Build the plan of a new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
         self.plan = self._build()
         self.optimizer.attach(self.plan.store, self.table.matrices)
@@ -168,12 +191,10 @@ class ModelState:
         options, table = self.options, self.table
         buffers = dict(self.model.named_buffers())
         energies = [buffers[norm.energy] for norm in table.norms]
-        extra_elements = StepMeans.extra_elements(energies, self.team, self._canonical)
+        extra_elements = StepMeans.extra_elements(energies, self.team, self._execution)
         store = FlatStore(self.model, table, extra_elements)
-        means = StepMeans(
-            store, energies, self.team, self._micros, self._canonical, self._stop_requested
-        )
-        # After the store has put views of itself in the parameters' place.
+        means = StepMeans(store, energies, self.team, self._execution)
+        # Read after the store has replaced the parameters by views of itself.
         tensors = named_tensors(self.model)
         links = on_host(tensors, table.links())
         prices = pricing.prices(table, self._accounting, {**tensors, **links})

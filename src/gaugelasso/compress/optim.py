@@ -1,8 +1,8 @@
 """Coupled Muon/Adam on flat storage: task momentum and penalty share one normalisation.
 
-Momentum follows the task gradient alone; rho r joins it before the step is
-normalised, so the penalty competes in the optimizer's own metric. No host reads.
-Knows nothing of axes or targets.
+Momentum follows the task gradient alone. rho r is added before the step is
+normalised, so the penalty competes in the optimizer's own metric. Reads nothing
+back to the host. Knows nothing of axes or targets.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from torch.autograd.graph import increment_version
 from gaugelasso.compress.flat import FlatStore, pick
 from gaugelasso.kernels.dispatch import fused_flat
 
-# Quintic of Jordan et al. 2024: singular values into about [0.7, 1.2] in so many rounds.
+# Quintic of Jordan et al. 2024: brings singular values into about [0.7, 1.2] in so many rounds.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
-# What is added to denominators: to a matrix's norm, and to an element's spread.
+# Added to denominators: to a matrix's norm, and to an element's spread.
 _TINY_NORM, _TINY = 1e-20, 1e-12
-# What one more batch costs on a GPU, in multiply-adds that could be done meanwhile: its launches.
+# The launches of one more batch on a GPU, in multiply-adds that could be done in that time.
 _BUCKET_COST = 5e9
 
 
@@ -41,10 +41,10 @@ def _precision(tensor: Tensor) -> torch.dtype:
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """The iteration itself, on matrices [count, rows, cols] that are divided by their norms."""
+    """The iteration, on matrices [count, rows, cols] that are already divided by their norms."""
     a, b, c = _QUINTIC
     for _ in range(_ROUNDS):
-        # x <- a x + (b G + c G G) x with G = x x', each product with its sum.
+        # x <- a x + (b G + c G G) x with G = x x'; each product is fused with its sum.
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
@@ -52,20 +52,20 @@ def _orthogonal(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Matrices padded to one shape: where their elements lie, and each one's step scale."""
+    """Matrices padded to one shape: the positions of their elements, and their step scales."""
 
     index: Tensor  # [count, rows, cols] into the flat matrices, or one past them for padding
     scale: Tensor  # [count, 1, 1]
 
 
 class MatrixPlan:
-    """Muon over every matrix of a store: few batched products, whatever the shapes."""
+    """Muon over every matrix of a store, in few batched products for any shapes."""
 
     def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
         self.size = store.matrix_end
         device = store.weight.device
         flat = torch.arange(self.size, device=device)
-        # Positions of the elements of each matrix, lying flat rather than tall.
+        # Positions of the elements of each matrix, with no more rows than columns.
         grids: dict[tuple[int, int], list[Tensor]] = {}
         for name, rows in rows_of.items():
             grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
@@ -76,7 +76,7 @@ class MatrixPlan:
         cuda = store.weight.is_cuda
         self.buckets = []
         for group in _merged(list(grids.values()), _BUCKET_COST if cuda else 0.0):
-            # Tensor cores want multiples of 16; zero rows and columns change nothing.
+            # Tensor cores need multiples of 16; zero rows and columns change nothing.
             step = 16 if cuda else 1
             tall, wide = (-(-size // step) * step for size in _frame(group))
             index = torch.full((len(group), tall, wide), self.size, device=device)
@@ -115,10 +115,10 @@ def _frame(group: list[Tensor]) -> tuple[int, int]:
 
 
 def _merged(groups: list[list[Tensor]], bucket_cost: float) -> list[list[Tensor]]:
-    """Join groups of matrices into one padded batch where that is cheaper than two batches."""
+    """Merge groups of matrices into one padded batch where that is cheaper than two batches."""
 
     def cost(rows: int, cols: int, number: int) -> float:
-        # Three products a round, and a few passes over memory.
+        # Three products per round, and a few passes over memory.
         each = 2 * _ROUNDS * rows**2 * (2 * cols + rows) + 1500 * rows * cols
         return bucket_cost + number * each
 
@@ -150,7 +150,7 @@ class CoupledOptimizer:
     `muon`: matrices by Newton-Schulz at RMS 1, everything else by
         u = (m^ + rho r) / sqrt(v^ + (rho r)^2), clipped to +-1.
     `adam`: everything by the second formula.
-    Weight decay, decoupled, on the second formula's elements only.
+    Weight decay is decoupled, and applies to the elements of the second formula only.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class CoupledOptimizer:
     ):
         self.kind, self.beta, self.beta_second = kind, beta, beta_second
         self.weight_decay = weight_decay
-        # beta**t of both averages, kept on the device so that a step reads no host value.
+        # beta**t of both averages, on the device so that a step reads no host value.
         self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
         self._rates = self.decay.new_tensor([beta, beta_second])
         self._shares = 1 - self._rates
@@ -173,20 +173,20 @@ class CoupledOptimizer:
         self.second = torch.zeros_like(store.weight[self.matrix_end :])
 
     def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
-        """Work on this store from now on; the state must already have its layout."""
+        """Work on this store from now on; the state must already have the store's layout."""
         self.store = store
         self.matrix_end = store.matrix_end if self.kind == "muon" else 0
         self.plan = MatrixPlan(store, matrices) if self.matrix_end else None
 
     def follow_cut_(self, kept: Tensor) -> None:
-        """Cut the state as the weights were cut; `attach` the new store next."""
-        # Ascending, so the elements after the matrices are its end.
+        """Cut the state like the weights; `attach` the new store afterwards."""
+        # `kept` is ascending, so its end is the elements after the matrices.
         matrices = int((kept < self.matrix_end).sum())
         self.second = pick(self.second, kept[matrices:] - self.matrix_end)
         self.momentum = pick(self.momentum, kept)
 
     def observe_(self, sound: Tensor) -> None:
-        """Take the task gradient into momentum and second moment, unless it is not `sound`."""
+        """Update momentum and second moment by the task gradient, if the step is `sound`."""
         if fused_flat(self.momentum):
             from gaugelasso.kernels.gpu import optim
 
@@ -205,7 +205,7 @@ class CoupledOptimizer:
     ) -> None:
         """One step along m + rho r, where r is the penalty's gradient.
 
-        `elementwise` holds the rates of the elements that are not in matrices, if not lr.
+        `elementwise` holds the rates of the elements that are not in matrices; by default lr.
         """
         rates = lr if elementwise is None else elementwise
         weight, end = self.store.weight, self.matrix_end
@@ -218,11 +218,11 @@ class CoupledOptimizer:
                 weight, self.momentum, self.second, penalty, rho, self.decay, rates,
                 self.weight_decay, _TINY,
             )  # fmt: skip
-            # A late backward pass through the weights as they were must be told that they changed.
+            # Autograd must detect a later backward pass through the weights before this step.
             increment_version(weight)
             return
         push = rho * penalty[end:]
-        # Zero only until a first gradient has come: then there is nothing to divide.
+        # Zero before the first gradient, when there is nothing to divide.
         first, second = (1 - self.decay).clamp(min=_TINY)
         aim = self.momentum[end:] / first + push
         spread = (self.second / second + push * push).sqrt()
@@ -232,7 +232,7 @@ class CoupledOptimizer:
         weight[end:].sub_(rates * update)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
-        """The state as named tensors, for balance and checkpoints."""
+        """The state as tensors by name, for balance and checkpoints."""
         momentum = self.store.views(self.momentum)
         second = {
             name: self.second[s.start - self.matrix_end : s.end - self.matrix_end].view(s.shape)

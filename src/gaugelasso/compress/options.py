@@ -1,4 +1,4 @@
-"""Every switch of the method, checked. The defaults are the method itself."""
+"""The options of the method, checked, and how its steps are executed."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,25 @@ from gaugelasso.errors import UserError
 
 
 @dataclass(frozen=True)
+class ExecutionOptions:
+    """How a training step is executed; changes no result beyond rounding.
+
+    - graph: repeat the balance as a CUDA graph, where the model is on a GPU
+    - microbatches: how many micro-batches this rank has in a step
+    - canonical: sum micro-batches in an order that does not depend on the number of ranks
+    """
+
+    graph: bool = True
+    microbatches: int = 1
+    canonical: bool = False
+
+
+@dataclass(frozen=True)
 class CompressorOptions:
-    """The [compress] section of a config, and the `options` of a Compressor."""
+    """The [compress] section of a config, and the `options` of a Compressor.
+
+    The defaults are the method itself.
+    """
 
     lr: float = 1e-3
     accounting: str = "fma"

@@ -1,8 +1,8 @@
 """Penalty: symmetric group lasso over every axis, and the utility it measures.
 
-Works on flat storage: each element carries the ids of the (at most two) lasso
-groups it belongs to, so norms and gradients are a few passes whatever the number
-of tensors. Knows nothing of losses, drops or balance.
+Works on flat storage: each element has the ids of the (at most two) lasso groups
+that it belongs to, so norms and gradients take a few passes for any number of
+tensors. Knows nothing of losses, drops or balance.
 """
 
 import math
@@ -20,16 +20,16 @@ from gaugelasso.kernels.dispatch import fused_flat
 Form = Literal["symmetric", "one_sided", "product_norm"]
 Calibration = Literal["efficiency", "geometry"]
 
-# Below this a slice is zero and its direction undefined: no pull.
+# A slice with a smaller norm counts as zero: its direction is undefined, so it has no gradient.
 _TINY = 1e-20
-# However small a group is, its rate keeps this share of the learning rate.
+# The smallest share of the learning rate that a small group keeps.
 _LEAST = 1e-3
 
 
 class Penalty:
-    """The penalty of one structure; built anew after surgery.
+    """The penalty of one structure; built again after surgery.
 
-    strength lambda (paper, eq. efficiency_lambda, without rho), per side of index j:
+    `strength` is lambda (paper, eq. efficiency_lambda, without rho), per side of index j:
     - efficiency: r_j / sqrt(n)
     - geometry:   sqrt(n of the other side)          (paper, cross-count remark)
     """
@@ -53,21 +53,21 @@ class Penalty:
         device, dtype = store.weight.device, store.weight.dtype
         n = self.groups.counts.double().clamp(min=1)
         r = torch.from_numpy(price).to(device)
-        self._nobody = torch.arange(self.none + 1, device=device) == self.none
+        self._is_none = torch.arange(self.none + 1, device=device) == self.none
         if calibration == "efficiency":
             strength = r / n.sqrt()
         else:
-            strength = n[self.partner].sqrt().masked_fill(self._nobody, 0.0)
+            strength = n[self.partner].sqrt().masked_fill(self._is_none, 0.0)
         if form == "one_sided":
             for span in self.ranges.values():
                 strength[span.side("b")] = 0
         self.strength = strength.to(dtype)
         self.root_count = n.sqrt().to(dtype)
-        # Product norm: r * eps_A * eps_B, the symmetric penalty's own product at balance.
+        # Product norm: r * eps_A * eps_B, equal to the symmetric penalty's product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(dtype)
 
     def group_sums(self, values: Tensor) -> Tensor:
-        """Sum per-element values over each group; 0 for the group without weight."""
+        """Sum per-element values over each group; 0 for the group `none`."""
         return self.groups.sums(values)
 
     def norms(self, weight: Tensor) -> Tensor:
@@ -79,16 +79,16 @@ class Penalty:
         return self.group_sums(weight * weight).sqrt()
 
     def _length(self, norms: Tensor) -> Tensor:
-        """Per group: the gradient's length."""
+        """The norm of the gradient, per group."""
         if self.form != "product_norm":
             return self.strength
         other = (self.strength * norms)[self.partner]
         return self.strength * other * self.inverse_price
 
     def gradient(self, weight: Tensor, norms: Tensor | None = None) -> Tensor:
-        """r: for every group lambda T/||T||, summed over the groups of each element.
+        """r: lambda T/||T|| of every group, summed over the groups of each element.
 
-        `norms`, if at hand, are the weight's own.
+        `norms` are those of the weight; they are computed if not given.
         """
         norms = self.norms(weight) if norms is None else norms
         length = self._length(norms)
@@ -103,45 +103,32 @@ class Penalty:
         return factor * weight
 
     def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
-        """Per element from `start` on: lr, or less where it would move a group by more than
-        `bound` of its RMS; never less than a small share of lr, so that a group can come back.
+        """Rates of the elements from `start` on.
+
+        lr, or less where it would change a group by more than `bound` of its RMS. Never less than
+        a small share of lr, so that a group can grow again.
         """
         if fused_flat(norms):
             from gaugelasso.kernels.gpu import penalty
 
             return penalty.bounded_rate(norms, self.root_count, self.ids, lr, bound, _LEAST, start)
         rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
-        rate = torch.where(self._nobody, lr, rate)
+        rate = torch.where(self._is_none, lr, rate)
         least = pick(rate, self.ids[0][start:])
         for ids in self.ids[1:]:
             least = torch.minimum(least, pick(rate, ids[start:]))
         return least
 
-    def value(self, weight: Tensor) -> Tensor:
-        """The penalty itself, without rho."""
-        weighted = self.strength * self.norms(weight)
-        if self.form == "product_norm":
-            return (weighted * weighted[self.partner] * self.inverse_price).sum() / 2
-        return weighted.sum()
-
     def utility(self, weight: Tensor) -> dict[str, Tensor]:
         """Corrected utility of every index, without rho (paper, corrected_harm).
 
         omega = sum over the slice of w times the whole penalty gradient: the self
-        term lambda||T|| plus the cross terms of the other axes its elements are on.
-        The geometric mean of both sides, so that it does not depend on the gauge.
+        term lambda||T|| plus the cross terms of the other axes that its elements are on.
+        Returns the geometric mean of both sides, which does not depend on the gauge.
         """
         sums = self.group_sums(weight * self.gradient(weight))
         return {
             name: (sums[span.side("a")] * sums[span.side("b")]).clamp(min=0).sqrt()
-            for name, span in self.ranges.items()
-        }
-
-    def balanced_utility(self, weight: Tensor) -> dict[str, Tensor]:
-        """GM_j = sqrt(lambda_A lambda_B ||A_j|| ||B_j||): utility if groups did not overlap."""
-        weighted = self.strength * self.norms(weight)
-        return {
-            name: (weighted[span.side("a")] * weighted[span.side("b")]).sqrt()
             for name, span in self.ranges.items()
         }
 

@@ -1,7 +1,7 @@
-"""Accountings: what one token costs, and what it saves when an index goes.
+"""Accountings: the work per token, and how much of it each index saves when it is cut.
 
-An accounting weighs the cost terms that a model declares; the price of an index
-is the exact difference of two counts. Knows nothing of weights or training.
+An accounting weights the cost terms that a model declares. The price of an index is the exact
+difference of two counts. Knows nothing of weights or training.
 """
 
 import math
@@ -17,7 +17,7 @@ Widths = Mapping[str, "int | np.ndarray"]
 
 @dataclass(frozen=True)
 class Accounting:
-    """How many units of work one cost term is per token, given (length, visible keys)."""
+    """The units of work of one cost term per token, given its length and visible keys."""
 
     name: str
     weight: Callable[[Cost, int, float], float]
@@ -34,8 +34,8 @@ def _fma(cost: Cost, length: int, visible: float) -> float:
 
 
 def _paper(cost: Cost, length: int, visible: float) -> float:
-    # Decoded from the paper's figures: every parameter once, and attention over the
-    # whole length with a RoPE pair counted as one channel.
+    # Derived from the paper's figures: every parameter counts once, and attention runs over the
+    # whole length, with a RoPE pair as one channel.
     match cost.kind:
         case "scores" | "mix":
             return float(length)
@@ -50,7 +50,7 @@ ACCOUNTINGS: dict[str, Accounting] = {
 
 
 def count(table: AxisTable, accounting: Accounting, widths: Widths) -> float | np.ndarray:
-    """Work per token at the given widths (numbers, or arrays for many cases at once)."""
+    """Work per token at the given widths: numbers, or arrays for several cases at once."""
     return _work(table.costs, table.context, accounting, widths)
 
 
@@ -65,12 +65,12 @@ def _work(
 
 
 def total_fma(table: AxisTable, accounting: Accounting, tensors: Tensors) -> float:
-    """Work per token of the model as it stands."""
+    """Work per token of the model as it is now."""
     return float(count(table, accounting, table.widths(tensors)))
 
 
 def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[str, np.ndarray]:
-    """r: axis name -> what one token saves when that index goes, for each index."""
+    """r: axis name -> the work per token that each index saves when it is cut."""
     widths = table.widths(tensors)
     touching: dict[str, list[int]] = {name: [] for name in widths}
     for k, cost in enumerate(table.costs):
@@ -80,12 +80,12 @@ def prices(table: AxisTable, accounting: Accounting, tensors: Tensors) -> dict[s
     for axis in table.axes:
         size = widths[axis.name]
         without: dict[str, int | np.ndarray] = {axis.name: size - 1}
-        # An index reached by position maps takes one position of every axis it touches.
+        # An index with position maps removes one position of every axis that it reaches.
         for home, link in {table.home(slot): slot.link for slot in axis.linked()}.items():
             touched = np.zeros(size, dtype=np.int64)
             touched[tensors[str(link)].cpu().numpy()] = 1
             without[home] = without.get(home, widths[home]) - touched
-        # The other terms stay as they are.
+        # All other terms are the same in both counts.
         terms = [table.costs[k] for k in sorted({k for name in without for k in touching[name]})]
         now = _work(terms, table.context, accounting, widths)
         saved = now - _work(terms, table.context, accounting, {**widths, **without})

@@ -1,12 +1,12 @@
-"""The choice of an event: what goes, by everyone who has a say in it.
+"""The selection of drops: which indices an event removes.
 
-What is near zero, as far as hooks let it go, as the batch does not miss it and as a work target
-asks for it. Rank 0 chooses for all. Changes nothing.
+In this order: rank 0 proposes indices near zero and calls the hooks, the batch keeps what it
+needs, the cascade closes the rest, and a work target trims it. Changes nothing.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress.drop import Decision, candidates, channel_rms, close_and_round, newly_kept
-from gaugelasso.compress.events import DropHook, consult_
+from gaugelasso.compress.events import EventRules, consult_
 from gaugelasso.compress.guard import Guard
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.penalty import ranked
@@ -25,9 +25,10 @@ Keeps = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """`decision` is None if it would end the network.
+    """`decision` is None if the drops would remove a required operator.
 
-    Of what might have gone, by axis: how many the batch spares, how many the target withholds.
+    `spared` counts by axis the proposed indices that the batch needs, `withheld` those that are
+    not needed to meet the work target.
     """
 
     decision: Decision | None
@@ -35,46 +36,66 @@ class Choice:
     withheld: dict[str, int]
 
 
-def select_drops(
-    state: ModelState,
-    guard: Guard,
-    hooks: Sequence[DropHook],
-    step: int,
-    threshold: float,
-    fma_target: float,
-) -> Choice:
-    table, plan, team, multiple = state.table, state.plan, state.team, state.options.multiple
-    tensors, readable = named_tensors(state.model), state.readable()
-    rms = channel_rms(plan.penalty.groups, plan.store.weight)
+def select_drops(state: ModelState, guard: Guard, rules: EventRules) -> Choice:
+    """Select what an event cuts.
 
-    def near_zero() -> dict[str, Tensor]:
-        keeps = candidates(table, readable, rms, threshold, multiple)
-        consult_(hooks, step, keeps, rms, plan.prices)
+    All collectives are here: the broadcasts, and the guard's probes, which average over ranks.
+    Every rank makes the same calls in the same order, because all conditions depend only on
+    values that are equal on all ranks: options, broadcast values and probed losses.
+    """
+    team, table, tensors = state.team, state.table, named_tensors(state.model)
+    local = _LocalSelection(state, rules)
+
+    proposed = broadcast_keeps(team, local.propose)
+    allowed = guard.keep_needed(table, tensors, proposed)
+    spared = newly_kept(proposed, allowed)
+    closed = broadcast_decision(team, lambda: local.close(allowed))
+    if not rules.fma_target:
+        return Choice(closed, spared, {})
+
+    trimmed = broadcast_keeps(team, lambda: local.trim(allowed, closed))
+    # Drops can compensate for each other, so that a part of them costs more than all of them. In
+    # that case all of them are made.
+    if not newly_kept(allowed, trimmed) or not guard.allows(table, tensors, trimmed):
+        return Choice(closed, spared, {})
+    decision = broadcast_decision(team, lambda: local.close(trimmed))
+    before = closed.keeps if closed else allowed
+    return Choice(decision, spared, newly_kept(before, decision.keeps) if decision else {})
+
+
+class _LocalSelection:
+    """The parts of the selection that rank 0 computes alone. No collectives."""
+
+    def __init__(self, state: ModelState, rules: EventRules):
+        self._state, self._rules = state, rules
+        self._tensors = state.readable()
+        self._rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
+
+    def propose(self) -> Keeps:
+        """Keep-sets by trust-drop, and what the hooks keep."""
+        state, rules, multiple = self._state, self._rules, self._state.options.multiple
+        keeps = candidates(state.table, self._tensors, self._rms, rules.threshold, multiple)
+        consult_(rules.hooks, rules.step, keeps, self._rms, state.prices)
         return keeps
 
-    def settled(keeps: dict[str, Tensor]) -> Decision | None:
-        return close_and_round(table, readable, keeps, rms, multiple)
+    def close(self, keeps: Keeps) -> Decision | None:
+        """Keep-sets closed under the cascade, with widths rounded to multiples."""
+        state = self._state
+        return close_and_round(state.table, self._tensors, keeps, self._rms, state.options.multiple)
 
-    def ranking() -> Iterator[tuple[str, int]]:
-        utility = plan.penalty.utility(plan.store.weight)
-        return ((name, index) for _, name, index in ranked(utility, plan.prices))
+    def trim(self, keeps: Keeps, closed: Decision | None) -> Keeps:
+        """As many of the drops as the work target needs; `closed` is what all of them close to."""
 
-    proposed = shared_keeps(team, near_zero)
-    allowed = guard.spare(table, tensors, proposed)
-    spared = newly_kept(proposed, allowed)
-    decision = whole = shared_decision(team, lambda: settled(allowed))
+        def work(some: Keeps) -> float:
+            decision = closed if some is keeps else self.close(some)
+            return -math.inf if decision is None else self._state.work_after(decision)
 
-    def work(keeps: dict[str, Tensor]) -> float:
-        left = whole if keeps is allowed else settled(keeps)
-        return -math.inf if left is None else state.work_after(left)
+        return trim_to_work_target(keeps, work, self._rules.fma_target, self._ranking)
 
-    if fma_target:
-        some = shared_keeps(team, lambda: trim_to_work_target(allowed, work, fma_target, ranking))
-        # Where drops make up for each other a part may cost more than the whole, which then goes.
-        if newly_kept(allowed, some) and guard.allows(table, tensors, some):
-            decision = shared_decision(team, lambda: settled(some))
-    before = whole.keeps if whole else allowed
-    return Choice(decision, spared, newly_kept(before, decision.keeps) if decision else {})
+    def _ranking(self) -> Iterable[tuple[str, int]]:
+        """Every index by utility per price, least first."""
+        rows = ranked(self._state.utility(), self._state.prices)
+        return ((name, index) for _, name, index in rows)
 
 
 def trim_to_work_target(
@@ -83,10 +104,10 @@ def trim_to_work_target(
     target: float,
     order: Callable[[], Iterable[tuple[str, int]]],
 ) -> Keeps:
-    """The shortest run of drops that brings work to `target`; all of them if none does.
+    """The smallest number of drops, in order, that brings the work to `target`; else all of them.
 
-    `work` is what is left to do after keep-sets are carried out, and never more for another
-    drop. `order` is asked only where a choice has to be made: every index, first to go first.
+    `work` maps keep-sets to the work that is left, and must not grow with another drop. `order`
+    gives every index, first to go first; it is called only if there is a choice to make.
     """
     if all(bool(keep.all()) for keep in keeps.values()) or work(keeps) >= target:
         return keeps
@@ -101,21 +122,21 @@ def trim_to_work_target(
     return first(bisect_left(range(len(drops)), True, key=lambda n: work(first(n)) <= target))
 
 
-def shared_keeps(team: Team, decide: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The keep-sets that rank 0 decides, on every rank; the others are not asked."""
+def broadcast_keeps(team: Team, decide: Callable[[], Keeps]) -> Keeps:
+    """The keep-sets that `decide` returns on rank 0, on every rank."""
     if team.size == 1:
         return decide()
-    mine = decide() if team.rank == 0 else {}
-    told = team.broadcast({name: keep.tolist() for name, keep in mine.items()})
-    return {name: torch.tensor(keep, dtype=torch.bool) for name, keep in told.items()}
+    own = decide() if team.rank == 0 else {}
+    message = team.broadcast({name: keep.tolist() for name, keep in own.items()})
+    return {name: torch.tensor(keep, dtype=torch.bool) for name, keep in message.items()}
 
 
-def shared_decision(team: Team, decide: Callable[[], Decision | None]) -> Decision | None:
-    """Rank 0's last word on an event, on every rank."""
+def broadcast_decision(team: Team, decide: Callable[[], Decision | None]) -> Decision | None:
+    """The decision that `decide` returns on rank 0, on every rank."""
     if team.size == 1:
         return decide()
-    mine = decide() if team.rank == 0 else None
-    removed = team.broadcast(list(mine.removed) if mine else None)
+    own = decide() if team.rank == 0 else None
+    removed = team.broadcast(list(own.removed) if own else None)
     if removed is None:
         return None
-    return Decision(shared_keeps(team, lambda: mine.keeps if mine else {}), tuple(removed))
+    return Decision(broadcast_keeps(team, lambda: own.keeps if own else {}), tuple(removed))

@@ -1,7 +1,7 @@
-"""Penalty strength from a loss target: scalars only, and no host reads.
+"""Penalty strength from a loss target. Scalars only; reads nothing back to the host.
 
-rho spends the margin to the target on the penalty that the step would otherwise add; it
-is zero unless there is margin and a penalty to spend it on.
+rho is chosen so that the penalty's share of a step uses up the margin to the target. It is zero
+without a margin, or without a penalty that opposes descent.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from torch import Tensor
 
 Method = Literal["conservative", "sign_step", "fixed"]
 
-# Descent counts as opposing the penalty by at least this share of the penalty's 1-norm.
-# Half of that norm lies on a few dozen gains and scales, whose momenta have noisy signs:
-# where the loss is nearly flat the sum can stay at or below zero for good, and with it
-# rho, although there is margin to spend.
+# Descent counts as opposing the penalty by at least this share of the penalty's 1-norm. Half of
+# that norm comes from a few dozen gains and scales, whose momenta have noisy signs. Where the loss
+# is nearly flat, the sum can stay at or below zero for the rest of a run, and rho would stay zero
+# although there is margin.
 OPPOSITION = 0.02
-# The least denominator.
+# The smallest denominator.
 TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class RhoSolver:
-    """How rho is found.
+    """How rho is computed.
 
-    - conservative: (L* - L) / (-lr <sign m, r>): spend only margin already earned
-    - sign_step:    the same with lr ||m||_1 added: spend predicted gains too
-    - fixed:        the given rho, target or not
+    - conservative: (L* - L) / (-lr <sign m, r>): uses only the margin that exists
+    - sign_step:    the same with lr ||m||_1 added to the margin: uses the predicted descent too
+    - fixed:        the given rho, for any loss
     """
 
     method: Method
@@ -48,9 +48,9 @@ class RhoSolver:
 
 
 def smooth_(average: Tensor, seen: Tensor, loss: Tensor, beta: float, sound: Tensor) -> None:
-    """Exponential average of the loss that starts at its first value; both states in place.
+    """Exponential average of the loss, from its first value on; updates both states in place.
 
-    A loss that is not `sound` leaves both as they are.
+    A loss that is not `sound` changes neither.
     """
     if beta:
         loss = torch.where(seen > 0, torch.lerp(loss, average, beta), loss)

@@ -1,10 +1,9 @@
-"""Split: a site each for circuits that merely take turns at one.
+"""Split: separate sites for two signals that use one site at different stages.
 
-A residual site can carry one signal early in the network and another, far louder, later.
-Its gauge then fits the louder one; the quiet one stands as near to zero as if it were
-dying, although what reads it depends on it. What is left of the early signal in the late
-one is negligible, so the late writers and readers can move to a site of their own, which
-costs nothing. Knows nothing of losses or training.
+A residual site can carry one signal early in the network and a much larger one later. Its gauge
+then fits the larger one. The smaller one looks as near to zero as a dying channel, although its
+readers depend on it. What is left of the early signal in the late one is negligible, so the late
+writers and readers can move to a new site, at no cost. Knows nothing of losses or training.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from gaugelasso.compress.flat import replace_tensor
 
 @dataclass(frozen=True)
 class Split:
-    """Whatever reaches `index` of an axis after `stage` moves to a new index."""
+    """Every writer and reader of `index` of an axis after `stage` moves to a new index."""
 
     axis: str
     index: int
@@ -28,9 +27,9 @@ class Split:
 
 
 def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]:
-    """Where energy read early is at most `share` of all energy read after a later writing.
+    """Splits where the energy of an early read is at most `share` of every later read's energy.
 
-    At most one split of an index: the earliest.
+    A write must lie between them. At most one split per index: the earliest.
     """
     energies = {norm.gain: tensors[norm.energy] for norm in table.norms}
     splits = []
@@ -41,14 +40,14 @@ def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]
         writes = np.zeros((len(axis.side_a), size), dtype=bool)
         for k, slot in enumerate(axis.side_a):
             writes[k, tensors[str(slot.link)].cpu().numpy()] = True
-        heard = np.full((len(axis.side_b), size), -1.0)  # where nothing is read
+        reads = np.full((len(axis.side_b), size), -1.0)  # -1 where nothing is read
         for k, slot in enumerate(axis.side_b):
-            heard[k, tensors[str(slot.link)].cpu().numpy()] = energies[slot.tensor].cpu().numpy()
-        # Few indices have energies so far apart at all, and only these are looked through.
-        least = np.where(heard > 0, heard, np.inf).min(0)
-        for index in (least <= share * heard.max(0)).nonzero()[0].tolist():
+            reads[k, tensors[str(slot.link)].cpu().numpy()] = energies[slot.tensor].cpu().numpy()
+        # Few indices have energies that far apart; only these are examined.
+        least = np.where(reads > 0, reads, np.inf).min(0)
+        for index in (least <= share * reads.max(0)).nonzero()[0].tolist():
             written = [_stage(s) for k, s in enumerate(axis.side_a) if writes[k, index]]
-            energy = zip(axis.side_b, heard[:, index].tolist(), strict=True)
+            energy = zip(axis.side_b, reads[:, index].tolist(), strict=True)
             turn = _turn(written, sorted((_stage(s), e) for s, e in energy if e >= 0), share)
             if turn is not None:
                 splits.append(Split(axis.name, index, turn))
@@ -56,16 +55,16 @@ def find_splits(table: AxisTable, tensors: Tensors, share: float) -> list[Split]
 
 
 def _divisible(axis: Axis, tensors: Tensors, energies: Mapping[str, Tensor]) -> bool:
-    """Whether all that an index carries is ordered, heard, and free to move on its own."""
+    """Whether an index's slots have stages, all readers have energies, and each can move alone."""
     slots = axis.side_a + axis.side_b
     links = [slot.link for slot in slots]
     ordered = all(slot.link is not None and slot.stage is not None for slot in slots)
-    heard = all(slot.tensor in energies for slot in axis.side_b)
+    measured = all(slot.tensor in energies for slot in axis.side_b)
     apart = len(set(links)) == len(links) and all(
         slot.link is None or slot.link in links for slot in axis.riders
     )
     bare = not any(isinstance(tensors[slot.tensor], nn.Parameter) for slot in axis.direct())
-    return ordered and heard and apart and bare
+    return ordered and measured and apart and bare
 
 
 def _stage(slot: Slot) -> int:
@@ -74,7 +73,7 @@ def _stage(slot: Slot) -> int:
 
 
 def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> int | None:
-    """The stage of the last reading before a far louder signal takes over, if one does."""
+    """The stage of the last read before a much larger signal is written, or None."""
     for k, (stage, energy) in enumerate(read[:-1]):
         after = read[k + 1 :]
         rewritten = any(stage < writing < after[0][0] for writing in written)
@@ -84,15 +83,15 @@ def _turn(written: list[int], read: list[tuple[int, float]], share: float) -> in
 
 
 def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
-    """Give each split's late half a new index at the axis's end.
+    """Move the late half of each split to a new index at the end of its axis.
 
     No parameter changes; position maps and the axis's own buffers are replaced.
     """
     tensors: dict[str, Tensor] = named_tensors(model)
     for axis in table.axes:
-        mine = [split for split in splits if split.axis == axis.name]
-        if mine:
-            _extend_(model, axis, tensors, mine)
+        here = [split for split in splits if split.axis == axis.name]
+        if here:
+            _extend_(model, axis, tensors, here)
 
 
 def _extend_(

@@ -1,8 +1,8 @@
-"""What a step learns of its data, averaged over its micro-batches and over the ranks.
+"""The measurements of a step, averaged over its micro-batches and over the ranks.
 
-Gradient, energies of all normalisers, loss, and whether somebody wishes to stop lie in one
-vector: ranks need one exchange a step. All that comes after it, on every rank, starts from
-the same bits. Knows nothing of what is done with them.
+Gradient, energies of all normalisers, loss and the team's stop flag are one vector, so ranks
+exchange once a step. After the exchange every rank continues from the same bits. Knows nothing
+of how the measurements are used.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.options import ExecutionOptions
 from gaugelasso.distributed import Team
 
 
 def pairwise_sum(rows: Tensor, team: Team) -> Tensor:
-    """The sum of all ranks' rows, by a tree over their order that knows of no ranks.
+    """The sum of all ranks' rows, by a binary tree that does not depend on the number of ranks.
 
-    Neighbours are added, then neighbours of these, an odd one waiting for the next round. A
-    rank does the rounds that stay within its own rows: these are a block of all, equally long
-    on every rank, so as long as their number is even.
+    Neighbours are added, then their sums, and so on; an odd last row waits for the next round.
+    Every rank holds a block of equal length, so it does the rounds on its own as long as its
+    number of rows is even.
     """
     while len(rows) > 1 and len(rows) % 2 == 0:
         rows = rows[0::2] + rows[1::2]
@@ -31,50 +32,49 @@ def pairwise_sum(rows: Tensor, team: Team) -> Tensor:
 
 
 class StepMeans:
-    """The means of one step of one structure; built anew when the tensors are replaced.
+    """The means of one step, for one structure; built again when the tensors are replaced.
 
-    `micros` says how many micro-batches of a step are told by `add_microbatch_`, if any is. If
-    `canonical`, what is known of each is kept apart and summed by `pairwise_sum`: then a step's
-    result is, to the last bit, the same for any number of ranks. Else a rank sums as it goes.
+    With several micro-batches, `add_microbatch_` takes each of them in. In canonical order the
+    micro-batches are kept apart and summed by `pairwise_sum`: then the result of a step has the
+    same bits for any number of ranks. Otherwise each rank accumulates its own sum.
     """
 
     @staticmethod
-    def extra_elements(energies: Sequence[Tensor], team: Team, canonical: bool) -> int:
-        """What the store's message must hold beside the gradient."""
-        shared = team.size > 1 or canonical
-        return sum(energy.numel() for energy in energies) + 2 if shared else 0
+    def extra_elements(energies: Sequence[Tensor], team: Team, execution: ExecutionOptions) -> int:
+        """The number of elements that the store's message needs beside the gradient."""
+        exchanged = team.size > 1 or execution.canonical
+        return sum(energy.numel() for energy in energies) + 2 if exchanged else 0
 
     def __init__(
         self,
         store: FlatStore,
         energies: Sequence[Tensor],
         team: Team,
-        micros: int,
-        canonical: bool,
-        stop_requested: Tensor,
+        execution: ExecutionOptions,
     ):
         self._store, self._energies, self._team = store, list(energies), team
-        self._stop_requested, self._micros, self._canonical = stop_requested, micros, canonical
-        rest = store.message[len(store) :]
-        self._rest: list[Tensor] = []
-        if len(rest):
+        self._micros, self._canonical = execution.microbatches, execution.canonical
+        self._stop_flag = team.stop_flag(store.weight.device)
+        extra = store.message[len(store) :]
+        self._extra: list[Tensor] = []
+        if len(extra):
             sizes = [energy.numel() for energy in energies]
-            self._rest = [
+            self._extra = [
                 part.view(like.shape)
                 for part, like in zip(
-                    rest.split([*sizes, 1, 1]),
-                    [*energies, stop_requested, stop_requested],
+                    extra.split([*sizes, 1, 1]),
+                    [*energies, self._stop_flag, self._stop_flag],
                     strict=True,
                 )
             ]
-        rows = micros if canonical else 0
+        rows = self._micros if self._canonical else 0
         self._rows = store.message.new_zeros(rows, len(store.message))
-        # One micro-batch has nothing to be added to.
-        several = micros > 1 and not canonical
+        # A single micro-batch needs no sums.
+        several = self._micros > 1 and not self._canonical
         self._sums = [torch.zeros_like(energy) for energy in energies] if several else []
 
     def add_microbatch_(self, micro: int, loss: Tensor) -> None:
-        """This rank's micro-batch of this number has been through its backward pass."""
+        """Take in this rank's micro-batch of this number, after its backward pass."""
         if self._canonical:
             self._store.collect_grads_()
             self._pack_(loss)
@@ -85,9 +85,9 @@ class StepMeans:
             torch._foreach_copy_(self._sums, self._energies)
 
     def finish_(self, loss: Tensor) -> Tensor:
-        """Gradient, energies and stop_requested become the step's means; returns that of the loss.
+        """Replace gradient, energies and stop flag by their means; returns the mean loss.
 
-        `loss` is the mean of this rank's.
+        `loss` is the mean over this rank's micro-batches.
         """
         message = self._store.message
         if self._canonical:
@@ -97,16 +97,16 @@ class StepMeans:
         self._store.collect_grads_()
         if self._sums:
             torch._foreach_copy_(self._energies, torch._foreach_div(self._sums, self._micros))
-        if not self._rest:
+        if not self._extra:
             return loss
         self._pack_(loss)
         self._team.mean_(message)
         return self._unpack_()
 
     def _pack_(self, loss: Tensor) -> None:
-        torch._foreach_copy_(self._rest, [*self._energies, loss.detach(), self._stop_requested])
+        torch._foreach_copy_(self._extra, [*self._energies, loss.detach(), self._stop_flag])
 
     def _unpack_(self) -> Tensor:
-        *energies, loss, stop_requested = self._rest
-        torch._foreach_copy_([*self._energies, self._stop_requested], [*energies, stop_requested])
+        *energies, loss, stop_flag = self._extra
+        torch._foreach_copy_([*self._energies, self._stop_flag], [*energies, stop_flag])
         return loss

@@ -1,6 +1,7 @@
-"""The scalars that a step goes by: whether it is sound, how hard it presses, how far it goes.
+"""The scalars of a step: whether it is finite, its penalty strength, its rates.
 
-They stay on the device but for `counts`. Knows nothing of axes, weights or their layout.
+All of them stay on the device; only `counts` reads values back. Knows nothing of axes, weights
+or their layout.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from gaugelasso.compress.solver import OPPOSITION, TINY, RhoSolver, smooth_
 from gaugelasso.kernels.dispatch import fused_flat
 
-# What a checkpoint keeps.
+# The scalars that a checkpoint holds.
 _SCALARS = (
     "lr",
     "pressure",
@@ -25,27 +26,28 @@ _SCALARS = (
 
 
 class StepScalars:
-    """How hard steps press and how far they go: the same scalars whatever the structure.
+    """The scalars of all steps; they do not depend on the structure.
 
-    A step is judged first. One that is not sound, as its loss or its gradient is not a number,
-    moves nothing: rho and rates are zero. The arithmetic is next to nothing beside its launches:
-    on a GPU `check_finite_` and `solve_rho_` are one sum and one kernel each.
+    `check_finite_` comes first. A step whose loss or gradient is NaN or infinite is not sound: it
+    is skipped, with rho and all rates zero. The arithmetic costs little beside its launches, so on
+    a GPU `check_finite_` and `solve_rho_` are one sum and one kernel each.
     """
 
     def __init__(self, like: Tensor, solver: RhoSolver, smoothing: float, norm_rate: float):
         self._solver, self._smoothing, self._norm_rate = solver, smoothing, norm_rate
-        # Set from outside: the learning rate, and the share of rho that is pressed with.
+        # Set by the training loop: the learning rate, and the share of rho that is applied.
+        self._last_set: dict[str, float] = {}
         self.lr = like.new_zeros(())
         self.pressure = like.new_ones(())
-        # The last rho; whether any was positive, since the last event and at all.
+        # The last rho; whether any rho was positive since the last event, and since the start.
         self.rho = like.new_zeros(())
         self.pressed = like.new_zeros(())
         self.begun = like.new_zeros(())
-        # The average loss, and the number of losses in it.
+        # The smoothed loss, and the number of losses in it.
         self.smoothed = like.new_zeros(())
         self.seen = like.new_zeros(())
-        # Steps that were not taken because loss or gradient was not a number: all, those in a
-        # row up to now, and the most in a row since somebody looked.
+        # Skipped steps: all of them, those in a row up to now, and the longest row since the last
+        # `reset_streak_`.
         self.skipped = like.new_zeros(())
         self.failing = like.new_zeros(())
         self.streak = like.new_zeros(())
@@ -54,8 +56,29 @@ class StepScalars:
         """All scalars by name, for checkpoints."""
         return {name: getattr(self, name) for name in _SCALARS}
 
+    def set_lr_(self, lr: float) -> None:
+        """Set the learning rate."""
+        self._set_("lr", lr)
+
+    def set_pressure_(self, share: float) -> None:
+        """Set the share of rho that is applied. With 0 no event is due any more."""
+        if self._set_("pressure", share) and not share:
+            self.pressed.zero_()
+
+    def _set_(self, name: str, value: float) -> bool:
+        """Fill a scalar; False if it was set to this value last, which saves a launch."""
+        if self._last_set.get(name) == value:
+            return False
+        self._last_set[name] = value
+        getattr(self, name).fill_(value)
+        return True
+
+    def forget_last_set_(self) -> None:
+        """The scalars were written by a load: the next setter must fill again."""
+        self._last_set.clear()
+
     def check_finite_(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Whether the step is sound; if so its loss joins the average, if not it is counted."""
+        """Whether loss and gradient are finite. Smooths the loss, or counts a skipped step."""
         if fused_flat(gradient):
             from gaugelasso.kernels.gpu.step_scalars import check_finite_
 
@@ -69,7 +92,7 @@ class StepScalars:
                 failing=self.failing,
                 streak=self.streak,
             )
-        # The square: a second moment must not overflow either.
+        # The gradient's square, so that a second moment cannot overflow either.
         sound = loss.isfinite() & gradient.dot(gradient).isfinite()
         unsound = ~sound
         self.skipped.add_(unsound)
@@ -81,9 +104,9 @@ class StepScalars:
     def solve_rho_(
         self, momentum: Tensor, gradient: Tensor, sound: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Set rho and the flags; `gradient` is the penalty's.
+        """Set rho and the flags; `gradient` is that of the penalty.
 
-        Returns the rates of this step and of its slow weights.
+        Returns the rate of this step's weights and the rate of its slow norm weights.
         """
         solver = self._solver
         if fused_flat(momentum):
@@ -111,23 +134,23 @@ class StepScalars:
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):
             torch.maximum(flag, pressing, out=flag)
-        # No event after a skipped step: energies of its inputs are not to be trusted.
+        # No event after a skipped step: the energies of its inputs may be NaN.
         self.pressed.mul_(sound)
         return self.lr * sound, self._norm_rate * self.begun * sound
 
     # --- skipped steps, for the trainer ---------------------------------------------
 
     def counts(self) -> tuple[int, int, int]:
-        """Steps skipped: all, in a row up to now, most in a row since the last `reset_streak_`."""
+        """Skipped steps: all, in a row up to now, longest row since the last `reset_streak_`."""
         skipped, failing, streak = torch.stack([self.skipped, self.failing, self.streak]).tolist()
         return int(skipped), int(failing), int(streak)
 
     def reset_streak_(self) -> None:
-        """The longest row was looked at: from here on only the present one counts."""
+        """Start to count the longest row of skipped steps again, from the present one."""
         self.streak.copy_(self.failing)
 
     def recount_(self, skipped: int) -> None:
-        """Go on from another state, after so many skipped steps, of which none in a row."""
+        """Set the number of skipped steps after a rollback; none of them is in a row."""
         self.skipped.fill_(skipped)
         self.failing.zero_()
         self.streak.zero_()

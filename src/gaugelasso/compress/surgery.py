@@ -1,7 +1,6 @@
-"""Surgery: cut kept indices out of weights, riders and optimizer state.
+"""Surgery: remove indices from weights, riders and optimizer state.
 
-Applies keep-sets that somebody else decided; every tensor stays dense. Knows
-nothing of why an index goes.
+Applies keep-sets; every tensor stays dense. Knows nothing of why an index is removed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +12,15 @@ from torch import Tensor, nn
 from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
 from gaugelasso.compress.flat import FlatStore, replace_tensor
 
-# Axis name -> bool per index, on the CPU. Axes not named are kept whole.
+# Axis name -> bool per index, on the CPU. Axes not named keep all indices.
 Keeps = Mapping[str, Tensor]
 
 
 def kept_elements(store: FlatStore, table: AxisTable, keeps: Keeps, alive: set[str]) -> Tensor:
-    """The flat positions that survive in the `alive` tensors, in the new layout's order.
+    """The flat positions that stay, of the `alive` tensors, in the order of the new layout.
 
-    One vector cuts weights, momentum and any other state of the parameters' shape,
-    which is why a cut and an elementwise optimizer step commute.
+    One vector cuts weights, momentum and any other state of the parameters' shape. This is why a
+    cut and an elementwise optimizer step commute.
     """
     device = store.weight.device
     dims = _kept_dims(table, keeps, device)
@@ -34,7 +33,7 @@ def kept_elements(store: FlatStore, table: AxisTable, keeps: Keeps, alive: set[s
 
 
 def cut(tensors: Tensors, table: AxisTable, keeps: Keeps) -> dict[str, Tensor]:
-    """Every parameter and buffer after the cut, as tensors of their own: nothing is touched."""
+    """Every parameter and buffer after the cut, as new tensors; the model does not change."""
     dims = _kept_dims(table, keeps, next(iter(tensors.values())).device)
     result = _new_links(table, keeps, dims, tensors)
     for name in tensors.keys() - result.keys():
@@ -45,9 +44,9 @@ def cut(tensors: Tensors, table: AxisTable, keeps: Keeps) -> dict[str, Tensor]:
 
 
 def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) -> None:
-    """Take the removed operators out, and put these tensors in the place of the others.
+    """Remove operators, and replace all tensors of the model by these.
 
-    Whoever keeps flat storage builds it anew afterwards.
+    Flat storage must be built again afterwards.
     """
     for operator in removed:
         model.remove_operator(operator)
@@ -57,38 +56,38 @@ def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) 
 
 
 def snapshot_modules(model: nn.Module) -> Callable[[], None]:
-    """Remember which modules, parameters and buffers a model has; the result puts them back.
+    """Keep references to a model's modules, parameters and buffers; the result restores them.
 
-    Holds them without a copy, so it serves where others are put in their place, as in `swap_`.
+    Copies no values, so it undoes replacements such as `swap_`, not changes in place.
     """
     registers: list[dict[str, Any]] = []
     for part in model.modules():
         registers += part._modules, part._parameters, part._buffers
-    held = [dict(register) for register in registers]
+    saved = [dict(register) for register in registers]
 
-    def put_back() -> None:
-        for register, entries in zip(registers, held, strict=True):
-            register.clear()  # for the order too: state lies in that of the parameters
+    def restore() -> None:
+        for register, entries in zip(registers, saved, strict=True):
+            register.clear()  # restores the order too, which flat storage depends on
             register.update(entries)
 
-    return put_back
+    return restore
 
 
 def cut_(
     model: Compressible, table: AxisTable, keeps: Keeps, removed: tuple[str, ...] = ()
 ) -> None:
-    """Cut every parameter and buffer of the model and take the removed operators out."""
+    """Cut every parameter and buffer of the model, and remove operators."""
     swap_(model, cut(named_tensors(model), table, keeps), removed)
 
 
 def _kept_dims(
     table: AxisTable, keeps: Keeps, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
-    """(tensor, dim) -> the positions that stay, for the dims that lose any."""
+    """(tensor, dim) -> the positions that stay, for the dims that lose positions."""
     cut = {name: keep.nonzero().squeeze(1) for name, keep in keeps.items() if not bool(keep.all())}
     if not cut:
         return {}
-    # One transfer for all axes: each would wait for the device.
+    # One transfer for all axes: each transfer waits for the device.
     kept = torch.cat(list(cut.values())).to(device).split([len(index) for index in cut.values()])
     return {
         (slot.tensor, slot.dim): index
@@ -111,7 +110,7 @@ def _new_links(
     dims: Mapping[tuple[str, int], Tensor],
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Position maps after the cut: fewer positions, indices numbered anew."""
+    """Position maps after the cut: fewer positions, indices renumbered."""
     links: dict[str, Tensor] = {}
     for axis in table.axes:
         if not axis.linked():

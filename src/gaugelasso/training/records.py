@@ -161,7 +161,7 @@ def summary(
         "device": device,
         "precision": "bfloat16" if in_bfloat16(config, device) else "float32",
         "widths": compressor.widths,
-        "next_to_go": next_to_go(compressor.table, compressor.utility(), compressor.prices),
+        "next_to_go": next_to_go(compressor.state.table, compressor.utility(), compressor.prices),
         "structure": compressor.structure,
     }
 

@@ -57,7 +57,7 @@ class RunState:
             if resume:
                 team.on_rank0(lambda: check_little_lost(folder.path, config.train.checkpoint_every))
             self._begin()
-        self.compressor.check_same("at the start")
+        self.compressor.resume_state.check_same(self.steps, "at the start")
 
     @property
     def steps(self) -> int:
@@ -147,5 +147,5 @@ class RunState:
         event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, seconds)
         history.append(event)
         self.folder.append("events.jsonl", event.to_dict())
-        compressor.check_same(f"back at the state of step {to.step}")
+        compressor.resume_state.check_same(steps, f"back at the state of step {to.step}")
         _logger.warning("warning: %s; back to the state of step %d", answer.reason, to.step)

@@ -1,6 +1,6 @@
-"""One training step on fixed tensors: forward, backward, update; plainly or as a CUDA graph.
+"""One training step on fixed tensors: forward, backward, update; eagerly or as a CUDA graph.
 
-What the trainer repeats and the benchmark measures. Knows nothing of phases or files.
+The trainer repeats it and the benchmark measures it. Knows nothing of phases or files.
 """
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.cuda_graph import GraphedStep
+from gaugelasso.compress.options import ExecutionOptions
 from gaugelasso.compress.step_means import pairwise_sum
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
@@ -19,35 +20,32 @@ from gaugelasso.training.evaluation import autocast
 
 
 class TrainingStep:
-    """Load a batch, then call it. `loss` is that of the last call, still on the device.
+    """Load a batch with `load_`, then call the step. `loss` is the last loss, on the device.
 
-    A step has `train.accumulate` micro-batches, the same whatever the number of ranks, and
-    each rank of the team does a block of them.
+    A step has `train.accumulate` micro-batches for any number of ranks. Each rank of the team
+    does a block of them.
     """
 
     def __init__(self, model: Transformer, config: Config, device: str, team: Team = ALONE):
         self.model, self.config, self.device = model.train(), config, device
         self.team, self.micros = team, microbatches_of(config, team)
         graph = device.startswith("cuda") and config.train.graph
-        probe = self.probe if config.train.probe else None
         self.compressor = Compressor(
             model,
             config.target.loss,
             config.compress,
-            probe,
-            graph,
-            team,
-            len(self.micros),
-            config.train.canonical,
-            config.target.fma,
+            probe=self.probe if config.train.probe else None,
+            fma_target=config.target.fma,
+            team=team,
+            execution=ExecutionOptions(graph, len(self.micros), config.train.canonical),
         )
         self.inputs, self.targets = self._batches(0)
         self.loss = torch.zeros((), device=device)
         self._probed = torch.zeros_like(self.loss)
         self._side = torch.cuda.Stream() if device.startswith("cuda") else None
         self._ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
-        self._step, self._probe = (GraphedStep(work, graph) for work in (self.plain, self._look))
-        self._rebuilds = self.compressor.rebuilds
+        self._step, self._probe = (GraphedStep(work, graph) for work in (self.plain, self._measure))
+        self._rebuilds = self.compressor.state.rebuilds
         self._parameters = self.compressor.parameters
 
     def draw(self, step: int, micro: int = 0) -> Draw:
@@ -55,7 +53,7 @@ class TrainingStep:
         return Draw(train.seed, step * train.accumulate + micro)
 
     def _batches(self, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's micro-batches of a step, stacked."""
+        """This rank's micro-batches of a step, stacked: inputs and targets."""
         train, task = self.config.train, self.config.task
         pairs = [
             task.batch(train.batch, self.draw(step, micro), self.device) for micro in self.micros
@@ -63,7 +61,7 @@ class TrainingStep:
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 
     def load_(self, step: int) -> None:
-        """Put this step's batch where the next call finds it."""
+        """Copy this step's batch to the tensors that the next call reads."""
         if self._side is None:
             inputs, targets = self._batches(step)
         else:
@@ -72,13 +70,13 @@ class TrainingStep:
         self.targets.copy_(targets)
 
     def _fetch(self, step: int, side: torch.cuda.Stream) -> tuple[Tensor, Tensor]:
-        """This step's batch, made while the last step ran; the next one's is begun."""
+        """This step's batch, made during the last step; starts to make the next one's."""
         here = torch.cuda.current_stream()
         if self._ahead and self._ahead[0] == step:
             batch = self._ahead[1]
         else:
             batch = self._batches(step)
-            side.wait_stream(here)  # a task may have set itself up with the first batch
+            side.wait_stream(here)  # the first batch may have initialised the task on this stream
         here.wait_stream(side)
         with torch.cuda.stream(side):
             self._ahead = step + 1, self._batches(step + 1)
@@ -87,16 +85,16 @@ class TrainingStep:
         return batch
 
     def _follow_structure(self) -> None:
-        """Forget captures of a structure that is no more."""
-        if self._rebuilds != self.compressor.rebuilds:
-            self._rebuilds = self.compressor.rebuilds
+        """Drop the CUDA graphs if the structure has changed since they were captured."""
+        if self._rebuilds != self.compressor.state.rebuilds:
+            self._rebuilds = self.compressor.state.rebuilds
             for graph in (self._step, self._probe):
                 graph.reset()
 
-    def _give_back(self) -> None:
-        """Memory that a larger structure needed, once it is a good part of it.
+    def _release_memory(self) -> None:
+        """Release the memory of a larger structure, once it is a good part of all memory.
 
-        Not amid an event: what it cuts is still there, to be put back if the batch misses it.
+        Not during an event: the guard may still restore the tensors that the event cuts.
         """
         if self.compressor.parameters < 0.8 * self._parameters:
             self._parameters = self.compressor.parameters
@@ -107,7 +105,7 @@ class TrainingStep:
 
     def __call__(self) -> None:
         self._follow_structure()
-        self._give_back()
+        self._release_memory()
         self._step()
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -117,9 +115,9 @@ class TrainingStep:
             return self.config.task.loss(outputs, targets)
 
     def gradients(self) -> None:
-        """Forward and backward over the micro-batches; reads nothing back."""
+        """Forward and backward over the micro-batches; reads nothing back to the host."""
         self.loss.zero_()
-        # Kept apart, micro-batches are divided by their number after they are summed.
+        # In canonical order the division by the number of micro-batches follows their sum.
         share = 1 if self.config.train.canonical else len(self.micros)
         pairs = zip(self.inputs, self.targets, strict=True)
         for number, (inputs, targets) in enumerate(pairs):
@@ -127,23 +125,23 @@ class TrainingStep:
             if share > 1:
                 loss = loss / share
             loss.backward()
-            self.compressor.add_microbatch_(number, loss)
+            self.compressor.device_step.add_microbatch_(number, loss)
             self.loss.add_(loss.detach())
 
     def plain(self) -> None:
-        """The whole step without a graph; reads nothing back."""
+        """The whole step without a CUDA graph; reads nothing back to the host."""
         self.gradients()
         with reference_kernels(not self.config.train.fused):
-            self.loss.copy_(self.compressor.update_(self.loss))
+            self.loss.copy_(self.compressor.device_step.update_(self.loss))
 
     def probe(self) -> float:
-        """Loss of the loaded batch, of all ranks', as training sees it."""
+        """Loss of the loaded batch, averaged over all ranks, in training precision."""
         self._follow_structure()
         self._probe()
         return float(self._probed)
 
     @torch.no_grad()
-    def _look(self) -> None:
+    def _measure(self) -> None:
         pairs = zip(self.inputs, self.targets, strict=True)
         losses = [self.forward(inputs, targets) for inputs, targets in pairs]
         total = pairwise_sum(torch.stack(losses), self.team)
@@ -151,11 +149,11 @@ class TrainingStep:
 
 
 def microbatches_of(config: Config, team: Team) -> range:
-    """The numbers of the micro-batches that are this rank's."""
-    number, over = divmod(config.train.accumulate, team.size)
-    if over:
+    """The numbers of this rank's micro-batches."""
+    number, rest = divmod(config.train.accumulate, team.size)
+    if rest:
         raise UserError(
-            f"train.accumulate = {config.train.accumulate} micro-batches cannot be shared out "
-            f"equally to {team.size} ranks; make it a multiple of {team.size}"
+            f"train.accumulate = {config.train.accumulate} micro-batches cannot be divided "
+            f"equally among {team.size} ranks; make it a multiple of {team.size}"
         )
     return range(team.rank * number, (team.rank + 1) * number)

@@ -220,8 +220,8 @@ class Trainer:
         if failing and not (stopping or step == self.rollback.end):
             return  # until a step succeeds; the checkpoint before is kept
         if failing:
-            self.compressor.forget_energies_()
-        if not self.compressor.finite():
+            self.compressor.resume_state.forget_energies_()
+        if not self.compressor.resume_state.finite():
             self._handle_failure("a weight is not a number")
         elif owed and not failing:
             self.rollback.before_save_(self.record, step, self.compressor.fma)
@@ -237,9 +237,9 @@ class Trainer:
         if self.team.size == 1:
             return request.asked
         known = self.device == "cpu" or self._due("log")
-        stopping = known and bool(self.compressor.stop_requested)
+        stopping = known and self.team.stop_requested
         if request.asked:
-            self.compressor.stop_requested.fill_(1.0)  # exchanged with the next step
+            self.team.request_stop()  # exchanged with the next step
         return stopping
 
     def _resumable_message(self) -> str:

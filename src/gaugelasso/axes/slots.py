@@ -1,0 +1,108 @@
+"""The parts of an axis table: slots, axes, cost terms, normalisers.
+
+Declarations only. Knows nothing of tensors' values.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+from gaugelasso.errors import UserError
+
+Tensors = Mapping[str, Tensor]
+Side = Literal["a", "b"]
+
+
+class AxisError(UserError):
+    """A model's axis table contradicts its tensors."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor's dim on an axis.
+
+    `link` names an integer buffer that maps positions along `dim` to indices of the axis.
+    Without a link, position and index are the same. `power` says how a rider follows a balance
+    by c: it is multiplied by c**power. Side A is multiplied by c, side B by 1/c.
+
+    `stage` orders the writers (side A) and readers (side B) of a linked axis in time. A write
+    after the last read is dead, and so is a read before the first write. An index whose slots
+    have stages may be split in time. Without stages, every writer comes before every reader.
+
+        Slot("attention_0.query", 0)                        # rows of W_q
+        Slot("attention_0.read.gain", 0, link="attention_0.read.sites")
+    """
+
+    tensor: str
+    dim: int = 0
+    link: str | None = None
+    power: int = 0
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A removable set of indices: two penalised gauge sides, and riders that are removed with them.
+
+    `silences` says whether the owner writes nothing once the axis is empty. Attention without
+    keys still writes the mean of its values. Its key axis therefore has `silences=False`, and
+    its last index stays as long as the operator does.
+    """
+
+    name: str
+    kind: str
+    side_a: tuple[Slot, ...]
+    side_b: tuple[Slot, ...]
+    riders: tuple[Slot, ...] = ()
+    owner: str | None = None
+    silences: bool = True
+
+    def sides(self) -> Iterator[tuple[Side, tuple[Slot, ...]]]:
+        yield "a", self.side_a
+        yield "b", self.side_b
+
+    def slots(self) -> tuple[Slot, ...]:
+        return self.side_a + self.side_b + self.riders
+
+    def direct(self) -> tuple[Slot, ...]:
+        """The slots without a link: their positions are the indices of the axis."""
+        return self._direct
+
+    def linked(self) -> tuple[Slot, ...]:
+        """The penalised slots that reach the axis through a position map."""
+        return self._linked
+
+    # Cached: one event reads these thousands of times.
+    @cached_property
+    def _direct(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots() if slot.link is None)
+
+    @cached_property
+    def _linked(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.side_a + self.side_b if slot.link is not None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One term of the work per token: `factor` times the product of the axes' widths.
+
+    An accounting weights the term by its `kind`. `unit` is the number of channels in one index
+    (2 for a RoPE pair).
+    """
+
+    kind: Literal["matmul", "lookup", "scale", "rotation", "scores", "mix"]
+    factor: int
+    axes: tuple[str, ...]
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The tensors of one slow normaliser: learned gain, slow weights, last input energy."""
+
+    gain: str
+    weight: str
+    energy: str

@@ -1,0 +1,90 @@
+"""The axis table: which dims of which tensors form one removable index.
+
+Penalty, price, balance, drop, surgery, checkpoint and report are generic over this table. The
+model declares it; nothing is traced. `AxisTable.check` accounts for every dim of every tensor.
+Knows nothing of losses, training or particular architectures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+
+from gaugelasso.axes.check import check
+from gaugelasso.axes.slots import Axis, Cost, Norm, Slot, Tensors
+from gaugelasso.axes.tensors import width
+
+
+@dataclass(frozen=True)
+class AxisTable:
+    """A model's whole declaration.
+
+    - `fixed`: the dims that never shrink
+    - `matrices`: tensor name -> the number of its leading dims that are the rows of the linear
+      map; tensors not listed are vectors or look-up tables
+    - `required`: the owners that may never be removed
+    - `context`: the sequence length at inference, and the mean number of keys that a query sees
+    """
+
+    axes: tuple[Axis, ...]
+    fixed: tuple[Slot, ...] = ()
+    matrices: Mapping[str, int] = field(default_factory=dict)
+    norms: tuple[Norm, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    required: frozenset[str] = frozenset()
+    context: tuple[int, float] = (1, 1.0)
+
+    def __getitem__(self, name: str) -> Axis:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in self.axes}
+
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """Operator name -> the names of its axes."""
+        owned: dict[str, tuple[str, ...]] = {}
+        for axis in self.axes:
+            if axis.owner is not None:
+                owned[axis.owner] = (*owned.get(axis.owner, ()), axis.name)
+        return owned
+
+    def home(self, slot: Slot) -> str:
+        """The axis whose indices are the positions of this tensor's dim."""
+        return self._homes[slot.tensor, slot.dim]
+
+    @cached_property
+    def _homes(self) -> dict[tuple[str, int], str]:
+        return {(s.tensor, s.dim): axis.name for axis in self.axes for s in axis.direct()}
+
+    def links(self) -> list[str]:
+        """The names of the position maps, each once."""
+        return list(dict.fromkeys(str(s.link) for axis in self.axes for s in axis.linked()))
+
+    def widths(self, tensors: Tensors) -> dict[str, int]:
+        """Axis name -> number of indices, read off the shapes."""
+        return {axis.name: width(axis, tensors) for axis in self.axes}
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise AxisError unless every dim of every tensor is on one axis or declared fixed."""
+        check(self, tensors)
+
+
+class Compressible(nn.Module):
+    """A model that can be compressed: it declares its axis table and can remove an operator."""
+
+    def axis_table(self) -> AxisTable:
+        """The table for the model as it is now; called again after every structural change."""
+        raise NotImplementedError
+
+    def remove_operator(self, name: str) -> None:
+        """Remove the operator that axes of the table name as their owner.
+
+        A cut may be undone. Modules, parameters and buffers are then restored, and nothing else.
+        """
+        raise NotImplementedError
+
+    def structure(self) -> dict:
+        """A JSON-ready description from which the same shapes can be built."""
+        raise NotImplementedError

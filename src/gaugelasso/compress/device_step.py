@@ -1,0 +1,48 @@
+"""The device's part of a step: momentum, penalty, rho, update.
+
+Reads nothing back to the host, so that a CUDA graph can capture it.
+"""
+
+import torch
+from torch import Tensor
+
+from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.step_scalars import StepScalars
+
+
+class DeviceStep:
+    """The order of one step on a model's state.
+
+    `relative_step` bounds how much a step changes a lasso group on the elementwise path, as a
+    share of the group's RMS; 0 is no bound.
+    """
+
+    def __init__(self, state: ModelState, scalars: StepScalars, relative_step: float):
+        self._state, self._scalars, self._relative_step = state, scalars, relative_step
+
+    @torch.no_grad()
+    def add_microbatch_(self, micro: int, loss: Tensor) -> None:
+        """Take in one of several micro-batches, after its backward pass."""
+        self._state.plan.means.add_microbatch_(micro, loss)
+
+    @torch.no_grad()
+    def update_(self, loss: Tensor) -> Tensor:
+        """Update the weights from the gradients; returns the loss, averaged over all ranks.
+
+        A step whose loss or gradient is NaN or infinite changes nothing and counts as skipped.
+        """
+        plan, scalars, optimizer = self._state.plan, self._scalars, self._state.optimizer
+        weight = plan.store.weight
+        loss = plan.means.finish_(loss)
+        sound = scalars.check_finite_(loss, plan.store.grad)
+        optimizer.observe_(sound)
+        norms = plan.penalty.norms(weight)
+        gradient = plan.penalty.gradient(weight, norms)
+        lr, norm_rate = scalars.solve_rho_(optimizer.momentum, gradient, sound)
+        rates = None
+        if self._relative_step:
+            start = optimizer.matrix_end
+            rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
+        optimizer.step_(gradient, scalars.rho, lr, rates)
+        plan.slow.follow_(norm_rate)
+        return loss
