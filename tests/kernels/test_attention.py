@@ -14,7 +14,7 @@ from tests.kernels import CUDA, DEVICE
 pytest.importorskip("triton")
 
 from gaugelasso.kernels.gpu import attention
-from gaugelasso.kernels.gpu.heads import _eights
+from gaugelasso.kernels.gpu.heads import _is_aligned
 
 # The interpreter does not multiply bfloat16.
 HALF = torch.bfloat16 if CUDA else torch.float16
@@ -117,7 +117,7 @@ def test_token_major_comes_out() -> None:
     assert out.transpose(1, 2).flatten(2).flatten(0, 1).data_ptr() == out.data_ptr()
     for grad in torch.autograd.grad(out, leaves, out.detach()):
         assert grad.transpose(1, 2).is_contiguous()
-        assert _eights(grad)
+        assert _is_aligned(grad)
 
 
 def test_wide_heads_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
