@@ -75,7 +75,7 @@ def test_deliver(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("d_v", [3, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_merge_heads(d_v: int, dtype: torch.dtype) -> None:
-    """Token-major heads whose padded channels count for nothing."""
+    """Token-major heads, whose padded channels do not contribute."""
     batch, count, length, d = 2, 3, 10, 13
 
     def fused(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def test_split_heads(
             assert part.shape[-1] % 8 == 0
             assert (part[..., width:] == 0).all()
         q, k, v = q[..., :d_k], k[..., :d_k], v[..., :d_v]
-        if turn:  # pairs lie side by side
+        if turn:  # the halves of a pair are adjacent
             q, k = (t.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for t in (q, k))
         return [q, k, v]
 
@@ -152,14 +152,14 @@ def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) ->
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
 
 
-def test_a_class_that_is_not_there_is_seen() -> None:
+def test_a_class_out_of_range_gives_nan() -> None:
     logits = draw(1, 3, 5)
     for wrong in (5, -1):
         targets = torch.tensor([[0, wrong, -100]], device=DEVICE)
         assert entropy.CrossEntropy.apply(logits, targets).isnan()
 
 
-def test_a_token_that_is_not_there_is_seen() -> None:
+def test_a_token_out_of_range_gives_nan() -> None:
     sites = torch.arange(3, device=DEVICE)
     tokens = torch.tensor([[0, 4]], device=DEVICE)
     table, scale = draw(4, 3), draw(3)
@@ -168,7 +168,7 @@ def test_a_token_that_is_not_there_is_seen() -> None:
     assert not x[:, 0].isnan().any()
 
 
-# --- all of them together ---------------------------------------------------------------
+# --- whole models ---------------------------------------------------------------
 
 UNIFORM = {
     "width": 9, "layers": 2, "heads": 2, "d_k": 6, "d_v": 3, "d_f": 5,
@@ -199,7 +199,7 @@ SPECS = {
 
 @pytest.fixture
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
+    """Fused forms also on a CPU, by the interpreter."""
     names = ("entropy", "heads", "maps", "stream", "swiglu")
     for name in () if CUDA else names:
         module = importlib.import_module(f"gaugelasso.kernels.{name}")
