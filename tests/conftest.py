@@ -1,4 +1,4 @@
-"""One thread: the tensors are tiny, and the machine is shared. And no waiting for its disk."""
+"""Fixtures for all tests. PyTorch uses one thread, because the tensors are tiny."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quick_disk() -> Iterator[None]:
-    """Should the power go, tests are run again; processes of their own flush all the same."""
+def _no_fsync() -> Iterator[None]:
+    """Tests need no durability. Subprocesses still flush to the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
 
@@ -35,7 +35,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hangup_heard() -> Iterator[None]:
-    """Tests that were started with nohup would else wait for what is ignored."""
+    """Under nohup SIGHUP is ignored, and tests that send it would wait forever."""
     before = signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield

@@ -1,4 +1,4 @@
-"""Small images, as files of every kind."""
+"""Small images as encoded bytes and packed files."""
 
 import io
 from pathlib import Path
@@ -37,7 +37,7 @@ def packed(folder: Path, train: int = 5, valid: int = 3) -> Path:
 
 
 def seen(task: MaskedAutoencoder, targets: torch.Tensor) -> np.ndarray:
-    """Targets as the images they were."""
-    held = images.load(task.path, task.size)
-    pixels = task.join(targets[..., :-1]) * torch.tensor(held.std) + torch.tensor(held.mean)
+    """The images of targets, as uint8."""
+    data = images.load(task.path, task.size)
+    pixels = task.join(targets[..., :-1]) * torch.tensor(data.std) + torch.tensor(data.mean)
     return (pixels * 255).round().byte().numpy()

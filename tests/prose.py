@@ -1,4 +1,4 @@
-"""Small texts, as files of every kind."""
+"""Small texts as files of every kind: plain, compressed, PG-19."""
 
 import gzip
 import lzma

@@ -33,7 +33,7 @@ FIRST = ord("!")
 
 
 def numbered(tmp_path: Path, size: int, length: int) -> CharLM:
-    """Texts whose bytes tell where they stand: 0, 1, 2, ... (mod 89) from FIRST on, in training."""
+    """Texts whose bytes encode their position: k mod 89 in training, 7 k mod 89 in validation."""
     train = write(tmp_path / "train.txt", bytes(FIRST + k % 89 for k in range(size)))
     valid = write(tmp_path / "valid.txt", bytes(FIRST + 7 * k % 89 for k in range(5 * length + 3)))
     return CharLM(path=str(train), valid=str(valid), length=length)
@@ -156,7 +156,7 @@ def test_the_metric_is_the_loss_in_bits(tmp_path: Path) -> None:
         ("deep", 113_351_040),
     ],
 )
-def test_the_configs_are_of_the_paper_s_size(name: str, fma: int) -> None:
+def test_the_configs_have_the_paper_s_size(name: str, fma: int) -> None:
     config = load_config(CONFIGS / f"{name}.toml")
     with torch.device("meta"):
         model = Transformer(config.model.spec(config.task))
@@ -192,17 +192,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_summary_is_of_all_the_text_of_a_stream(run: Path) -> None:
+def test_the_summary_is_of_all_the_test_text(run: Path) -> None:
     summary = read(run / "summary.json")
     assert summary["fma_final"] < summary["fma_initial"]
     config = tiny(run.parent / "a.txt")
     trainer = Trainer(config, run, "resume")
     predict = predictor(trainer.model, config, "cpu")
-    by_stream = [
+    chosen, figures = (
         config.task.final_figures(predict, 4, [Draw(0, 0, stream)], "cpu")
         for stream in (SELECTION, TEST)
-    ]
-    [figures] = [each for each in by_stream if each["loss"] == summary["loss"]]
+    )
+    assert figures["loss"] == summary["loss"] != chosen["loss"] == summary["selection_loss"]
     assert summary["metric"] == {"name": "bits per byte", "value": figures["bits per byte"]}
     assert summary["figures"] == {"perplexity": figures["perplexity"]}
     sampled, _ = evaluate(trainer.model, config, 2, "cpu")
@@ -219,7 +219,7 @@ def test_the_report_shows_the_figures(run: Path) -> None:
     assert collect_results([shown])["runs"][0]["figures"] == {"perplexity": perplexity}
 
 
-def test_a_resumed_run_reads_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_at_its_position(tmp_path: Path) -> None:
     config = tiny(write(tmp_path / "a.txt"))
     Trainer(config, tmp_path / "whole").run()
     stop_at(Trainer(config, tmp_path / "died"), 23)
@@ -228,7 +228,7 @@ def test_a_resumed_run_reads_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])
-def test_a_run_goes_on_with_the_text_it_began_with(tmp_path: Path, part: str) -> None:
+def test_resuming_needs_the_text_of_the_first_start(tmp_path: Path, part: str) -> None:
     path = write(tmp_path / "a.txt")
     stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
     before, data = contents(tmp_path / "run"), path.read_bytes()
@@ -241,8 +241,8 @@ def test_a_run_goes_on_with_the_text_it_began_with(tmp_path: Path, part: str) ->
     Trainer(tiny(path), tmp_path / "run", "resume").folder.close()
 
 
-def test_a_run_that_did_not_tell_its_data_goes_on(tmp_path: Path) -> None:
-    """As those of earlier versions."""
+def test_a_run_without_fingerprints_can_be_resumed(tmp_path: Path) -> None:
+    """Earlier versions stored none."""
     path = write(tmp_path / "a.txt")
     stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
     initial = read(tmp_path / "run" / "initial.json")
@@ -251,7 +251,7 @@ def test_a_run_that_did_not_tell_its_data_goes_on(tmp_path: Path) -> None:
     Trainer(tiny(path), tmp_path / "run", "resume").folder.close()
 
 
-def test_a_missing_text_never_costs_an_existing_run(tmp_path: Path) -> None:
+def test_a_missing_text_keeps_an_existing_run(tmp_path: Path) -> None:
     Trainer(tiny(write(tmp_path / "a.txt")), tmp_path / "run").run()
     before = contents(tmp_path / "run")
     with pytest.raises(UserError, match="no such file or folder"):
@@ -262,11 +262,11 @@ def test_a_missing_text_never_costs_an_existing_run(tmp_path: Path) -> None:
 # --- the command line ----------------------------------------------------------------
 
 
-def test_generate_goes_on_from_the_prompt(run: Path, gaugelasso: Command) -> None:
+def test_generate_continues_the_prompt(run: Path, gaugelasso: Command) -> None:
     options = ("--prompt", "été \x1b[1m", "--length", 60, "--device", "cpu")
     code, out, err = gaugelasso("generate", run, *options)
     assert (code, err) == (0, "")
-    # A control character is shown, not obeyed; so is what is no UTF-8.
+    # Control characters and invalid UTF-8 are replaced.
     assert out.startswith("été \ufffd[1m")
     assert 10 < len(out) <= len("été \x1b[1m") + 60 + 1
     assert gaugelasso("generate", run, *options)[1] == out
@@ -276,19 +276,21 @@ def test_generate_goes_on_from_the_prompt(run: Path, gaugelasso: Command) -> Non
     assert greedy[0] == gaugelasso("generate", run, "--top-k", 1)[1]
 
 
-def test_generate_says_why_it_cannot(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
-    def told(*arguments: str | Path) -> str:
+def test_generate_explains_its_errors(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
+    def error_of(*arguments: str | Path) -> str:
         code, _, err = gaugelasso("generate", *arguments)
         assert code == 2
         assert len(err.strip().splitlines()) == 1
         return err
 
-    assert "the prompt is empty" in told(run, "--prompt", "")
-    assert "no such file" in told(tmp_path / "none")
+    assert "the prompt is empty" in error_of(run, "--prompt", "")
+    assert "no such file" in error_of(tmp_path / "none")
     config = read(run / "config.json")
     config["task"] = {"name": "retrieval"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "is a run of the task 'retrieval'; generate needs a run of 'charlm'" in told(tmp_path)
+    assert "is a run of the task 'retrieval'; generate needs a run of 'charlm'" in error_of(
+        tmp_path
+    )
 
 
 def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
@@ -298,7 +300,7 @@ def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) ->
     assert (code, err) == (0, "")
     assert out.startswith("loss ")
     assert "perplexity" in out
-    assert out.endswith("(all held-out data)\n")
+    assert out.endswith("(all test data)\n")
     assert gaugelasso("eval", run, "--whole", "--batches", 1, *options)[1] == out
     code, _, err = gaugelasso("eval", run, "--set", "task.length=512")
     assert code == 2
@@ -306,7 +308,7 @@ def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) ->
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "expected"),
     [
         (b"a\xc3\xa9\n\tb", "aé\n\tb"),
         (b"a\xc3b\xff\xf0\x9f", "a\ufffdb\ufffd\ufffd"),
@@ -314,8 +316,8 @@ def test_eval_of_another_text(run: Path, tmp_path: Path, gaugelasso: Command) ->
         (b"", ""),
     ],
 )
-def test_any_bytes_can_be_shown(tokens: bytes, said: str) -> None:
-    assert "".join(readable(tokens)) == said
+def test_any_bytes_can_be_printed(tokens: bytes, expected: str) -> None:
+    assert "".join(readable(tokens)) == expected
 
 
 def test_the_defaults_are_the_paper_s() -> None:

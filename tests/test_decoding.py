@@ -1,4 +1,4 @@
-"""Decoding position by position: the same logits as at once, whatever was cut."""
+"""Decoding position by position gives the logits of a whole pass, for any structure."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,10 +29,12 @@ def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype, within
     tokens = case.row.inputs(model, torch.Generator().manual_seed(1))
     with torch.no_grad():
         whole = model(tokens)
-    for known in range(1, tokens.shape[1]):
+    for prompt_length in range(1, tokens.shape[1]):
         decoder = Decoder(model)
-        pieces = [decoder.feed(tokens[:, :known])]
-        pieces += [decoder.feed(tokens[:, t : t + 1]) for t in range(known, tokens.shape[1])]
+        pieces = [decoder.feed(tokens[:, :prompt_length])]
+        pieces += [
+            decoder.feed(tokens[:, t : t + 1]) for t in range(prompt_length, tokens.shape[1])
+        ]
         assert difference(torch.cat(pieces, dim=1), whole) < within
 
 
@@ -40,7 +42,7 @@ def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype, within
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (10, 11), (40, 40)])
 def test_a_gpu_decodes_one_sequence_at_any_width(d_k: int, d_v: int) -> None:
-    """One position of one sequence has odd strides at even widths, and attention looks at them."""
+    """One position of one sequence has odd strides at even widths; PyTorch checks them."""
     spec = TransformerSpec.uniform(
         width=16, layers=2, heads=2, d_k=d_k, d_v=d_v, d_f=8, length=6, inputs=9, outputs=9,
         positions=True,
@@ -72,16 +74,16 @@ def test_attention_gets_the_strides_of_its_shapes(
     assert len(seen) == 9
 
 
-def test_layers_differ_where_the_test_says_so() -> None:
-    """The cut models above have other widths in every layer."""
+def test_the_cut_models_differ_between_layers() -> None:
+    """Otherwise the tests above would not cover different widths."""
     cut = [make(case).spec() for case in CASES if case.dropped]
     shapes = [{(op.reads, op.writes) for op in spec.operators} for spec in cut]
     assert all(len(different) > 1 for different in shapes)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in CAUSAL], ids=lambda r: r.name)
-def test_what_cannot_go_on_is_refused(row: Row) -> None:
-    with pytest.raises(SpecError, match="only causal ones over tokens can go on"):
+def test_models_that_cannot_generate_are_rejected(row: Row) -> None:
+    with pytest.raises(SpecError, match="decoding needs a causal model over tokens"):
         Decoder(make(Case(row, dropped=False, seed=0)))
 
 
@@ -94,10 +96,10 @@ def model() -> Transformer:
     return Transformer(spec, seed=3).eval()
 
 
-def test_feeds_are_the_whole_start_then_single_positions(model: Transformer) -> None:
+def test_the_prompt_is_fed_first_then_single_positions(model: Transformer) -> None:
     decoder = Decoder(model)
     decoder.feed(torch.tensor([[1, 2, 3]]))
-    with pytest.raises(SpecError, match="2 positions at once"):
+    with pytest.raises(SpecError, match="got 2 positions; after the first feed"):
         decoder.feed(torch.tensor([[1, 2]]))
     for _ in range(3):
         decoder.feed(torch.tensor([[1]]))
@@ -106,7 +108,7 @@ def test_feeds_are_the_whole_start_then_single_positions(model: Transformer) -> 
 
 
 def greedy(model: Transformer, text: list[int]) -> Iterator[int]:
-    """Without a cache: the rule of what is read when the length is used up, in words."""
+    """Without a cache: which tokens are read when the length is reached."""
     read = text if len(text) <= 6 else text[-3:]
     while True:
         with torch.no_grad():
@@ -117,7 +119,7 @@ def greedy(model: Transformer, text: list[int]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("prompt", [[4], [1, 2, 3, 4, 5, 6], list(range(9))], ids=len)
-def test_a_text_longer_than_the_model_goes_on(model: Transformer, prompt: list[int]) -> None:
+def test_a_text_may_be_longer_than_the_model(model: Transformer, prompt: list[int]) -> None:
     tokens = sample(model, prompt, temperature=0)
     expected = greedy(model, prompt)
     assert list(itertools.islice(tokens, 25)) == list(itertools.islice(expected, 25))
@@ -144,8 +146,8 @@ def test_temperature_and_top_k_narrow_the_choice(model: Transformer) -> None:
     assert drawn(model, temperature=1e-30) == drawn(model, temperature=0) == drawn(model, top_k=1)
 
 
-def test_a_prompt_is_needed(model: Transformer) -> None:
+def test_prompt_and_temperature_are_checked(model: Transformer) -> None:
     with pytest.raises(SpecError, match="the prompt is empty"):
         sample(model, [])
-    with pytest.raises(SpecError, match="temperature nan"):
+    with pytest.raises(SpecError, match="temperature = nan"):
         sample(model, [1], temperature=float("nan"))

@@ -40,13 +40,13 @@ def drawn(task: FF31, size: int, draw: Draw) -> list[list[int]]:
 
 
 def oracle(task: FF31, rows: Tensor) -> Tensor:
-    """Outputs that foretell every next word of some rows."""
+    """Outputs that predict every next word of the rows."""
     following = rows.roll(-1, dims=1)
     return 50.0 * torch.nn.functional.one_hot(following, task.outputs).float()
 
 
 def numbers(task: FF31, row: list[int]) -> dict[str, int]:
-    """The numbers of a division by name, as they stand in the sequence."""
+    """The numbers of a division by name, as they are in the sequence."""
     names = words_of(task.grammar.division)
     return {name: token for name, token in zip(names, row, strict=True) if is_name(name)}
 
@@ -75,13 +75,13 @@ def test_targets_are_the_next_words_from_the_end_of_the_problem_on(task: FF31) -
     start = task.grammar.problem - 1
     assert counts[~drills][:, start:-1].all()
     assert not counts[~drills][:, :start].any()
-    # Of a drill only what follows from its operands: an inverse, and five results a round.
+    # In a drill only results are supervised: an inverse, and five results a round.
     assert (counts[drills].sum(dim=1) == 1 + 5 * task.degree).all()
     equals = task.grammar.vocabulary.index("=")
     assert torch.equal(counts[drills], tokens[drills] == equals)
 
 
-def test_a_symbol_is_no_number() -> None:
+def test_symbols_differ_from_numbers() -> None:
     assert len(set(PAPER.grammar.vocabulary)) == 44
     used = {word for line in PAPER.grammar.division for word in line.words}
     used |= {word for line in PAPER.grammar.drill for word in line.words}
@@ -106,14 +106,14 @@ def test_the_example_on_the_page_is_right() -> None:
 
 @pytest.mark.parametrize("task", TASKS_HERE, ids=str)
 @pytest.mark.parametrize("stream", STREAMS)
-def test_the_parser_accepts_all_that_is_drawn(task: FF31, stream: int) -> None:
+def test_the_parser_accepts_every_drawn_sequence(task: FF31, stream: int) -> None:
     for row in drawn(task, 200, Draw(3, 0, stream)):
         assert task.grammar.faults(row) == []
 
 
 @pytest.mark.parametrize("task", TASKS_HERE, ids=str)
 def test_the_parser_points_at_a_changed_number(task: FF31) -> None:
-    """Any number of the solution, changed to any other: there and nowhere else is it wrong."""
+    """After a change of any number of the solution, exactly that number is a fault."""
     draw = random.Random(0)
     names = words_of(task.grammar.division)
     for row in drawn(task, 20, HELD_OUT):
@@ -133,7 +133,7 @@ def test_the_parser_rejects_any_other_word_anywhere() -> None:
     draw = random.Random(0)
     pad = SMALL.grammar.vocabulary.index("pad")
     drill = next(row for row in drawn(SMALL, 50, Draw(0)) if row[0] == pad)
-    # Another factor may give the same product, so of a drill all but its operands.
+    # A drill with other operands may be correct, so its operands are left out.
     operands = {k for k, word in enumerate(words_of(SMALL.grammar.drill)) if is_given(word)}
     everywhere = set(range(SMALL.length))
     rows = [(row, everywhere) for row in drawn(SMALL, 3, HELD_OUT)]
@@ -143,7 +143,7 @@ def test_the_parser_rejects_any_other_word_anywhere() -> None:
             assert SMALL.grammar.faults([*row[:place], other, *row[place + 1 :]]), place
 
 
-def test_the_parser_says_where_and_what() -> None:
+def test_a_fault_has_a_position_and_an_expected_word() -> None:
     (row,) = drawn(PAPER, 1, HELD_OUT)
     place = words_of(PAPER.grammar.division).index("q1")
     wrong = [*row[:place], 43, *row[place + 1 :]]
@@ -152,7 +152,7 @@ def test_the_parser_says_where_and_what() -> None:
     assert str(fault) == message
 
 
-def test_the_parser_refuses_what_is_no_problem() -> None:
+def test_the_parser_rejects_invalid_problems() -> None:
     (row,) = drawn(SMALL, 1, HELD_OUT)
     grammar = SMALL.grammar
     assert "15 words" in str(grammar.faults(row[:15])[0])
@@ -203,7 +203,7 @@ def test_every_problem_is_either_held_out_or_trained_on() -> None:
 
 
 def test_selection_and_test_are_independent_samples() -> None:
-    """Of 27 million held-out problems, batches of 500 share hardly one."""
+    """Batches of 500 of the 27 million held-out problems share one at most."""
     drawn_by = [{tuple(row) for row in drawn(PAPER, 500, Draw(0, 0, s))} for s in STREAMS[1:]]
     assert len(drawn_by[0] & drawn_by[1]) <= 1
     for problems in drawn_by:
@@ -264,36 +264,36 @@ def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
     guess = torch.zeros_like(outputs)
     assert float(SMALL.loss(guess, targets)) == pytest.approx(math.log(18), rel=1e-5)
     assert float(SMALL.metric(guess, targets)) == 0.0
-    # One wrong word spoils a sequence; a wrong one that is not supervised does not.
+    # One wrong supervised word makes a sequence wrong; an unsupervised one does not.
     outputs[:4, -2] *= -1
     outputs[:, 0] *= -1
     assert float(SMALL.metric(outputs, targets)) == 0.75
 
 
 @pytest.mark.parametrize(
-    ("slip", "whole", "answer"), [(None, 1.0, 1.0), (40, 0.5, 1.0), (-2, 0.5, 0.5)]
+    ("slip", "exact", "answer"), [(None, 1.0, 1.0), (40, 0.5, 1.0), (-2, 0.5, 0.5)]
 )
-def test_free_running_figures(slip: int | None, whole: float, answer: float) -> None:
-    known = SMALL.batch(8, HELD_OUT, "cpu")[0]
+def test_free_running_figures(slip: int | None, exact: float, answer: float) -> None:
+    tokens = SMALL.batch(8, HELD_OUT, "cpu")[0]
     if slip is not None:
-        known[::2, slip] = SMALL.grammar.vocabulary.index("pad")
-    asked: list[Tensor] = []
+        tokens[::2, slip] = SMALL.grammar.vocabulary.index("pad")
+    calls: list[Tensor] = []
 
     def predict(inputs: Tensor) -> Tensor:
-        asked.append(inputs.clone())
-        return oracle(SMALL, known)
+        calls.append(inputs.clone())
+        return oracle(SMALL, tokens)
 
     figures = SMALL.final_figures(predict, 8, [HELD_OUT], "cpu")
-    assert figures["free-running exact match"] == whole
+    assert figures["free-running exact match"] == exact
     assert figures["free-running answer accuracy"] == answer
     wrong = 0 if slip is None else 0.5 / 168
     assert figures["token accuracy"] == pytest.approx(1 - wrong)
-    # Free-running, it is shown the problem and then nothing but its own words.
+    # In free-running mode the model gets the problem, and then its own words.
     problem = SMALL.grammar.problem
-    first, last = asked[1], asked[-1]
-    assert torch.equal(first[:, :problem], known[:, :problem])
+    first, last = calls[1], calls[-1]
+    assert torch.equal(first[:, :problem], tokens[:, :problem])
     assert (first[:, problem:] == SMALL.grammar.vocabulary.index("pad")).all()
-    assert torch.equal(last[:, :-1], known[:, :-1])
+    assert torch.equal(last[:, :-1], tokens[:, :-1])
 
 
 # --- configs and runs -----------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_the_paper_s_work(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "expected"),
     [
         ({"modulus": 9}, r"task\.modulus = 9: must be a prime"),
         ({"modulus": 1}, r"task\.modulus = 1"),
@@ -321,12 +321,12 @@ def test_the_paper_s_work(name: str) -> None:
         ({"drills": -0.1}, r"task\.drills = -0\.1"),
     ],
 )
-def test_a_senseless_task_is_refused(keys: dict[str, float], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_rejected(keys: dict[str, float], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         FF31(**keys)  # type: ignore[arg-type]
 
 
-# --- a run and what is shown of it ----------------------------------------------------
+# --- a run, and the command show ----------------------------------------------------
 
 TINY = """
 [task]
@@ -390,10 +390,12 @@ def test_figures_are_in_summary_report_and_results(run: Path) -> None:
     assert again == pytest.approx(figures)
 
 
-def test_there_is_no_whole_of_what_is_drawn(run: Path, tmp_path: Path, gaugelasso: Command) -> None:
+def test_sampled_tasks_have_no_whole_figures(
+    run: Path, tmp_path: Path, gaugelasso: Command
+) -> None:
     for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
-        said = f"--whole: task '{task}' knows no end of its held-out data; use --batches"
-        assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), said)
+        expected = f"--whole: task '{task}' knows no end of its held-out data; use --batches"
+        assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), expected)
 
 
 def test_a_task_without_figures_has_none(tmp_path: Path) -> None:
@@ -415,7 +417,9 @@ def test_show_marks_an_untrained_model_s_faults(run: Path) -> None:
     assert lines[0] != next(show_divisions(run, 1, seed=6, device="cpu"))
 
 
-def test_show_finds_no_fault_with_the_truth(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_finds_no_fault_in_correct_solutions(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FF31, "solve", lambda task, predict, tokens: tokens)
     lines = list(show_divisions(run, 3, seed=0, device="cpu"))
     assert lines[-1] == "3 of 3 without a fault"
@@ -432,7 +436,7 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("3 x ^ 2 + 10 x ^ 1 + 0 x ^ 0 ;", "3x^2 + 10x + 0"),
         ("9 x ^ 1 / 2 x ^ 1 ; 9 * 16 = 20 ; 20 x ^ 0 ;", "9x / 2x; 9 * 16 = 20; 20"),
@@ -441,5 +445,5 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
         ("x x ; inv ^", "xx; inv^"),
     ],
 )
-def test_words_as_mathematics(words: str, said: str) -> None:
-    assert readable(words.split()) == said
+def test_words_as_mathematics(words: str, expected: str) -> None:
+    assert readable(words.split()) == expected

@@ -1,4 +1,4 @@
-"""Images from every source: held once, drawn in order, and refused with a word."""
+"""Images from every source: decoded once, drawn in order, and rejected with a clear error."""
 
 import sys
 import types
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 CONFIGS = Path(__file__).parents[1] / "configs" / "mae"
 
 
-def said(path: Path | str, size: int = 12) -> str:
-    with pytest.raises(UserError) as told:
+def error_of(path: Path | str, size: int = 12) -> str:
+    with pytest.raises(UserError) as raised:
         MaskedAutoencoder(path=str(path), size=size, patch=4).batch(2, Draw(0), "cpu")
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
-def test_every_epoch_shows_every_image_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_every_epoch_has_every_image_once_in_a_new_order(tmp_path: Path) -> None:
     task = MaskedAutoencoder(path=str(packed(tmp_path)), size=12, patch=4, flip=False)
     originals = [p.tobytes() for p in pictures(5)]
-    # Batches of 2 go across the end of an epoch of 5.
+    # Batches of 2 span the end of an epoch of 5.
     shown = [
         originals.index(p.tobytes())
         for index in range(10)
@@ -43,7 +43,7 @@ def test_every_epoch_shows_every_image_once_in_an_order_of_its_own(tmp_path: Pat
     epochs = [tuple(shown[start : start + 5]) for start in range(0, 20, 5)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
     assert len(set(epochs)) > 1
-    # The order is the run's own, and does not hang on the size of a batch.
+    # The order depends on the run, and not on the size of a batch.
     whole = seen(task, task.batch(20, Draw(3), "cpu")[1])
     assert [originals.index(p.tobytes()) for p in whole] == shown
     other = seen(task, task.batch(20, Draw(4), "cpu")[1])
@@ -59,7 +59,7 @@ def test_held_out_images_are_in_order_and_not_flipped(
     assert np.array_equal(shown, pictures(5, seed=1)[order])
 
 
-def test_half_of_the_training_images_are_mirrored(tmp_path: Path) -> None:
+def test_half_of_the_training_images_are_flipped(tmp_path: Path) -> None:
     task = MaskedAutoencoder(path=str(packed(tmp_path, train=1)), size=12, patch=4)
     upright = pictures(1)[0]
     shown = seen(task, task.batch(40, Draw(0), "cpu")[1])
@@ -87,7 +87,7 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["train.npy", "valid.npy", "about.json"])
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:-1] + b"#"])
-def test_a_damaged_cache_is_made_anew(
+def test_a_damaged_cache_is_rebuilt(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = packed(tmp_path)
@@ -98,11 +98,11 @@ def test_a_damaged_cache_is_made_anew(
     held = images.load(str(path), 12)
     assert np.array_equal(held.parts["train"], pictures(5))
     assert np.array_equal(held.parts["valid"], pictures(3, seed=1))
-    [told] = caplog.messages
-    assert told.startswith(f"warning: cache '{cached.parent}' is damaged")
+    [warning] = caplog.messages
+    assert warning.startswith(f"warning: cache '{cached.parent}' is damaged")
 
 
-def test_many_may_mend_a_damaged_cache_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_rebuild_a_cache_at_once(tmp_path: Path) -> None:
     path = packed(tmp_path)
     images.load(str(path), 12)
     cache = tmp_path / "cache" / "images"
@@ -123,21 +123,21 @@ def _load_together(path: Path, together: Barrier) -> images.Images:
     return images.load.__wrapped__(str(path), 12)
 
 
-def test_what_was_made_is_used_even_if_another_moves_it(
+def test_a_new_cache_is_used_even_if_another_process_moves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = durable.rename
 
     def rename(old: Path, new: Path) -> None:
         inner(old, new)
-        inner(new, tmp_path / "moved")  # by who saw a damaged one there
+        inner(new, tmp_path / "moved")  # as a process does that found a damaged cache
 
     path = packed(tmp_path)
     monkeypatch.setattr(durable, "rename", rename)
     assert np.array_equal(images.load(str(path), 12).parts["train"], pictures(5))
 
 
-def test_a_folder_may_be_split_or_is_split_by_name(tmp_path: Path) -> None:
+def test_a_folder_has_parts_or_is_split_by_name(tmp_path: Path) -> None:
     for number, pixels in enumerate(pictures(60)):
         folder = tmp_path / "split" / ("valid" if number < 4 else "train")
         for place in (folder / f"{number:02}.png", tmp_path / "mixed" / f"{number:02}.PNG"):
@@ -149,14 +149,14 @@ def test_a_folder_may_be_split_or_is_split_by_name(tmp_path: Path) -> None:
     mixed = images.load(str(tmp_path / "mixed"), 12)
     held_out = {p.tobytes() for p in mixed.parts["valid"]}
     assert len(mixed.parts["train"]) + len(held_out) == 60
-    # A new file moves none from one part to the other.
+    # A new file does not move others to another part.
     (tmp_path / "mixed" / "another.png").write_bytes(encoded(pictures(1, seed=9)[0]))
     images.load.cache_clear()
     later = {p.tobytes() for p in images.load(str(tmp_path / "mixed"), 12).parts["valid"]}
     assert held_out <= later
 
 
-def test_celeba_is_cut_square_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celeba_is_cropped_and_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     face = np.zeros((218, 178, 3), dtype=np.uint8)
     face[20:198] = 200
 
@@ -169,10 +169,10 @@ def test_celeba_is_cut_square_and_made_small(monkeypatch: pytest.MonkeyPatch) ->
     assert (images.load("celeba", 12).parts["valid"] == 200).all()
 
 
-def test_celeba_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_celeba_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     images.load.cache_clear()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    message = said("celeba")
+    message = error_of("celeba")
     assert "needs the package datasets: pip install 'gaugelasso[images]'" in message
     assert message.endswith("or give a packed .npz or a folder as task.path")
 
@@ -180,7 +180,7 @@ def test_celeba_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route to the hub\nand a long story")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    assert "cannot be loaded (no route to the hub)" in said("celeba")
+    assert "cannot be loaded (no route to the hub)" in error_of("celeba")
 
 
 @pytest.mark.parametrize("error", [OSError("cut\nshort"), KeyError("image"), SyntaxError("odd")])
@@ -194,78 +194,80 @@ def test_a_bad_row_of_celeba_is_named(error: Exception, monkeypatch: pytest.Monk
     module = types.SimpleNamespace(load_dataset=lambda name, split: Rows(range(3)))
     monkeypatch.setitem(sys.modules, "datasets", module)
     images.load.cache_clear()
-    message = said("celeba")
+    message = error_of("celeba")
     assert "train image 1 of CelebA cannot be read (" in message
     assert "GAUGELASSO_CACHE" not in message
 
 
-def test_pillow_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pillow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "needs the package pillow" in said(path)
+    assert "needs the package pillow" in error_of(path)
 
 
-def test_what_is_no_image_set_is_named(tmp_path: Path) -> None:
+def test_invalid_image_sets_are_named(tmp_path: Path) -> None:
     good, small = encoded(pictures(1)[0]), encoded(pictures(1, size=8)[0])
-    assert "no such file or folder" in said(tmp_path / "nowhere")
-    assert "write the path in full" in said("~nobody-here/faces.npz")
+    assert "no such file or folder" in error_of(tmp_path / "nowhere")
+    assert "write the path in full" in error_of("~nobody-here/faces.npz")
     (tmp_path / "text.npz").write_text("text")
     np.save(tmp_path / "one.npy", np.zeros(3))
     for name in ("text.npz", "one.npy"):
-        message = said(tmp_path / name)
+        message = error_of(tmp_path / name)
         assert "not a readable .npz file (it is no zip archive of arrays" in message
         assert "a packed file of images is an .npz with the arrays train_data" in message
     np.savez(tmp_path / "keys.npz", train_data=np.zeros(3, np.uint8))
-    assert "has no array 'train_offsets'" in said(tmp_path / "keys.npz")
+    assert "has no array 'train_offsets'" in error_of(tmp_path / "keys.npz")
     np.savez(
         tmp_path / "fit.npz",
         **{f"{part}_data": np.zeros(3, np.uint8) for part in images.PARTS},
         **{f"{part}_offsets": np.array([0, 9]) for part in images.PARTS},
     )
-    assert "train_offsets does not fit train_data" in said(tmp_path / "fit.npz")
+    assert "train_offsets does not fit train_data" in error_of(tmp_path / "fit.npz")
     for numbers in ([0, 2, 1, 3], [0, 2, 2, 3], [-1, 3], []):
         fall = {f"{part}_offsets": np.array(numbers, np.int64) for part in images.PARTS}
         data = {f"{part}_data": np.zeros(3, np.uint8) for part in images.PARTS}
         np.savez(tmp_path / "fall.npz", **fall, **data)
-        assert "offsets must increase" in said(tmp_path / "fall.npz")
+        assert "offsets must increase" in error_of(tmp_path / "fall.npz")
     np.savez(tmp_path / "fall.npz", **fall, **{name: np.zeros(3) for name in data})
-    assert "train_data must be a vector of uint8" in said(tmp_path / "fall.npz")
+    assert "train_data must be a vector of uint8" in error_of(tmp_path / "fall.npz")
     for spoiled in (good[:-30], b"no image"):
         bad = pack(tmp_path / "bad.npz", train=[good, spoiled], valid=[good])
-        message = said(bad)
+        message = error_of(bad)
         assert f"train image 1 of {str(bad)!r} is not a readable image (" in message
         assert message.endswith("; remove or replace it")
         assert "0x" not in message
     size = pack(tmp_path / "size.npz", train=[good], valid=[small])
-    assert "valid image 0" in said(size)
-    assert "is 8x8 pixels, but task.size = 12 expects 12x12" in said(size)
-    assert "has no images for valid" in said(pack(tmp_path / "none.npz", train=[good], valid=[]))
-    # Nothing half decoded stays behind.
+    assert "valid image 0" in error_of(size)
+    assert "is 8x8 pixels, but task.size = 12 expects 12x12" in error_of(size)
+    assert "has no images for valid" in error_of(
+        pack(tmp_path / "none.npz", train=[good], valid=[])
+    )
+    # No partial cache is left behind.
     assert list((tmp_path / "cache" / "images").iterdir()) == []
 
 
 def test_a_folder_without_good_images_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "no images in this folder; add files that end in .bmp, .jpeg" in said(folder)
+    assert "no images in this folder; add files that end in .bmp, .jpeg" in error_of(folder)
     (folder / "a.png").write_bytes(encoded(pictures(1)[0]))
-    assert "too few images" in said(folder)
+    assert "too few images" in error_of(folder)
     for part in images.PARTS:
         (folder / part).mkdir()
         (folder / part / "b.png").write_bytes(encoded(pictures(1)[0])[:60])
-    message = said(folder)
+    message = error_of(folder)
     assert f"{str(folder / 'train' / 'b.png')!r} is not a readable image" in message
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = packed(tmp_path)
     monkeypatch.setenv("GAUGELASSO_CACHE", str(path))
-    assert "set GAUGELASSO_CACHE to a folder with free space" in said(path)
+    assert "set GAUGELASSO_CACHE to a folder with free space" in error_of(path)
 
 
-def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_start_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(images.load("~/faces.npz", 12).parts["train"]) == 5
@@ -306,7 +308,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_images_end_a_command_with_one_line(
+def test_bad_images_end_a_command_with_an_error_of_one_line(
     tmp_path: Path, gaugelasso: Command, name: str
 ) -> None:
     make, words = BAD[name]

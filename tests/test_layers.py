@@ -1,4 +1,4 @@
-"""The network against textbook formulas written out plainly."""
+"""The network against textbook formulas."""
 
 import math
 
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def build(**settings: object) -> Transformer:
-    """A float64 model at birth, its constants never rounded, its vectors not all ones."""
+    """An initial model in float64, with unrounded constants, whose vectors are not all ones."""
     torch.set_default_dtype(torch.float64)
     try:
         model = Transformer(TransformerSpec.uniform(**(BASE | settings))).eval()
@@ -69,7 +69,7 @@ def textbook(model: Transformer, inputs: Tensor) -> Tensor:
             square = (x**2).mean(-1, keepdim=True)
         return gain * x / (square + EPS).sqrt()
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         frequency = 10_000.0 ** (-2 * torch.arange(half, dtype=torch.float64) / x.shape[-1])
         angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).repeat(1, 2)
@@ -85,7 +85,7 @@ def textbook(model: Transformer, inputs: Tensor) -> Tensor:
             q = y @ query[:, head].flatten(1)
             k = y @ key[:, group].flatten(1)
             if model.operators["attention_0"].rope:
-                q, k = turn(q), turn(k)
+                q, k = rotate(q), rotate(k)
             scores = q @ k.mT / math.sqrt(q.shape[-1])
             if spec.causal:
                 future = torch.ones(length, length, dtype=torch.bool).triu(1)
@@ -111,7 +111,7 @@ def textbook(model: Transformer, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_newborn_model_is_the_textbook_transformer(kind: str) -> None:
+def test_an_initial_model_is_the_textbook_transformer(kind: str) -> None:
     model = build(**KINDS[kind])
     inputs = inputs_for(model)
     with torch.no_grad():
@@ -145,8 +145,8 @@ def test_sequences_of_a_batch_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("rope", [True, False])
-def test_a_narrower_head_is_no_sharper(rope: bool) -> None:
-    """The softmax scale and the frequencies are those of birth after d_k shrinks."""
+def test_a_narrower_head_is_not_sharper(rope: bool) -> None:
+    """The softmax scale and the frequencies stay the initial ones when d_k shrinks."""
     model = build(rope=rope)
     tokens = inputs_for(model)
     name = "operators.attention_0.d_k"
@@ -257,7 +257,7 @@ def task(model: Transformer) -> Tensor:
 
 
 def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
-    """Typical: the geometric mean, each input weighed by what it contributes.
+    """Typical: the geometric mean, with each input weighted by its contribution.
 
     By powers of two to within a factor of two.
     """
@@ -277,8 +277,8 @@ def test_anchoring_sets_the_level_to_a_share_of_typical_energy() -> None:
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("least", [0.25, 1.0])
-def test_a_level_falls_no_faster_than_it_may(least: float, rounded: bool) -> None:
-    """It rises as far as it must."""
+def test_a_level_falls_by_a_bounded_factor(least: float, rounded: bool) -> None:
+    """It may rise by any factor."""
     model = build().train()
     task(model)
     before = levels(model)
@@ -288,8 +288,8 @@ def test_a_level_falls_no_faster_than_it_may(least: float, rounded: bool) -> Non
     assert all(now > 100 * level for now, level in zip(levels(model), before, strict=True))
 
 
-def test_a_louder_stream_leaves_an_anchored_gain_alone() -> None:
-    """What the writers gain or lose together is the level's business, not the gain's."""
+def test_a_larger_stream_does_not_change_an_anchored_gain() -> None:
+    """A common factor of all writers changes the level, not the gain."""
     model = build().train()
     task(model)
     anchored(model, 0.25)
@@ -313,8 +313,8 @@ def test_anchoring_changes_nothing_but_the_weight_of_eps(monkeypatch: pytest.Mon
         assert difference(momentum[name], parameter.grad) < 1e-9, name
 
 
-def test_silence_has_no_gradient() -> None:
-    """A token without signal stays zero through many layers, and nothing overflows."""
+def test_a_token_without_signal_has_no_gradient() -> None:
+    """It stays zero through many layers, and nothing overflows."""
     spec = TransformerSpec.uniform(
         width=8, layers=4, heads=2, d_k=4, d_v=4, d_f=8, length=3, inputs=5, outputs=4,
         input_kind="patches", causal=False,
@@ -326,7 +326,7 @@ def test_silence_has_no_gradient() -> None:
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-def test_a_hidden_patch_enters_as_the_token_alone() -> None:
+def test_a_hidden_patch_is_embedded_as_the_token_alone() -> None:
     model = build(input_kind="masked_patches", rope=False, causal=False, positions=True)
     embedding = model.embedding
     hidden = torch.zeros(1, BASE["length"], BASE["inputs"] + 1, dtype=torch.float64)

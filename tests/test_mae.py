@@ -1,4 +1,4 @@
-"""The masked autoencoder: patches and masks, its runs, and what is shown."""
+"""The masked autoencoder: patches and masks, its runs and its pictures."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_an_image_is_cut_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("draw", [Draw(7, 3), HELD_OUT], ids=["training", "held out"])
-def test_hidden_patches_are_blank_and_marked(draw: Draw) -> None:
+def test_hidden_patches_are_zero_and_marked(draw: Draw) -> None:
     inputs, targets = TASK.batch(6, draw, "cpu")
     mask = inputs[..., -1]
     assert torch.equal(mask, targets[..., -1])
@@ -103,7 +103,7 @@ def test_the_loss_is_the_error_on_hidden_patches() -> None:
         ({"path": ""}, r"task\.path is empty"),
     ],
 )
-def test_a_senseless_task_is_refused(keys: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_rejected(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         MaskedAutoencoder(**keys)
 
@@ -117,7 +117,7 @@ def test_a_senseless_task_is_refused(keys: dict[str, Any], words: str) -> None:
         ("wide", 145_233_408),
     ],
 )
-def test_the_configs_begin_at_the_paper_s_figures(name: str, figure: int) -> None:
+def test_the_configs_have_the_paper_s_initial_work(name: str, figure: int) -> None:
     config = load_config(CONFIGS / f"{name}.toml")
     with torch.device("meta"):
         model = Transformer(config.model.spec(config.task))
@@ -142,7 +142,7 @@ def tiny(**task: Any) -> Config:
 
 
 @pytest.mark.parametrize("change", ["model.positions=false", "model.rope=true"])
-def test_a_model_without_places_is_refused(
+def test_a_model_without_positions_is_rejected(
     tmp_path: Path, gaugelasso: Command, change: str
 ) -> None:
     small = CONFIGS / "small.toml"
@@ -157,7 +157,7 @@ def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
         shown = {name: held[name] for name in held.files}
     assert list(shown) == ["original", "masked", "reconstructed"]
     assert all(array.shape == (3, 12, 12, 3) for array in shown.values())
-    # The reconstruction keeps what was seen: where masked shows the original.
+    # The reconstruction keeps the visible patches.
     kept = (shown["masked"] == shown["original"]).all(-1)
     assert 0.2 < kept.mean() < 0.5
     assert (shown["reconstructed"] == shown["original"])[kept].all()
@@ -170,12 +170,12 @@ def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
     assert "lower is better" in page
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_images_of_users_are_shown_only_if_asked(tmp_path: Path, asked: bool) -> None:
+@pytest.mark.parametrize("pictures_shown", [False, True])
+def test_stored_images_are_shown_only_if_configured(tmp_path: Path, pictures_shown: bool) -> None:
     path = str(packed(tmp_path))
-    Trainer(tiny(path=path, pictures=asked), tmp_path / "run").run()
-    assert (tmp_path / "run" / "samples.npz").exists() == asked
-    assert bool(load_run(tmp_path / "run").samples()) == asked
+    Trainer(tiny(path=path, pictures=pictures_shown), tmp_path / "run").run()
+    assert (tmp_path / "run" / "samples.npz").exists() == pictures_shown
+    assert bool(load_run(tmp_path / "run").samples()) == pictures_shown
 
 
 @pytest.mark.parametrize("stream", [SELECTION, TEST])
@@ -236,7 +236,7 @@ def test_eval_of_all_test_images(tmp_path: Path, gaugelasso: Command) -> None:
     assert_told(answer, "--whole: task 'mae' knows no end of its held-out data; use --batches")
 
 
-def test_missing_data_does_not_cost_an_older_run(tmp_path: Path) -> None:
+def test_missing_data_keep_an_existing_run(tmp_path: Path) -> None:
     Trainer(tiny(), tmp_path / "run").run()
     before = json.loads((tmp_path / "run" / "summary.json").read_text())
     with pytest.raises(UserError, match="no such file or folder"):
@@ -256,7 +256,7 @@ def test_damaged_examples_are_named(tmp_path: Path) -> None:
             load_run(tmp_path / "run").samples()
 
 
-def test_a_run_goes_on_with_the_images_it_began_with(tmp_path: Path) -> None:
+def test_resuming_needs_the_images_of_the_first_start(tmp_path: Path) -> None:
     path = packed(tmp_path)
     Trainer(tiny(path=str(path)), tmp_path / "run").run()
     others = pictures(5)

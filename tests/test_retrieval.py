@@ -14,7 +14,7 @@ STREAMS = (TRAINING, SELECTION, TEST)
 
 
 def slow_labels(task: Retrieval, tokens: Tensor) -> Tensor:
-    """Position by position, as the task is told in words."""
+    """Position by position, as in the definition of the task."""
     labels = []
     for row in tokens.tolist():
         labels.append([])
@@ -40,7 +40,7 @@ def test_labels_by_hand() -> None:
     assert task.labels(tokens).tolist() == [[6, 3, 1, 2, 2]]
 
 
-def test_before_the_start_is_a_class_of_its_own() -> None:
+def test_offsets_before_the_start_are_a_separate_class() -> None:
     _, labels = TASK.batch(200, Draw(0), "cpu")
     assert TASK.outputs == TASK.vocabulary + 1
     assert int(labels.max()) == TASK.vocabulary
@@ -116,7 +116,7 @@ def test_loss_and_metric_of_an_oracle_and_of_a_guess() -> None:
     assert float(TASK.metric(half, labels)) == pytest.approx(0.5)
 
 
-def test_the_loss_is_taken_in_float32() -> None:
+def test_the_loss_is_float32() -> None:
     _, labels = TASK.batch(16, Draw(0), "cpu")
     outputs = torch.randn(*labels.shape, TASK.outputs, dtype=torch.bfloat16)
     assert TASK.loss(outputs, labels).dtype == torch.float32
@@ -124,7 +124,7 @@ def test_the_loss_is_taken_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "expected"),
     [
         ({"vocabulary": 0}, r"task\.vocabulary = 0"),
         ({"modulus": -1}, r"task\.modulus = -1"),
@@ -132,8 +132,8 @@ def test_the_loss_is_taken_in_float32() -> None:
         ({"vocabulary": 4, "modulus": 5}, r"modulus = 5 is larger than task\.vocabulary = 4"),
     ],
 )
-def test_a_senseless_task_is_refused(numbers: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_rejected(numbers: dict[str, int], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         Retrieval(**numbers)
 
 

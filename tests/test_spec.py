@@ -1,4 +1,4 @@
-"""A structure with its widths rounded up: wide enough, no narrower, and it runs."""
+"""A structure with its widths rounded up: each is the next multiple, and the model runs."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ def test_every_width_is_the_next_multiple(case: Case, multiple: int) -> None:
     table.check(tensors)
     before = model.axis_table().widths(named_tensors(model))
     after = table.widths(tensors)
-    # The stream too, although compression lets it have any width.
+    # The stream is rounded too, although compression gives it any width.
     grain = grains(table, multiple) | {"D": multiple}
     assert after == {name: -(-n // grain[name]) * grain[name] for name, n in before.items()}
     assert output(wide, case).isfinite().all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_was_there_stays_where_it_was(case: Case) -> None:
+def test_existing_indices_keep_their_positions(case: Case) -> None:
     spec = make(case).spec()
     wide = round_up(spec, 4)
     assert round_up(spec, 1) == spec

@@ -1,4 +1,4 @@
-"""Texts from every source: read once, kept whole, and refused with a word."""
+"""Texts from every source: decompressed once, cached safely, and rejected with a clear error."""
 
 import gzip
 import lzma
@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[1] / "configs" / "charlm"
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.xz", "a.gz", "a"])
-def test_a_file_is_its_bytes_packed_or_not(tmp_path: Path, name: str) -> None:
+def test_a_file_is_its_bytes_compressed_or_not(tmp_path: Path, name: str) -> None:
     path, other = write(tmp_path / "in" / name), write(tmp_path / "other" / name)
     task = CharLM(path=str(path), valid=str(other), length=16)
     for part in task.texts:
@@ -34,10 +34,10 @@ def test_a_file_is_its_bytes_packed_or_not(tmp_path: Path, name: str) -> None:
     assert len(cached) == 2 * (path.suffix in {".xz", ".gz"})
     before = [file.stat().st_mtime_ns for file in cached]
     assert CharLM(path=str(path), valid=str(other), length=16).texts[0].tobytes() == PROSE
-    assert [file.stat().st_mtime_ns for file in cached] == before, "unpacked twice"
+    assert [file.stat().st_mtime_ns for file in cached] == before, "decompressed twice"
 
 
-def test_a_changed_archive_is_unpacked_again(tmp_path: Path) -> None:
+def test_a_changed_archive_is_decompressed_again(tmp_path: Path) -> None:
     path = write(tmp_path / "a.xz")
     assert CharLM(path=str(path), split=0.1, length=16).texts[0].tobytes() in PROSE
     write(path, PROSE.upper())
@@ -77,25 +77,25 @@ def test_a_validation_text_inside_the_folder_is_not_trained_on(tmp_path: Path, v
     assert held_out.tobytes() == b"validation " * 9
 
 
-def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.xz")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "system"))
 
-    def kept(where: str, told: str = "") -> bool:
-        assert CharLM(path=str(path), split=0.1, cache=told, length=16).texts
+    def is_cached(where: str, cache: str = "") -> bool:
+        assert CharLM(path=str(path), split=0.1, cache=cache, length=16).texts
         return len(list((tmp_path / where).glob("a-*.txt"))) == 1
 
-    assert kept("home/mine", told="~/mine")
-    assert kept("cache")
+    assert is_cached("home/mine", cache="~/mine")
+    assert is_cached("cache")
     monkeypatch.delenv("GAUGELASSO_CACHE")
-    assert kept("system/gaugelasso")
+    assert is_cached("system/gaugelasso")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept("home/.cache/gaugelasso")
+    assert is_cached("home/.cache/gaugelasso")
 
 
-def test_only_the_start_tells_what_is_no_text(tmp_path: Path) -> None:
-    """To look on would be to read all of it at every start."""
+def test_only_the_first_block_is_checked(tmp_path: Path) -> None:
+    """A check of all would read the whole file at every start."""
     data = b"text" * 2**18 + np.random.default_rng(0).bytes(5000)
     for name in ("a.txt", "a.gz"):
         train, valid = CharLM(path=str(write(tmp_path / name, data)), split=0.001, length=64).texts
@@ -103,7 +103,7 @@ def test_only_the_start_tells_what_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
-def test_accents_of_an_old_encoding_are_bytes_like_others(tmp_path: Path, encoding: str) -> None:
+def test_accents_of_an_old_encoding_are_accepted(tmp_path: Path, encoding: str) -> None:
     data = ("La fenêtre était ouverte; où était-elle allée ? " * 99 + "\x1a").encode(encoding)
     train, valid = CharLM(path=str(write(tmp_path / "a.txt", data)), split=0.2, length=64).texts
     assert train.tobytes() + valid.tobytes() == data
@@ -118,7 +118,7 @@ def no_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
 
 
-def test_pg19_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pg19_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
 
     def books(split: str) -> Iterator[dict[str, str]]:
@@ -134,7 +134,7 @@ def test_pg19_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("size", [0, 700, 2**20])
-def test_large_data_are_known_by_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprints_of_large_data_use_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "_HASHED_BYTES", 2**10)
     monkeypatch.setattr(stored, "_PIECES", 2**4)
     data = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
@@ -157,7 +157,7 @@ SPOILED_CACHES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED_CACHES)
-def test_a_damaged_cache_is_made_anew(
+def test_a_damaged_cache_is_rebuilt(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = {"path": str(write(tmp_path / "a.txt.gz")), "split": 0.1, "length": 16}
@@ -165,8 +165,8 @@ def test_a_damaged_cache_is_made_anew(
     [cached] = (tmp_path / "cache").glob("*.txt")
     cached.write_bytes(SPOILED_CACHES[name](cached.read_bytes()))
     assert [part.tobytes() for part in CharLM(**task).texts] == before
-    [told] = caplog.messages
-    assert re.search(r"^warning: cached text '.*\.txt' is damaged .* it is rebuilt$", told)
+    [warning] = caplog.messages
+    assert re.search(r"^warning: cached text '.*\.txt' is damaged .* it is rebuilt$", warning)
     (tmp_path / "cache" / f"{cached.name}.json").write_text("{")
     assert [part.tobytes() for part in CharLM(**task).texts] == before
     (tmp_path / "cache" / f"{cached.name}.json").unlink()  # as earlier versions left it
@@ -174,25 +174,25 @@ def test_a_damaged_cache_is_made_anew(
     assert len(caplog.messages) == 2
 
 
-def test_others_may_unpack_the_same_text_meanwhile(
+def test_several_processes_may_decompress_the_same_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner, files = text._decompressed, [write(tmp_path / "a.txt.gz")]
 
-    def unpacked(path: Path) -> Iterator[bytes]:
+    def decompressed(path: Path) -> Iterator[bytes]:
         monkeypatch.setattr(text, "_decompressed", inner)
         for block in inner(path):
-            # By another process of the same number, as on two machines that share a disk.
+            # As another process does, with the same pid on another machine that shares the disk.
             text.load(files, tmp_path / "cache")
             yield block
 
-    monkeypatch.setattr(text, "_decompressed", unpacked)
+    monkeypatch.setattr(text, "_decompressed", decompressed)
     held = text.load(files, tmp_path / "cache").tobytes()
     assert held == gzip.decompress(files[0].read_bytes())
-    assert len(list((tmp_path / "cache").iterdir())) == 2, "the text, and what it is known by"
+    assert len(list((tmp_path / "cache").iterdir())) == 2, "the text and its fingerprint"
 
 
-def test_the_cache_is_flushed_before_it_has_its_name(
+def test_the_cache_is_flushed_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -327,26 +327,26 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told_in_one_line(tmp_path: Path, name: str) -> None:
-    settings, said = BAD[name]
-    with pytest.raises(UserError, match=said) as told:
+def test_bad_input_gives_an_error_of_one_line(tmp_path: Path, name: str) -> None:
+    settings, expected = BAD[name]
+    with pytest.raises(UserError, match=expected) as raised:
         CharLM(**settings(tmp_path)).batch(1, Draw(0), "cpu")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert not list(tmp_path.rglob("*.tmp"))
     if name in {"no xz", "no gz", "cut xz", "cut gz", "junk", "packed junk"}:
-        assert not list(tmp_path.rglob("cache/**/*.txt")), "half a text was kept"
+        assert not list(tmp_path.rglob("cache/**/*.txt")), "a partial text was cached"
 
 
 @pytest.mark.parametrize("name", ["empty", "tiny", "junk", "packed junk", "cut gz", "no home"])
-def test_bad_text_ends_a_command_with_one_line(
+def test_bad_text_ends_a_command_with_an_error_of_one_line(
     tmp_path: Path, gaugelasso: Command, name: str
 ) -> None:
-    settings, said = BAD[name]
+    settings, expected = BAD[name]
     keys = {"length": 512} | settings(tmp_path)
     changes = [f"--set=task.{key}={value}" for key, value in keys.items()]
     answer = gaugelasso("train", CONFIGS / "small.toml", "--out", tmp_path / "run", *changes)
     assert_told(answer, "")
-    assert re.search(said, answer[2])
+    assert re.search(expected, answer[2])
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,7 @@
-"""Kernels as compiled on a GPU; elsewhere by Triton's interpreter, which must be told in time."""
+"""Kernels as compiled on a GPU; elsewhere by Triton's interpreter.
+
+Triton reads the variable that selects the interpreter when it is imported.
+"""
 
 import os
 

@@ -1,6 +1,6 @@
-"""In the interpreter an address outside of what a kernel was given is an error.
+"""In the interpreter, an access outside the tensors of a kernel is an error.
 
-On a GPU it would be silent more often than not: memory of another tensor, read or overwritten.
+On a GPU it would often read or overwrite another tensor without an error.
 """
 
 import importlib.util
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from tests.kernels import CUDA
 
-# Kernels that are given addresses, behind which tensors of any length may lie.
+# Kernels that take addresses of further tensors, whose bounds are unknown.
 _ANYWHERE = {"_follow"}
 
 
 class Bounds:
-    """The memory of some tensors, as runs of addresses that do not meet."""
+    """The memory of some tensors, as disjoint ranges of addresses."""
 
     def __init__(self, tensors: Iterable[Tensor] = (), anywhere: bool = False):
         self._anywhere = anywhere
-        runs: list[list[int]] = []
+        ranges: list[list[int]] = []
         for start, end in sorted(_extent(tensor) for tensor in tensors if tensor.numel()):
-            if runs and start <= runs[-1][1]:
-                runs[-1][1] = max(end, runs[-1][1])
+            if ranges and start <= ranges[-1][1]:
+                ranges[-1][1] = max(end, ranges[-1][1])
             else:
-                runs.append([start, end])
-        self._starts, self._ends = np.array(runs, np.uint64).reshape(-1, 2).T
+                ranges.append([start, end])
+        self._starts, self._ends = np.array(ranges, np.uint64).reshape(-1, 2).T
 
     def check(self, what: str, pointers: Any, mask: Any) -> None:
-        """`pointers` and `mask` are the interpreter's."""
+        """AssertionError if an unmasked pointer is outside; arguments are the interpreter's."""
         addresses, chosen = np.broadcast_arrays(pointers.data, mask.data)
         addresses = addresses[chosen.astype(bool)]
         if self._anywhere or not addresses.size:

@@ -1,4 +1,4 @@
-"""Our own attention of narrow heads against the plain form: values, gradients and layouts.
+"""The fused attention of narrow heads against the reference: values, gradients and layouts.
 
 On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
 """
@@ -14,9 +14,9 @@ from tests.kernels import CUDA, DEVICE
 pytest.importorskip("triton")
 
 from gaugelasso.kernels.gpu import attention
-from gaugelasso.kernels.gpu.heads import _eights
+from gaugelasso.kernels.gpu.heads import _is_aligned
 
-# The interpreter does not multiply bfloat16.
+# The interpreter cannot multiply bfloat16.
 HALF = torch.bfloat16 if CUDA else torch.float16
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SCALE = 0.3
@@ -26,7 +26,7 @@ compiled = pytest.mark.skipif(not CUDA, reason="no CUDA device")
 
 
 def draw(count: int, length: int, wide: int, *, batch: int = 1, seed: int = 0) -> Tensor:
-    """Heads [B, count, S, wide], token-major underneath."""
+    """Heads [B, count, S, wide] in token-major memory."""
     generator = torch.Generator().manual_seed(seed + length + wide)
     values = torch.randn(batch, length, count, wide, generator=generator)
     return values.to(DEVICE).transpose(1, 2)
@@ -37,7 +37,7 @@ def gradients(out: Tensor, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype) -> None:
-    """Errors in terms of what is expected, but for gradients that cancel."""
+    """Errors relative to the expected values, or to a tenth of the largest if these cancel."""
     grad = draw(q.shape[1], q.shape[2], v.shape[3], batch=len(q), seed=9)
     leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
     with kernels.reference_kernels():
@@ -89,9 +89,9 @@ def test_tiles_of_other_shapes(queries: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_leaks_from_beyond_the_sequence() -> None:
-    """Scores so low that a key of zeros, there only to fill a tile, would outweigh all others.
+    """Scores so low that a zero key in the padding of a tile would outweigh all others.
 
-    Not lower still: sums of tensor cores do not tell them apart any more.
+    With even lower scores, the sums of tensor cores could not distinguish them.
     """
     q, k, v = (draw(1, 70, 8, seed=seed) for seed in range(3))
     q[..., 0], k[..., 0] = 10.0, -10.0
@@ -99,28 +99,28 @@ def test_nothing_leaks_from_beyond_the_sequence() -> None:
         check(q, k, v, causal, torch.float32)
 
 
-def test_any_layout_comes_in() -> None:
+def test_inputs_of_any_layout() -> None:
     q = draw(2, 20, 16).contiguous()
     k = draw(2, 20, 40)[..., 8:24]
     v = draw(2, 20, 8).mT.contiguous().mT
     check(q, k, v, True, torch.float32)
     leaf = q.requires_grad_()
-    attention.Attend.apply(leaf, k, v, SCALE, True).sum().backward()  # a gradient of no strides
+    attention.Attend.apply(leaf, k, v, SCALE, True).sum().backward()  # a gradient with zero strides
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()
 
 
-def test_token_major_comes_out() -> None:
-    """Merging heads copies nothing, and neither do the gradients' receivers."""
+def test_results_are_token_major() -> None:
+    """So merging heads and using the gradients needs no copies."""
     leaves = [t.requires_grad_() for t in (draw(4, 20, 16), draw(2, 20, 16), draw(2, 20, 8))]
     out = attention.Attend.apply(*leaves, SCALE, True)
     assert out.transpose(1, 2).flatten(2).flatten(0, 1).data_ptr() == out.data_ptr()
     for grad in torch.autograd.grad(out, leaves, out.detach()):
         assert grad.transpose(1, 2).is_contiguous()
-        assert _eights(grad)
+        assert _is_aligned(grad)
 
 
-def test_wide_heads_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_heads_use_the_attention_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "fused", lambda _: True)
     for wide, ours in ((front.NARROW, True), (front.NARROW + 8, False)):
         q, k = (draw(count, 10, wide).requires_grad_() for count in (4, 2))
@@ -132,7 +132,7 @@ def test_wide_heads_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 @pytest.mark.gpu
-def test_no_width_compiles_anew() -> None:
+def test_a_new_width_needs_no_compilation() -> None:
     names = ("_forward", "_back_queries", "_back_keys")
 
     def variants() -> int:
@@ -150,7 +150,7 @@ def test_no_width_compiles_anew() -> None:
 
 @compiled
 @pytest.mark.gpu
-def test_two_runs_give_the_same_bits() -> None:
+def test_results_are_deterministic() -> None:
     leaves = [draw(n, 300, 24, batch=16).bfloat16().requires_grad_() for n in (4, 2, 2)]
     runs = []
     for _ in range(2):

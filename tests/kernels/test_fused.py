@@ -1,121 +1,43 @@
-"""Every fused kernel against its plain form: values and gradients.
+"""Every fused kernel of the forward pass against its reference: values and gradients.
 
-On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
+On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed. The stream
+has a file of its own, test_stream.py.
 """
 
 import importlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSpec
 from tests.kernels import CUDA, DEVICE
+from tests.kernels.comparison import (
+    DTYPES,
+    TOLERANCE,
+    compare,
+    draw,
+    draw_indices,
+    draw_sites,
+    pad,
+    trim,
+)
 
 triton = pytest.importorskip("triton")
 
 from gaugelasso.kernels import dispatch  # noqa: E402
 from gaugelasso.kernels.gpu import entropy, heads, maps, pointwise, stream  # noqa: E402
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-
-
-def draw(*shape: int, seed: int = 0, positive: bool = False) -> Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-    return (values.abs() + 0.1 if positive else values).to(DEVICE)
-
-
-def trim(rows: Tensor, *widths: int) -> Tensor:
-    """Rows of several padded blocks without their padding, which must be zero."""
-    kept, start = [], 0
-    for width in widths:
-        end = start + -(-width // 8) * 8
-        assert (rows[start + width : end] == 0).all()
-        kept.append(rows[start : start + width])
-        start = end
-    assert start == len(rows)
-    return torch.cat(kept)
-
-
-def pad(rows: Tensor, *widths: int) -> Tensor:
-    """The reverse of `trim`."""
-    blocks = [F.pad(b, (0, 0, 0, -len(b) % 8)) for b in rows.split(widths)]
-    return torch.cat(blocks)
-
-
-def compare(plain, fused, inputs: list[Tensor], tolerance: float) -> None:
-    """Outputs and the gradients of a random functional of them, relative to their size."""
-    results = []
-    for function in (plain, fused):
-        leaves = [value.detach().clone().requires_grad_() for value in inputs]
-        with kernels.reference_kernels(function is plain):
-            outputs = function(*leaves)
-        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        total = sum(
-            (draw(*out.shape, seed=7 + i) * out.float()).sum() for i, out in enumerate(outputs)
-        )
-        results.append([*outputs, *torch.autograd.grad(total, leaves)])
-    for number, (expected, got) in enumerate(zip(*results, strict=True)):
-        assert got.shape == expected.shape, number
-        error = (got.float() - expected.float()).abs().max()
-        assert error <= tolerance * expected.float().abs().max() + 1e-12, (number, float(error))
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(70, 100), (5, 33), (64, 32), (1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_stream(size: int, tokens: int, dtype: torch.dtype) -> None:
-    """Two operators in a row: gradients of the stream meet in place."""
-    every = size + 3
-    reads = [torch.randperm(every)[:size].to(DEVICE) for _ in range(2)]
-    writes = [torch.randperm(every)[:size].to(DEVICE) for _ in range(2)]
-    weight = draw(size, positive=True)
-    energies = {name: torch.zeros(size, device=DEVICE) for name in ("plain", "fused")}
-
-    def run(x0: Tensor, *us: Tensor, fused: bool) -> Tensor:
-        x, seen = x0 * 1.0, []
-        for sites, targets, u in zip(reads, writes, us, strict=True):
-            if fused:
-                x, n = stream.Read.apply(x, weight, sites, energies["fused"], 1e-20, dtype)
-                n = trim(n, size)
-                x = stream.Write.apply(x, targets, pad(u.to(dtype) * n, size))
-            else:
-                x, n = kernels.read(x, sites, weight, energies["plain"])
-                x = kernels.write(x, targets, u * n)
-            seen.append(n.float())
-        return torch.cat([x, *seen])
-
-    inputs = [draw(every, tokens), draw(size, tokens, seed=1), draw(size, tokens, seed=2)]
-    compare(
-        lambda *a: run(*a, fused=False), lambda *a: run(*a, fused=True), inputs, TOLERANCE[dtype]
-    )
-    assert torch.allclose(energies["plain"], energies["fused"], rtol=TOLERANCE[dtype])
-
-
-def test_silent_tokens_stay_silent() -> None:
-    x = draw(6, 40)
-    x[:, 5:9] = 0
-    sites = torch.arange(6, device=DEVICE)
-    leaf = x.clone().requires_grad_()
-    _, n = stream.Read.apply(leaf * 1.0, draw(6, positive=True), sites, None, 1e-20, x.dtype)
-    n = trim(n, 6)
-    n.sum().backward()
-    assert (n[:, 5:9] == 0).all()
-    assert leaf.grad is not None
-    assert (leaf.grad[:, 5:9] == 0).all()
-    assert leaf.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize("vocabulary", [11, 150])
 def test_embed(placed: bool, vocabulary: int) -> None:
     batch, length, d, size = 3, 17, 70, 75
-    tokens = torch.randint(vocabulary, (batch, length)).to(DEVICE)
-    sites = torch.randperm(size)[:d].to(DEVICE)
+    tokens = draw_indices(vocabulary, batch, length)
+    sites = draw_sites(size, d)
 
     def run(table: Tensor, scale: Tensor, positions: Tensor, fused: bool) -> Tensor:
         where = positions if placed else None
@@ -153,7 +75,7 @@ def test_deliver(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("d_v", [3, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_merge_heads(d_v: int, dtype: torch.dtype) -> None:
-    """Token-major heads whose padded channels count for nothing."""
+    """Token-major heads, whose padded channels do not contribute."""
     batch, count, length, d = 2, 3, 10, 13
 
     def fused(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
@@ -190,7 +112,7 @@ def test_split_heads(
             assert part.shape[-1] % 8 == 0
             assert (part[..., width:] == 0).all()
         q, k, v = q[..., :d_k], k[..., :d_k], v[..., :d_v]
-        if turn:  # pairs lie side by side
+        if turn:  # the halves of a pair are adjacent
             q, k = (t.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for t in (q, k))
         return [q, k, v]
 
@@ -212,7 +134,7 @@ def test_swiglu(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) -> None:
     batch, length = 3, 23
-    targets = torch.randint(classes, (batch, length)).to(DEVICE)
+    targets = draw_indices(classes, batch, length)
     targets[0, 3:6] = -100
 
     def lay(logits: Tensor) -> Tensor:
@@ -230,14 +152,14 @@ def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) ->
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
 
 
-def test_a_class_that_is_not_there_is_seen() -> None:
+def test_a_class_out_of_range_gives_nan() -> None:
     logits = draw(1, 3, 5)
     for wrong in (5, -1):
         targets = torch.tensor([[0, wrong, -100]], device=DEVICE)
         assert entropy.CrossEntropy.apply(logits, targets).isnan()
 
 
-def test_a_token_that_is_not_there_is_seen() -> None:
+def test_a_token_out_of_range_gives_nan() -> None:
     sites = torch.arange(3, device=DEVICE)
     tokens = torch.tensor([[0, 4]], device=DEVICE)
     table, scale = draw(4, 3), draw(3)
@@ -246,7 +168,7 @@ def test_a_token_that_is_not_there_is_seen() -> None:
     assert not x[:, 0].isnan().any()
 
 
-# --- all of them together ---------------------------------------------------------------
+# --- whole models ---------------------------------------------------------------
 
 UNIFORM = {
     "width": 9, "layers": 2, "heads": 2, "d_k": 6, "d_v": 3, "d_f": 5,
@@ -277,7 +199,7 @@ SPECS = {
 
 @pytest.fixture
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
+    """Fused forms also on a CPU, by the interpreter."""
     names = ("entropy", "heads", "maps", "stream", "swiglu")
     for name in () if CUDA else names:
         module = importlib.import_module(f"gaugelasso.kernels.{name}")

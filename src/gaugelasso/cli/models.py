@@ -94,7 +94,7 @@ def eval_(
     batches: Annotated[int, typer.Option(min=1, help="Number of held-out batches.")] = 64,
     whole: Annotated[
         bool,
-        typer.Option("--whole", help="Use all held-out data of a finite data set."),
+        typer.Option("--whole", help="Use all test data of a finite data set."),
     ] = False,
     set_: Changes = None,
     device: Device = None,
@@ -112,7 +112,7 @@ def eval_(
     if (task.length, task.inputs) != (model.initial_spec.length, model.initial_spec.inputs):
         raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
-        figures, data = whole_figures(model, settings, where), "all held-out data"
+        figures, data = whole_figures(model, settings, where), "all test data"
     else:
         loss, metric = evaluate(model, settings, batches, where, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}

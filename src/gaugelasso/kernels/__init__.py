@@ -1,9 +1,9 @@
-"""The few operations a step is made of: each a plain reference, and a fused form for GPUs.
+"""The operations of a training step: each as a reference in PyTorch and fused for GPUs.
 
-A function here says what is computed, in plain PyTorch; on a GPU with Triton the same
-is done by a kernel of the same name in `gpu/`. There also are the fused forms of what
-follows the backward pass, which is said plainly in `pace`, `optim`, `penalty` and `gauge`.
-They get tensors and numbers; from which axes, tasks or phases these come they are not told.
+A function here is the readable reference. On a GPU with Triton, a kernel of the same name in
+`gpu/` computes the same. `gpu/` also holds the fused forms of what follows the backward pass;
+their references are in `compress` (`step_scalars`, `optim`, `penalty`, `gauge`). Kernels take
+tensors and numbers, and depend on no axes, tasks or phases.
 """
 
 from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels

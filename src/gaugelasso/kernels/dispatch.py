@@ -1,6 +1,6 @@
-"""Which form of a kernel runs: the fused one on a GPU, the plain one elsewhere or on request.
+"""Chooses the form of a kernel: fused on a GPU, the reference elsewhere or on request.
 
-And what both forms go by.
+Also holds the conventions that both forms share: alignment, ignored targets, precision.
 """
 
 import importlib.util
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError
 
-# Fused forms pad the rows of activations and maps with zeros to multiples of this: a
-# product with an odd width is several times slower than with the next even eight.
+# Fused forms pad the rows of activations and maps with zeros to multiples of this: a matrix
+# product of an odd width is several times slower than one of the next multiple of eight.
 ALIGN = 8
-# A target of the cross-entropy that does not count.
+# A target that the cross-entropy ignores.
 NO_TARGET = -100
 _plain = False
 
@@ -30,7 +30,7 @@ def available() -> bool:
 def fused(tensor: Tensor) -> bool:
     """Whether an operation on this tensor takes its fused form.
 
-    Triton launches on the current device and reckons in float32 at most.
+    Triton launches on the current device and computes in float32 at most.
     """
     return (
         tensor.is_cuda
@@ -42,23 +42,23 @@ def fused(tensor: Tensor) -> bool:
 
 
 def fused_flat(tensor: Tensor) -> bool:
-    """The same of an operation on flat storage, whose fused forms know float32 alone."""
+    """As `fused`, for an operation on flat storage, whose fused forms support float32 alone."""
     return tensor.dtype is torch.float32 and fused(tensor)
 
 
 def check_offsets(rows: int, tokens: int) -> None:
-    """Offsets within activations are 32-bit numbers in the fused forms."""
+    """UserError if an offset within activations exceeds 32 bits, which fused forms use."""
     if rows * tokens >= 2**31:
         raise UserError(
-            f"{tokens:,} tokens by {rows:,} channels are too many for one fused pass; take "
-            "smaller batches (train.batch, with more train.accumulate) or the plain forms "
+            f"{tokens:,} tokens by {rows:,} channels are too many for one fused pass; use "
+            "smaller batches (train.batch, with more train.accumulate) or the reference kernels "
             "(train.fused = false)"
         )
 
 
 @contextmanager
 def reference_kernels(on: bool = True) -> Iterator[None]:
-    """Within it every kernel takes its plain form (or, with False, its usual one)."""
+    """Within this context every kernel takes its reference form (with False: its usual form)."""
     global _plain
     before, _plain = _plain, on
     try:

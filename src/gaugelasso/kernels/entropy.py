@@ -7,9 +7,9 @@ from gaugelasso.kernels.dispatch import NO_TARGET, fused
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over positions of -log softmax(logits)[target]; targets of NO_TARGET do not count.
+    """Mean over positions of -log softmax(logits)[target]; targets of NO_TARGET are ignored.
 
-    logits [B, S, classes], targets [B, S]; float32 whatever the logits are.
+    logits [B, S, classes], targets [B, S]; the result is float32 for logits of any dtype.
     """
     if fused(logits):
         from gaugelasso.kernels.gpu.entropy import CrossEntropy

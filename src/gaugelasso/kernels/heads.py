@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gaugelasso.kernels.dispatch import aligned, check_offsets, fused
 
-# Widest heads (padded) of our own fused attention: beyond, long sequences are slower with it
-# than with PyTorch's.
+# Largest padded head width of the fused attention here. For wider heads and long sequences,
+# PyTorch's attention is faster.
 NARROW = 32
 
 
@@ -25,12 +25,12 @@ def split_heads(
 
     Features come as `heads` queries, `groups` keys, `groups` values. With `frequencies` [P] the
     d_k = 2 P features of a head are P first halves, then P second halves of pairs, and pair
-    p at position t is turned by t f_p; the first position is `start`. In fused form features
-    come and heads go padded with zeros to multiples of `dispatch.ALIGN`, the halves of a pair
-    lie side by side, and `start` is 0.
+    p at position t is rotated by t f_p; the first position is `start`. In fused form, features
+    and heads are padded with zeros to multiples of `dispatch.ALIGN`, the two halves of a pair
+    are adjacent, and `start` must be 0.
     """
     if fused(rows):
-        assert start == 0, "one position at a time is too little for a fused pass"
+        assert start == 0, "the fused form has no start position"
         from gaugelasso.kernels.gpu.heads import SplitHeads
 
         check_offsets((heads + groups) * aligned(d_k) + groups * aligned(d_v), rows.shape[1])
@@ -49,7 +49,7 @@ def split_heads(
 
 
 def rotate(x: Tensor, frequencies: Tensor, start: int = 0) -> Tensor:
-    """RoPE: turn pair p at position t by t f_p, t from `start` on. x [heads, 2, P, B, S]."""
+    """RoPE: rotate pair p at position t by t f_p, t from `start` on. x [heads, 2, P, B, S]."""
     positions = torch.arange(x.shape[-1], device=x.device, dtype=frequencies.dtype) + start
     angle = (frequencies[:, None] * positions)[:, None]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -60,7 +60,7 @@ def rotate(x: Tensor, frequencies: Tensor, start: int = 0) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     """softmax(scale q k^T) v over [B, heads, S, d], with d_k and d_v of any size.
 
-    The result may be wider than v: zeros follow.
+    The result may be wider than v; the additional channels are zero.
     """
     if fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:
         from gaugelasso.kernels.gpu.attention import Attend
@@ -73,20 +73,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     if not fused(q):
-        # Fused kernels of PyTorch want equal, contiguous widths, on a GPU in multiples of 8;
-        # zero channels change nothing.
-        wide = max(q.shape[-1], v.shape[-1])
+        # PyTorch's fused attention needs equal, contiguous widths, on a GPU in multiples of 8.
+        # Additional zero channels change no result.
+        width = max(q.shape[-1], v.shape[-1])
         if q.is_cuda:
-            wide = aligned(wide)
-        q, k, v = (_packed(F.pad(t, (0, wide - t.shape[-1]))) for t in (q, k, v))
+            width = aligned(width)
+        q, k, v = (_packed(F.pad(t, (0, width - t.shape[-1]))) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
 
 def _packed(x: Tensor) -> Tensor:
-    """Contiguous, and with the strides of its shape.
+    """Contiguous, with the default strides of its shape.
 
-    `contiguous` leaves the stride of a dim of size 1 as it is, and PyTorch's attention on a GPU
-    refuses an odd one.
+    `contiguous` keeps the stride of a dim of size 1, and PyTorch's attention on a GPU rejects
+    an odd stride.
     """
     return x.contiguous().view(-1).view(x.shape)
 
@@ -96,7 +96,7 @@ def merge_heads(mixed: Tensor, out: Tensor, scale: Tensor) -> Tensor:
     if fused(mixed):
         from gaugelasso.kernels.gpu.maps import Deliver
 
-        # Token-major, as attention wrote it; padded channels meet rows of zeros.
+        # Token-major, as attention wrote it; padded channels are multiplied by rows of zeros.
         rows = mixed.transpose(1, 2).flatten(2).flatten(0, 1).T
         return Deliver.apply(rows, out.flatten(0, 1), scale, out.shape[1], mixed.shape[3])
     rows = mixed[..., : out.shape[1]].permute(1, 3, 0, 2).reshape(out.shape[:2].numel(), -1)

@@ -1,8 +1,8 @@
 """Linear maps with the gain of their inputs or the scale of their outputs folded in.
 
-Folding costs one pass over the weights and saves two over the activations; the gradient of
-a gain is then a row sum over weights, of a scale a column sum. In fused form the rows of
-inputs, and of each map's outputs, are padded with zeros to multiples of `dispatch.ALIGN`.
+Folding costs one pass over the weights and saves two over the activations. The gradient of a
+gain is then a row sum over weights, and that of a scale a column sum. In fused form, the rows
+of inputs and of each map's outputs are padded with zeros to multiples of `dispatch.ALIGN`.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from gaugelasso.kernels.dispatch import ALIGN, fused, work_dtype
 
 
 def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
-    """(gain [maps])^T inputs: inputs [d, N], maps [d, c_i] side by side -> [sum c_i, N]."""
+    """(gain [maps])^T inputs: inputs [d, N], maps [d, c_i] concatenated -> [sum c_i, N]."""
     if fused(inputs):
         from gaugelasso.kernels.gpu.maps import Project
 
         inputs = inputs.to(work_dtype(inputs))
-        if odd := inputs.shape[0] % ALIGN:  # not by a fused read
+        if odd := inputs.shape[0] % ALIGN:  # does not come from a fused read
             inputs = F.pad(inputs, (0, 0, 0, ALIGN - odd))
         return Project.apply(inputs, gain, *maps)
     joined = torch.cat(list(maps), 1) if len(maps) > 1 else maps[0]

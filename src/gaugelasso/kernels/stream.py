@@ -1,4 +1,4 @@
-"""The residual stream [D, N]: how tokens enter it, and how its sites are read and written."""
+"""The residual stream [D, N]: embedding of tokens, reads and writes of sites."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 from gaugelasso.errors import UserError
 from gaugelasso.kernels.dispatch import aligned, check_offsets, fused, work_dtype
 
-# Below this a token has no signal to normalise: far below what a stream can fade to.
+# A token with a mean square below this has no signal to normalise. Streams do not get that small.
 EPS = 1e-20
 
 
@@ -17,7 +17,8 @@ def embed(
     """A stream of `size` sites with x[t_j, n] = scale_j (table[token_n, j] + positions[n, j])."""
     if positions is not None and len(positions) < tokens.shape[1]:
         raise UserError(
-            f"a sequence of {tokens.shape[1]} is longer than the {len(positions)} learned positions"
+            f"a sequence of {tokens.shape[1]} tokens is longer than the {len(positions)} learned "
+            "positions of the model; shorten it"
         )
     if fused(table):
         from gaugelasso.kernels.gpu import stream
@@ -32,17 +33,17 @@ def embed(
 
 
 def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
-    """Rows of a table. The two forms differ in their backward pass alone."""
+    """Rows of a table. The two branches differ in their backward pass alone."""
     if table.is_cuda:
-        return table.index_select(0, tokens)  # adds without sorting: safe to capture
-    return F.embedding(tokens, table)  # on a CPU the other form visits rows one by one
+        return table.index_select(0, tokens)  # backward does not sort: safe in a CUDA graph
+    return F.embedding(tokens, table)  # on a CPU, index_select's backward adds row by row
 
 
 def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The stream, and n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 where there is no signal.
+    """The stream, and n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal.
 
-    Use the returned stream from here on: a fused backward pass adds to its gradient in
-    place. `energy`, if given, takes the mean squares of what was read.
+    Callers must continue with the returned stream: the fused backward pass adds to its
+    gradient in place. `energy`, if given, receives the mean squares of x[s_j].
     """
     if fused(x) and not weight.requires_grad:
         from gaugelasso.kernels.gpu import stream
@@ -55,12 +56,12 @@ def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tup
     if energy is not None:
         energy.copy_(square.detach().mean(dim=1))
     level = (weight[:, None] * square).sum(dim=0)
-    # Silence stays silent, and without a gradient: 1 / sqrt(EPS) of it, chained, overflows.
+    # No gradient for tokens without signal: a product of several 1 / sqrt(EPS) overflows.
     return x, picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
 
 
 def write(x: Tensor, sites: Tensor, u: Tensor) -> Tensor:
-    """x[t_j] += u_j, in place: no backward pass needs the stream's own values."""
+    """x[t_j] += u_j, in place: no backward pass needs the values of the stream."""
     if fused(x):
         from gaugelasso.kernels.gpu import stream
 

@@ -7,7 +7,7 @@ from gaugelasso.kernels.dispatch import fused
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """up silu(gate), with up the upper half of the rows and gate the lower: [2 f, N] -> [f, N]."""
+    """up silu(gate), with up the first half of the rows and gate the second: [2 f, N] -> [f, N]."""
     if fused(both):
         from gaugelasso.kernels.gpu.pointwise import Swiglu
 

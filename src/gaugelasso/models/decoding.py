@@ -1,7 +1,7 @@
-"""Decoding: a causal transformer one position at a time, remembering keys and values.
+"""Decoding: a causal transformer one position at a time, with a key/value cache.
 
-Every layer keeps its own widths, so every layer's memory has its own shape. Knows nothing
-of text: tokens in, tokens out.
+Widths differ between layers, so the cache has another shape in every layer. Works on tokens,
+not on text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,31 +16,37 @@ from gaugelasso.models.transformer import Transformer
 
 
 class Decoder:
-    """Feed tokens [B, T], all that is known at first, then one position at a time.
+    """Feed the prompt [B, T] first, then tokens [B, 1], one position at a time.
 
-    The model must be in eval mode, and stay as it is: what is remembered is of its weights.
+    The model must be in eval mode. Its weights must not change: the cache depends on them.
     """
 
     def __init__(self, model: Transformer):
         spec = model.initial_spec
         if spec.input_kind != "tokens" or not spec.causal:
-            takes = "sequences as a whole" if spec.input_kind == "tokens" else "patches"
-            raise SpecError(f"this model reads {takes}: only causal ones over tokens can go on")
+            reads = "whole sequences" if spec.input_kind == "tokens" else "patches"
+            raise SpecError(
+                f"this model reads {reads} and cannot generate tokens; decoding needs a causal "
+                "model over tokens"
+            )
         self.model = model
         self.length = spec.length
-        self.seen = 0
-        self._memory: dict[str, tuple[Tensor, Tensor]] = {}
+        self.position = 0
+        self._cache: dict[str, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def feed(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, outputs], those the whole sequence so far would give at its end."""
+        """Logits [B, T, outputs] of the fed positions, given all positions fed before."""
         batch, count = tokens.shape
-        start, end = self.seen, self.seen + count
+        start, end = self.position, self.position + count
         if end > self.length:
-            raise SpecError(f"position {end} is beyond the model's length of {self.length}")
+            raise SpecError(
+                f"position {end} is beyond the model's length of {self.length}; start a new "
+                "Decoder with fewer tokens"
+            )
         if start and count > 1:
-            raise SpecError(f"{count} positions at once; after the first feed, one at a time")
-        # Steps of one position: fused kernels, made for thousands, would gain nothing.
+            raise SpecError(f"got {count} positions; after the first feed, give one at a time")
+        # Fused kernels are made for thousands of positions and are not faster for one.
         with kernels.reference_kernels():
             x = self._embed(tokens, start, end)
             for name, operator in self.model.operators.items():
@@ -50,7 +56,7 @@ class Decoder:
                 else:
                     x = operator(x, batch)
             logits = self.model.classifier(x)
-        self.seen = end
+        self.position = end
         return logits.view(batch, count, -1)
 
     def _embed(self, tokens: Tensor, start: int, end: int) -> Tensor:
@@ -63,9 +69,9 @@ class Decoder:
     def _attend(self, name: str, operator: Attention, x: Tensor, batch: int, start: int) -> Tensor:
         x, q, *new = operator.project_qkv(x, batch, start)
         if start:
-            new = [torch.cat(pair, dim=2) for pair in zip(self._memory[name], new, strict=True)]
-        k, v = self._memory[name] = (new[0], new[1])
-        # The last position sees all there is; only a first feed has a future to hide.
+            new = [torch.cat(pair, dim=2) for pair in zip(self._cache[name], new, strict=True)]
+        k, v = self._cache[name] = (new[0], new[1])
+        # A single last position sees all keys; only the first feed needs a causal mask.
         return operator.project_out(x, kernels.attend(q, k, v, operator.softmax_scale, start == 0))
 
 
@@ -77,25 +83,25 @@ def sample(
     top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """Tokens that go on from the prompt, without end; ask for as many as you want.
+    """An endless iterator of tokens that continue the prompt.
 
-    Each is drawn from softmax(logits / temperature), of the `top_k` likeliest where that is
-    not 0; at temperature 0 it is the likeliest. Where the model's length is used up, the
-    last half of it is read again from position 0, and decoding goes on from there.
+    Each is drawn from softmax(logits / temperature), restricted to the `top_k` likeliest if
+    that is not 0; at temperature 0 it is the likeliest. When the model's length is reached, its
+    last half is fed again from position 0, and decoding continues from there.
     """
     if not prompt:
-        raise SpecError("the prompt is empty; give at least one token to go on from")
+        raise SpecError("the prompt is empty; give at least one token")
     if not temperature >= 0:
-        raise SpecError(f"temperature {temperature}: must be 0 or more")
+        raise SpecError(f"temperature = {temperature}: must be 0 or more")
     decoder = Decoder(model)
 
     def draw(logits: Tensor) -> int:
         return _draw(logits, temperature, top_k, generator)
 
-    return _go_on(decoder, list(prompt), draw)
+    return _continue(decoder, list(prompt), draw)
 
 
-def _go_on(decoder: Decoder, text: list[int], draw: Callable[[Tensor], int]) -> Iterator[int]:
+def _continue(decoder: Decoder, text: list[int], draw: Callable[[Tensor], int]) -> Iterator[int]:
     device = decoder.model.sites.device
     half = max(1, decoder.length // 2)
     new = text if len(text) <= decoder.length else text[-half:]
@@ -104,7 +110,7 @@ def _go_on(decoder: Decoder, text: list[int], draw: Callable[[Tensor], int]) -> 
         text.append(draw(logits.float()))
         yield text[-1]
         new = text[-1:]
-        if decoder.seen == decoder.length:
+        if decoder.position == decoder.length:
             decoder = Decoder(decoder.model)
             new = text[-half:]
 
@@ -115,6 +121,6 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
     if 0 < top_k < len(logits):
         least = logits.topk(top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    # From the largest down: a temperature next to 0 must not overflow.
-    shares = ((logits - logits.max()) / temperature).softmax(0)
-    return int(torch.multinomial(shares, 1, generator=generator))
+    # The largest is subtracted first, so that a temperature close to 0 does not overflow.
+    probabilities = ((logits - logits.max()) / temperature).softmax(0)
+    return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -1,8 +1,8 @@
-"""How a residual stream of sites is read and written, and its two ends.
+"""Reads and writes of the residual stream, the embedding and the classifier.
 
-Activations are feature-major, [features, tokens]: a site is one contiguous row, so
-reading and writing some sites moves whole rows, and matrix products keep an aligned
-leading dimension whatever the width. Every removable index is a whole tensor dim.
+Activations are feature-major, [features, tokens]. A site is one contiguous row, so that reads
+and writes move whole rows, and matrix products have an aligned leading dimension for every
+width. Every removable index is an index of a tensor dim.
 
 Shapes: D sites, N = B*S tokens, d widths, H query heads, G key/value heads, P pairs.
 """
@@ -14,7 +14,7 @@ from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Norm, Slot
 from gaugelasso.models.spec import InputKind
 
-# Large enough that a step of Adam is small beside it, small enough to be relearned.
+# Large compared with a step of Adam, and small enough to be unlearned.
 EMBED_STD = 0.1
 
 
@@ -23,11 +23,11 @@ def normal(shape: tuple[int, ...], std: float, generator: torch.Generator) -> nn
 
 
 class Extractor(nn.Module):
-    """n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2), whose gain is folded into what it goes to.
+    """n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); the gain is folded into the map that reads n.
 
-    At birth weight = 1/D: the textbook RMSNorm. The weights are a buffer that
-    follows the gain slowly (gauge.SlowNorms), which keeps every coupling exactly
-    bilinear. `tied` uses gain^2 / sum gain^2 instead: the paper's prescaled RMS.
+    Initially weight = 1/D: the usual RMSNorm. The weights are a buffer that follows the gain
+    slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
+    gain^2 / sum gain^2 instead: the paper's prescaled RMS.
     """
 
     sites: Tensor
@@ -43,8 +43,8 @@ class Extractor(nn.Module):
         self.register_buffer("energy", torch.ones(len(sites)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, to be used from here on, and n [d, N]."""
-        if self.tied:  # nothing follows: nobody asks for energies, nor do ranks share them
+        """The stream, which replaces x from here on, and n [d, N]."""
+        if self.tied:  # no slow weights, so no energies are needed
             weight, energy = self.gain.square() / self.gain.square().sum(), None
         else:
             weight, energy = self.weight, self.energy if self.training else None
@@ -55,14 +55,14 @@ class Extractor(nn.Module):
 
     @staticmethod
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
-        """The inputs of an operator: its gain against the maps they go into."""
+        """The inputs of an operator: side A is the gain, side B the maps that read them."""
         riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
         gain = Slot(f"{owner}.read.gain")
         return Axis(f"{owner}.{kind}", kind, (gain,), maps, riders, owner=owner)
 
 
 class Injector(nn.Module):
-    """x[t_j] += u_j, whose scale is folded into what it comes from."""
+    """x[t_j] += u_j; the scale is folded into the map that computes u."""
 
     sites: Tensor
 
@@ -76,13 +76,13 @@ class Injector(nn.Module):
 
     @staticmethod
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
-        """The outputs of an operator: the maps they come from against their scale."""
+        """The outputs of an operator: side A is the maps that compute them, side B the scale."""
         scale, sites = Slot(f"{owner}.write.scale"), Slot(f"{owner}.write.sites")
         return Axis(f"{owner}.{kind}", kind, maps, (scale,), (sites,), owner=owner)
 
 
 class Part(nn.Module):
-    """What every operator tells the axis table about itself, under the name it goes by."""
+    """A module's entries of the axis table; `name` is the module's name in the model."""
 
     def axes(self, name: str) -> list[Axis]:
         raise NotImplementedError
@@ -100,8 +100,8 @@ class Part(nn.Module):
 class Embedding(Part):
     """Rows of a table (tokens) or a linear map (patches), plus learned positions.
 
-    Masked patches are [B, S, n + 1]: the last value is 1, and the others 0, where a patch
-    is hidden. So the last row of the table is the learned token that stands for it.
+    Masked patches are [B, S, n + 1]: for a hidden patch the last value is 1 and the others are
+    0. So the last row of the table is the learned token of hidden patches.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Embedding(Part):
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_e",)
-        # A hidden patch takes its token as it is: no work, and no part of the paper's figures.
+        # The row of the hidden patches' token costs no work, and is not in the paper's figures.
         costs = [Cost("lookup" if self.tokens else "matmul", self.inputs, axis)]
         if self.positions is not None:
             costs.append(Cost("lookup", self.positions.shape[0], axis))
@@ -174,7 +174,7 @@ class Classifier(Part):
         _, normalised = self.read(x)
         rows = kernels.project(normalised, self.read.gain, [self.out])
         outputs = self.out.shape[1]
-        # A slice, even of everything, costs a copy on the way back.
+        # A slice, even of all rows, costs a copy in the backward pass.
         return (rows if len(rows) == outputs else rows[:outputs]).T
 
     def axes(self, name: str) -> list[Axis]:

@@ -1,6 +1,6 @@
-"""The operators between the two ends of the stream: attention and SwiGLU.
+"""The operators between embedding and classifier: attention and SwiGLU.
 
-Activations are feature-major, as in layers.py, and so are the shapes' names.
+Activations are feature-major, and shapes are named as in layers.py.
 """
 
 import torch
@@ -13,22 +13,22 @@ from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
 
 
 class Operator(Part):
-    """A part that reads the stream and writes back to it, and may vanish."""
+    """A part that reads the stream and writes to it, and that compression may remove."""
 
     read: Extractor
     write: Injector
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
-        """A stream [D, N] of `batch` sequences -> the stream with this operator's part added."""
+        """A stream [D, N] of `batch` sequences -> the stream plus this operator's output."""
         raise NotImplementedError
 
     def spec(self) -> OperatorSpec:
-        """The operator's structure, read off its tensors."""
+        """The operator's structure, taken from the shapes of its tensors."""
         raise NotImplementedError
 
 
 class Attention(Operator):
-    """Multi-head attention; RoPE by pairs where frequencies are given; grouped keys."""
+    """Multi-head attention with grouped keys; with RoPE by pairs if the spec has frequencies."""
 
     frequencies: Tensor
 
@@ -44,7 +44,7 @@ class Attention(Operator):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        # The scale at birth: a narrower head must not become a sharper one.
+        # Of the initial width: dropping keys must not sharpen the softmax.
         self.softmax_scale = spec.scale
         self.causal = causal
         self.rope = spec.frequencies is not None
@@ -78,7 +78,7 @@ class Attention(Operator):
         return x, q, k, v
 
     def project_out(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The stream with what the heads found written to it."""
+        """The stream plus the output map of the heads' results."""
         return self.write(x, kernels.merge_heads(mixed, self.out, self.write.scale))
 
     def axes(self, name: str) -> list[Axis]:

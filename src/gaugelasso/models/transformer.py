@@ -1,8 +1,7 @@
-"""A transformer whose every layer has its own widths, built from and read back as a spec.
+"""A transformer whose layers may all have different widths, built from a spec.
 
-Embedding -> (attention, SwiGLU) per depth, what is left of them -> classifier, all
-around one residual stream of sites. Offers the axis table; knows nothing of
-training.
+Embedding -> attention and SwiGLU of each depth, unless removed -> classifier, around one
+residual stream of sites. Provides the axis table; contains no training.
 """
 
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ class Transformer(Compressible):
         self.initial_spec = spec
         generator = torch.Generator().manual_seed(seed)
         tied = spec.norm == "tied"
-        # Each of 2 * layers operators adds to the stream: keep its variance near one.
+        # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
         shrink = (2 * spec.layers) ** -0.5
         self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
         self.embedding = Embedding(
@@ -64,7 +63,7 @@ class Transformer(Compressible):
         norms: list[Norm] = []
         matrices: dict[str, int] = {}
         writers, readers, energies = [], [], [Slot("sites")]
-        # An operator reads before it writes: two stages each.
+        # Two stages for each operator, because it reads before it writes.
         for stage, (name, part) in enumerate(self._parts()):
             axes += part.axes(name)
             fixed += part.fixed(name)
@@ -77,7 +76,7 @@ class Transformer(Compressible):
             if isinstance(part, Classifier | Operator):
                 link = f"{name}.read.sites"
                 readers.append(Slot(f"{name}.read.gain", link=link, stage=2 * stage))
-                # A louder site needs a smaller weight to leave the normaliser as it was.
+                # A site with larger values needs a smaller weight to keep the normaliser.
                 energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))
                 norms.append(part.read.norm(f"{name}.read"))
@@ -106,7 +105,7 @@ class Transformer(Compressible):
         del self.operators[name.removeprefix("operators.")]
 
     def spec(self) -> TransformerSpec:
-        """The structure as it stands, read off the tensors."""
+        """The current structure, taken from the shapes of the tensors."""
         return TransformerSpec(
             sites=tuple(self.sites.tolist()),
             length=self.initial_spec.length,

@@ -1,5 +1,5 @@
-"""Triton forms of the kernels. Imported only where Triton is; tested against the plain forms.
+"""Triton forms of the kernels, tested against the references. Importing them needs Triton.
 
-Widths change at every structural event, so no kernel specialises on them: block sizes
-are fixed or powers of two, and a new width never compiles anew within its power.
+Widths change at every structural event, so no kernel specialises on them. Block sizes are fixed
+or powers of two: a new width needs no compilation unless its power of two is new.
 """

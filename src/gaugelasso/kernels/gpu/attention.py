@@ -1,9 +1,8 @@
-"""Attention of narrow heads: scores, softmax and mixing in one pass, and their gradients.
+"""Attention of narrow heads: scores, softmax and weighted sum in one pass, and their gradients.
 
-Products are as narrow as the heads allow: widths go up to powers of two, from 16. Everything
-lies token-major, [B, S, heads, wide]. Scores count in powers of two (`bits` = scale / ln 2),
-and of each query's softmax only the logarithm of its sum is kept. Gradients are never added up
-by atomics: two runs give the same bits.
+Head widths are rounded up to powers of two, at least 16. Tensors are token-major,
+[B, S, heads, wide]. Scores are exponents of two (`bits` = scale / ln 2). Of each query's softmax
+only the log-sum-exp is stored. No gradient is summed by atomics, so results are deterministic.
 """
 
 import math
@@ -18,7 +17,7 @@ from gaugelasso.kernels.dispatch import ALIGN
 
 _SIZES = ["S", "heads", "groups", "eights_k", "eights_v"]
 
-# Queries and keys of a tile: the fastest of those tried for causal heads of up to 32 channels.
+# Queries and keys of a tile: the fastest measured for causal heads of up to 32 channels.
 FORWARD = D_QUERIES = (64, 64)
 D_KEYS = (32, 64)
 LAUNCH = {"num_warps": 4, "num_stages": 2}
@@ -26,7 +25,7 @@ LAUNCH = {"num_warps": 4, "num_stages": 2}
 
 @triton.jit
 def _head(x, b, h, S, count, wide):
-    """Where head h of sequence b begins."""
+    """Pointer to head h of sequence b."""
     return x + (b * S * count + h) * wide
 
 
@@ -46,16 +45,16 @@ def _put(x, rows, row, column, S, count, wide):
 
 @triton.jit
 def _dot(a, b):
-    # A tensor core keeps 11 bits of a float32, so it takes high and low parts in turn.
+    # Tensor cores use 11 bits of a float32. tf32x3 multiplies high and low parts separately.
     return tl.dot(a, b, input_precision="tf32x3" if a.dtype == tl.float32 else None)
 
 
 @triton.jit
-def _seen(scores, query, key, S, CAUSAL: tl.constexpr):
-    """Scores at the edge: none of the future, or none beyond the sequence.
+def _masked(scores, query, key, S, CAUSAL: tl.constexpr):
+    """Scores with -inf for keys after the query (causal) or after the end of the sequence.
 
-    Query and key are laid out like the scores. The future of a query in the sequence holds
-    all that is beyond it.
+    Query and key have the layout of the scores. For a query within the sequence, the causal
+    mask includes the end of the sequence.
     """
     return tl.where(key <= query if CAUSAL else key < S, scores, float("-inf"))
 
@@ -65,7 +64,7 @@ def _query_block(S, heads, groups, BM: tl.constexpr):
     """This program's block of queries: lane, first query, sequence, head and group."""
     blocks = tl.cdiv(S, BM)
     lane = tl.program_id(0) // blocks
-    # Last blocks see most keys, and begin first.
+    # The last blocks have the most keys and start first.
     start = (blocks - 1 - tl.program_id(0) % blocks) * BM
     h = lane % heads
     return lane, start, lane // heads, h, h // (heads // groups)
@@ -73,7 +72,7 @@ def _query_block(S, heads, groups, BM: tl.constexpr):
 
 @triton.jit
 def _key_range(start, S, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Where keys that a block of queries sees end, and where the first block at an edge begins."""
+    """First key of the blocks that need a mask, and end of the keys that the queries see."""
     end = tl.minimum(start + BM, S) if CAUSAL else S
     return (start if CAUSAL else S) // BN * BN, end
 
@@ -82,15 +81,15 @@ def _key_range(start, S, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexp
 def _gather(mixed, total, top, queries, query, k, v, start, end, S, groups, wide_k, wide_v, bits,
             EDGE: tl.constexpr, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Values of the keys from start to end, added to what was mixed before."""
+    """Adds the values of the keys from start to end to the weighted sum so far."""
     for first in range(start, end, BN):
         key = first + tl.arange(0, BN)
         keys = _rows(k, key, tl.arange(0, BK), S, groups, wide_k)
         values = _rows(v, key, tl.arange(0, BV), S, groups, wide_v)
         scores = _dot(queries, tl.trans(keys))
         if EDGE:
-            scores = _seen(scores, query[:, None], key[None, :], S, CAUSAL)
-        # Never -inf: a first block holds the first key, which every query sees.
+            scores = _masked(scores, query[:, None], key[None, :], S, CAUSAL)
+        # Never -inf: the first block contains the first key, which every query sees.
         higher = tl.maximum(top, tl.max(scores, axis=1) * bits)
         weights = tl.exp2(scores * bits - higher[:, None])
         fade = tl.exp2(top - higher)
@@ -128,18 +127,18 @@ def _forward(q, k, v, out, lse, S, heads, groups, eights_k, eights_v, bits, CAUS
 
 
 @triton.jit
-def _add_to_queries(d_queries, queries, grads, whole, delta, query, k, v, start, end, S, groups,
+def _add_to_queries(d_queries, queries, grads, log_sum, delta, query, k, v, start, end, S, groups,
                     wide_k, wide_v, bits, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
                     BK: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """What the keys from start to end add to the gradient of a block of queries."""
+    """Adds the terms of the keys from start to end to the gradient of a block of queries."""
     for first in range(start, end, BN):
         key = first + tl.arange(0, BN)
         keys = _rows(k, key, tl.arange(0, BK), S, groups, wide_k)
         values = _rows(v, key, tl.arange(0, BV), S, groups, wide_v)
         scores = _dot(queries, tl.trans(keys))
         if EDGE:
-            scores = _seen(scores, query[:, None], key[None, :], S, CAUSAL)
-        weights = tl.exp2(scores * bits - whole[:, None])
+            scores = _masked(scores, query[:, None], key[None, :], S, CAUSAL)
+        weights = tl.exp2(scores * bits - log_sum[:, None])
         d_scores = weights * (_dot(grads, tl.trans(values)) - delta[:, None])
         d_queries += _dot(d_scores.to(keys.dtype), keys)
     return d_queries
@@ -149,7 +148,7 @@ def _add_to_queries(d_queries, queries, grads, whole, delta, query, k, v, start,
 def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eights_k, eights_v,
                   bits, scale, CAUSAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """d_q of one block of queries, and delta = sum_c out_c d_out_c, which keys will need."""
+    """d_q of one block of queries, and delta = sum_c out_c d_out_c, which `_back_keys` reads."""
     lane, start, b, h, g = _query_block(S, heads, groups, BM)
     wide_k, wide_v = eights_k * 8, eights_v * 8
     k, v = _head(k, b, g, S, groups, wide_k), _head(v, b, g, S, groups, wide_v)
@@ -160,16 +159,16 @@ def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eight
     mixed = _rows(_head(out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
     delta = tl.sum(mixed.to(tl.float32) * grads.to(tl.float32), axis=1)
     tl.store(deltas + lane * S + query, delta, mask=query < S)
-    whole = tl.load(lse + lane * S + query, mask=query < S, other=float("inf"))
+    log_sum = tl.load(lse + lane * S + query, mask=query < S, other=float("inf"))
     d_queries = tl.zeros((BM, BK), tl.float32)
     edge, end = _key_range(start, S, CAUSAL, BM, BN)
     d_queries = _add_to_queries(
-        d_queries, queries, grads, whole, delta, query, k, v, 0, edge, S, groups, wide_k, wide_v,
-        bits, False, CAUSAL, BK, BV, BN,
+        d_queries, queries, grads, log_sum, delta, query, k, v, 0, edge, S, groups, wide_k,
+        wide_v, bits, False, CAUSAL, BK, BV, BN,
     )  # fmt: skip
     d_queries = _add_to_queries(
-        d_queries, queries, grads, whole, delta, query, k, v, edge, end, S, groups, wide_k, wide_v,
-        bits, True, CAUSAL, BK, BV, BN,
+        d_queries, queries, grads, log_sum, delta, query, k, v, edge, end, S, groups, wide_k,
+        wide_v, bits, True, CAUSAL, BK, BV, BN,
     )  # fmt: skip
     _put(_head(d_q, b, h, S, heads, wide_k), scale * d_queries, query, c_k, S, heads, wide_k)
 
@@ -178,25 +177,25 @@ def _back_queries(q, k, v, out, d_out, lse, deltas, d_q, S, heads, groups, eight
 def _add_to_keys(d_keys, d_values, keys, values, key, q, d_out, lse, deltas, b, g, start, end, S,
                  heads, groups, wide_k, wide_v, bits, EDGE: tl.constexpr, BK: tl.constexpr,
                  BV: tl.constexpr, BM: tl.constexpr):  # fmt: skip
-    """What the queries from start to end add to the gradients of a block of keys and values."""
+    """Adds the terms of the queries from start to end to the gradients of keys and values."""
     c_k, c_v = tl.arange(0, BK), tl.arange(0, BV)
     share = heads // groups
     blocks = tl.cdiv(end - start, BM)
-    # Blocks of all heads in one loop: what two nested ones keep at hand fills the registers.
+    # One loop over the blocks of all heads: two nested loops need too many registers.
     for i in range(0, share * blocks):
         h = g * share + i // blocks
         query = start + i % blocks * BM + tl.arange(0, BM)
         queries = _rows(_head(q, b, h, S, heads, wide_k), query, c_k, S, heads, wide_k)
         grads = _rows(_head(d_out, b, h, S, heads, wide_v), query, c_v, S, heads, wide_v)
         row = (b * heads + h) * S + query
-        # Beyond the sequence nothing has a weight.
-        top = tl.load(lse + row, mask=query < S, other=float("inf"))
+        # A log-sum-exp of inf gives queries after the end of the sequence no weight.
+        log_sum = tl.load(lse + row, mask=query < S, other=float("inf"))
         delta = tl.load(deltas + row, mask=query < S, other=0.0)
-        # Keys by queries: the products below take these tiles as they lie in registers.
+        # Keys by queries: the products below use these tiles without moving them.
         scores = _dot(keys, tl.trans(queries))
         if EDGE:
-            scores = _seen(scores, query[None, :], key[:, None], S, True)
-        weights = tl.exp2(scores * bits - top[None, :])
+            scores = _masked(scores, query[None, :], key[:, None], S, True)
+        weights = tl.exp2(scores * bits - log_sum[None, :])
         d_values += _dot(weights.to(grads.dtype), grads)
         d_scores = weights * (_dot(values, tl.trans(grads)) - delta[None, :])
         d_keys += _dot(d_scores.to(queries.dtype), queries)
@@ -219,7 +218,7 @@ def _back_keys(q, k, v, d_out, lse, deltas, d_k, d_v, S, heads, groups, eights_k
     values = _rows(_head(v, b, g, S, groups, wide_v), key, c_v, S, groups, wide_v)
     d_keys = tl.zeros((BN, BK), tl.float32)
     d_values = tl.zeros((BN, BV), tl.float32)
-    # Keys beyond the sequence need no edge here: nobody reads what they gather.
+    # Keys after the end of the sequence need no mask: their gradients are not stored.
     edge = 0
     if CAUSAL:
         edge = tl.minimum(tl.cdiv(start + BN, BM) * BM, S)
@@ -244,8 +243,8 @@ def _power(wide: int) -> int:
 class Attend(torch.autograd.Function):
     """softmax(scale q k^T) v; q [B, heads, S, wide], k, v [B, groups, S, wide], scale > 0.
 
-    Widths are multiples of `ALIGN`. What comes token-major underneath is not copied, and the
-    result and all gradients are.
+    Widths are multiples of `ALIGN`. Token-major inputs are not copied; the result and all
+    gradients are token-major.
     """
 
     @staticmethod

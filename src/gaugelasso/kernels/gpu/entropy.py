@@ -1,4 +1,4 @@
-"""Cross-entropy: partial sums over slices of the classes, joined, and the gradient at once."""
+"""Cross-entropy: partial sums over slices of the classes, their combination, the gradient."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from gaugelasso.kernels.dispatch import NO_TARGET
 
 BN, BC = 32, 128
-# A kernel sees no other kind of global.
+# A kernel can read only globals of this type.
 _NO_TARGET = tl.constexpr(NO_TARGET)
 
 
@@ -48,14 +48,14 @@ def _join(logits, targets, tops, totals, losses, lse, N, classes, parts, to_toke
     highest = tl.max(top, axis=0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.sum(tl.load(totals + at, mask=mask, other=0.0) * tl.exp(top - base[None, :]), axis=0)
-    whole = highest + tl.log(tl.where(live, total, 1.0))
+    log_sum = highest + tl.log(tl.where(live, total, 1.0))
     target = tl.load(targets + n, mask=live, other=_NO_TARGET)
     counts = live & (target >= 0) & (target < classes)
     right = tl.load(logits + target * to_class + n * to_token, mask=counts, other=0.0)
-    tl.store(lse + n, whole, mask=live)
-    # A class that is not there: let it be seen.
-    without = tl.where(target == _NO_TARGET, 0.0, float("nan"))
-    tl.store(losses + n, tl.where(counts, whole - right.to(tl.float32), without), mask=live)
+    tl.store(lse + n, log_sum, mask=live)
+    # A class out of range gives NaN, so that the error is noticed.
+    uncounted = tl.where(target == _NO_TARGET, 0.0, float("nan"))
+    tl.store(losses + n, tl.where(counts, log_sum - right.to(tl.float32), uncounted), mask=live)
 
 
 @triton.jit
@@ -67,10 +67,10 @@ def _back(grad, number, logits, targets, lse, d_logits, N, classes, to_token, to
     mask = (c < classes)[:, None] & live[None, :]
     at = c[:, None] * to_class + n[None, :] * to_token
     v = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
-    whole = tl.load(lse + n, mask=live, other=0.0)
+    log_sum = tl.load(lse + n, mask=live, other=0.0)
     target = tl.load(targets + n, mask=live, other=_NO_TARGET)
     share = tl.where(target >= 0, tl.load(grad) / tl.load(number), 0.0)
-    chance = tl.exp(v - whole[None, :]) - tl.where(c[:, None] == target[None, :], 1.0, 0.0)
+    chance = tl.exp(v - log_sum[None, :]) - tl.where(c[:, None] == target[None, :], 1.0, 0.0)
     tl.store(d_logits + at, (share[None, :] * chance).to(d_logits.dtype.element_ty), mask=mask)
 
 
@@ -81,7 +81,7 @@ class CrossEntropy(torch.autograd.Function):
         flat = logits.flatten(0, 1)
         targets = targets.contiguous()
         strides = flat.stride()
-        # Many classes and few tokens would leave most of a GPU idle.
+        # Classes are split too: with many classes and few tokens, most of a GPU would be idle.
         parts = min(16, triton.cdiv(classes, 2 * BC))
         tops, totals = torch.empty(2, parts, N, device=logits.device, dtype=torch.float32)
         losses, lse = torch.empty(2, N, device=logits.device, dtype=torch.float32)

@@ -1,16 +1,15 @@
-"""What kernels over flat storage share.
+"""Helpers of the kernels over flat storage.
 
-The storage's length changes with every cut and says nothing about the next one: no kernel
-specialises on it. So no kernel knows that a mask is the same for neighbours, and each thread takes
-its elements one by one. Neighbours must then go to neighbouring threads, which Triton sees to only
-as long as it does not know that the vectors begin at a multiple of several elements: no kernel
-specialises on that either.
+The length of the storage changes with every drop, so no kernel specialises on it. Then Triton
+cannot prove that a mask is equal for adjacent elements, and each thread accesses single elements.
+Accesses are coalesced only if adjacent elements go to adjacent threads. Triton does that unless it
+assumes aligned pointers, so no kernel specialises on alignment either.
 """
 
 import triton
 import triton.language as tl
 
-# Elements that a program takes at a time; sums over many have numbers of their own.
+# Elements of a program; reductions have block sizes of their own.
 BLOCK = 1024
 
 
@@ -20,6 +19,6 @@ def blocks(size: int) -> tuple[int]:
 
 @triton.jit
 def lerp(start, end, share):
-    """(1 - share) start + share end, exactly `end` at 1: the two forms that PyTorch has."""
-    way = end - start
-    return tl.where(share < 0.5, start + share * way, end - (1 - share) * way)
+    """(1 - share) start + share end, exactly `end` at 1: the two formulas of torch.lerp."""
+    difference = end - start
+    return tl.where(share < 0.5, start + share * difference, end - (1 - share) * difference)

@@ -1,4 +1,4 @@
-"""Slow norm weights: a program for each normaliser, whose tensors lie anywhere."""
+"""Slow norm weights: one program for each normaliser, whose tensors are given by address."""
 
 import triton
 import triton.language as tl
@@ -14,17 +14,17 @@ def _follow(addresses, sizes, rate, tiny, BLOCK: tl.constexpr):
     gain = tl.load(addresses + count + norm).to(tl.pointer_type(tl.float32))
     energy = tl.load(addresses + 2 * count + norm).to(tl.pointer_type(tl.float32))
     size, share = tl.load(sizes + norm), tl.load(rate)
-    there = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
     level = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         j = start + tl.arange(0, BLOCK)
         g = tl.load(gain + j, mask=j < size, other=0.0)
         e = tl.load(energy + j, mask=j < size, other=0.0)
-        there += g * g * e
+        squares += g * g * e
         level += tl.load(weight + j, mask=j < size, other=0.0) * e
-    whole = tl.sum(there)
-    scale = tl.sum(level) / tl.maximum(whole, tiny)
-    if (share > 0) & (whole > 0):
+    total = tl.sum(squares)
+    scale = tl.sum(level) / tl.maximum(total, tiny)
+    if (share > 0) & (total > 0):
         for start in range(0, size, BLOCK):
             j = start + tl.arange(0, BLOCK)
             g = tl.load(gain + j, mask=j < size, other=0.0)
@@ -33,5 +33,8 @@ def _follow(addresses, sizes, rate, tiny, BLOCK: tl.constexpr):
 
 
 def follow_(addresses: Tensor, sizes: Tensor, rate: Tensor, tiny: float) -> None:
-    """addresses [3, normalisers]: of slow weights, gains and energies, all float32."""
+    """weight <- lerp(weight, gain^2 sum(weight energy) / sum(gain^2 energy), rate).
+
+    addresses [3, normalisers]: of slow weights, gains and energies, all float32.
+    """
     _follow[(len(sizes),)](addresses, sizes, rate, tiny, BLOCK)

@@ -1,6 +1,7 @@
-"""Rotate, transpose and pad projected rows into heads, and the way back for gradients.
+"""Rotates, transposes and pads projected rows into heads, and the inverse for gradients.
 
-The two halves of a pair end up side by side: queries and keys agree, so nobody sees it.
+The two halves of a RoPE pair become adjacent. Queries and keys use the same order, so that
+their products are unchanged.
 """
 
 import torch
@@ -37,21 +38,21 @@ def _split(rows, q, k, v, cos, sin, N, S, heads, groups, d_k, d_v, eights_k, eig
         wide = eights_k * 8
         half = d_k // 2 if TURN else d_k
         p = tl.arange(0, BK)
-        there = (p < half)[:, None] & live[None, :]
+        inside = (p < half)[:, None] & live[None, :]
         if kind == 0:
             source, to, count = rows, q, heads
         else:
             source, to, count = rows + start_k * N, k, groups
         if TURN:
             at = p[:, None] * S + (n % S)[None, :]
-            c = tl.load(cos + at, mask=there, other=0.0)
-            s = tl.load(sin + at, mask=there, other=0.0)
+            c = tl.load(cos + at, mask=inside, other=0.0)
+            s = tl.load(sin + at, mask=inside, other=0.0)
         for h in range(lane, count, lanes):
             here = source + (h * d_k + p)[:, None] * N + n[None, :]
-            first = tl.load(here, mask=there, other=0.0)
+            first = tl.load(here, mask=inside, other=0.0)
             row = to + (n * count + h) * wide
             if TURN:
-                second = tl.load(here + half * N, mask=there, other=0.0)
+                second = tl.load(here + half * N, mask=inside, other=0.0)
                 one, two = first.to(tl.float32), second.to(tl.float32)
                 first = (one * c - two * s).to(q.dtype.element_ty)
                 second = (one * s + two * c).to(q.dtype.element_ty)
@@ -84,7 +85,7 @@ def _split_back(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v
     if kind < 2:
         half = d_k // 2 if TURN else d_k
         p = tl.arange(0, BK)
-        there = (p < half)[:, None] & live[None, :]
+        inside = (p < half)[:, None] & live[None, :]
         if kind == 0:
             to, count, step = d_rows, heads, qh
             source = d_q + (b * qb + t * qs) * 8
@@ -93,8 +94,8 @@ def _split_back(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v
             source = d_k_ + (b * kb + t * ks) * 8
         if TURN:
             at = p[:, None] * S + t[None, :]
-            c = tl.load(cos + at, mask=there, other=0.0)
-            s = tl.load(sin + at, mask=there, other=0.0)
+            c = tl.load(cos + at, mask=inside, other=0.0)
+            s = tl.load(sin + at, mask=inside, other=0.0)
         for h in range(lane, count, lanes):
             here = source + h * step * 8
             where = to + (h * d_k + p)[:, None] * N + n[None, :]
@@ -105,14 +106,14 @@ def _split_back(d_q, d_k_, d_v_, d_rows, cos, sin, N, S, heads, groups, d_k, d_v
                 first, second = tl.split(tl.reshape(both, (BT, BK, 2)))
                 one = tl.trans(first).to(tl.float32)
                 two = tl.trans(second).to(tl.float32)
-                tl.store(where, (one * c + two * s).to(d_rows.dtype.element_ty), mask=there)
+                tl.store(where, (one * c + two * s).to(d_rows.dtype.element_ty), mask=inside)
                 turned = (two * c - one * s).to(d_rows.dtype.element_ty)
-                tl.store(where + half * N, turned, mask=there)
+                tl.store(where + half * N, turned, mask=inside)
             else:
                 alone = tl.load(
                     here[:, None] + p[None, :], mask=live[:, None] & (p < eights_k * 8), other=0.0
                 )
-                tl.store(where, tl.trans(alone), mask=there)
+                tl.store(where, tl.trans(alone), mask=inside)
     else:
         c_v = tl.arange(0, BV)
         known = (c_v < d_v)[:, None] & live[None, :]
@@ -130,13 +131,13 @@ def _blocks(d_k: int, d_v: int, turn: bool) -> tuple[int, int]:
 
 
 def _grid(N: int, heads: int) -> tuple[int, int, int]:
-    """Token blocks, queries | keys | values, and lanes that share out the heads."""
+    """Blocks of tokens; queries, keys and values; lanes, among which heads are distributed."""
     lanes = 1 if N >= 2**15 else heads
     return triton.cdiv(N, BT), 3, lanes
 
 
-def _eights(heads: Tensor) -> bool:
-    """Whether every channel group of eight lies together and aligned."""
+def _is_aligned(heads: Tensor) -> bool:
+    """Whether channels are contiguous and every other stride is a multiple of ALIGN."""
     *strides, last = heads.stride()
     return last == 1 and not any(step % ALIGN for step in strides)
 
@@ -169,12 +170,12 @@ class SplitHeads(torch.autograd.Function):
     def backward(ctx, d_q: Tensor, d_k_: Tensor, d_v_: Tensor):
         (table,) = ctx.saved_tensors
         heads, groups, d_k, d_v, starts = ctx.sizes
-        parts = [g if _eights(g) else g.contiguous() for g in (d_q, d_k_, d_v_)]
+        parts = [g if _is_aligned(g) else g.contiguous() for g in (d_q, d_k_, d_v_)]
         batch, _, S, _ = d_q.shape
         N = batch * S
         ends = heads * d_k, starts[0] + groups * d_k, starts[1] + groups * d_v
         d_rows = d_q.new_empty(starts[1] + aligned(groups * d_v), N)
-        for end in ends:  # padding counts for nothing, but it must be a number
+        for end in ends:  # padding is multiplied by zero, so it must not be NaN
             if aligned(end) > end:
                 d_rows[end : aligned(end)].zero_()
         turn = table is not None

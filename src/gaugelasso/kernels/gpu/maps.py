@@ -1,4 +1,4 @@
-"""Folding gains and scales into maps, the products, and the gradients unfolded again."""
+"""Gains and scales folded into maps, the products, and gradients of the separate factors."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from gaugelasso.kernels.dispatch import ALIGN, aligned
 
-# Widths change with the structure, and parameters are views that begin anywhere.
+# Widths change with the structure, and parameters are views with any alignment.
 _COLUMNS = ["c0", "c1", "c2"]
 _ROWS = ["rows", "known", "group", "padded"]
 _WEIGHTS = ["w0", "w1", "w2", "gain", "scale"]
@@ -22,15 +22,15 @@ def _eights(width, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def _pick(w0, w1, w2, row, c, there, c0, c1, c2, COUNT: tl.constexpr, ALIGN: tl.constexpr):
-    """Elements of up to three maps side by side, each padded with zeros."""
-    v = tl.load(w0 + row * c0 + c, mask=there & (c < c0), other=0.0)
+def _pick(w0, w1, w2, row, c, inside, c0, c1, c2, COUNT: tl.constexpr, ALIGN: tl.constexpr):
+    """Elements of up to three concatenated maps, each padded with zeros."""
+    v = tl.load(w0 + row * c0 + c, mask=inside & (c < c0), other=0.0)
     if COUNT > 1:
         c -= _eights(c0, ALIGN)
-        v += tl.load(w1 + row * c1 + c, mask=there & (c >= 0) & (c < c1), other=0.0)
+        v += tl.load(w1 + row * c1 + c, mask=inside & (c >= 0) & (c < c1), other=0.0)
     if COUNT > 2:
         c -= _eights(c1, ALIGN)
-        v += tl.load(w2 + row * c2 + c, mask=there & (c >= 0) & (c < c2), other=0.0)
+        v += tl.load(w2 + row * c2 + c, mask=inside & (c >= 0) & (c < c2), other=0.0)
     return v
 
 
@@ -42,10 +42,10 @@ def _fold(w0, w1, w2, gain, scale, out, rows, known, c0, c1, c2, group, padded,
     c = (tl.program_id(1) * BC + tl.arange(0, BC))[None, :]
     ld = _eights(c0, ALIGN) + _eights(c1, ALIGN) + _eights(c2, ALIGN)
     row = (r // padded) * group + r % padded
-    there = (row < known) & (r % padded < group)
-    v = _pick(w0, w1, w2, row[:, None], c, there[:, None], c0, c1, c2, COUNT, ALIGN)
+    inside = (row < known) & (r % padded < group)
+    v = _pick(w0, w1, w2, row[:, None], c, inside[:, None], c0, c1, c2, COUNT, ALIGN)
     if GAIN:
-        v *= tl.load(gain + row, mask=there, other=0.0)[:, None]
+        v *= tl.load(gain + row, mask=inside, other=0.0)[:, None]
     else:
         v *= tl.load(scale + c, mask=c < c0, other=0.0)
     mask = (r < rows)[:, None] & (c < ld)
@@ -83,20 +83,20 @@ def _unfold_scale(d_out, scale, w0, d0, d_scale, known, c0, group, padded,
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     row = (r // padded) * group + r % padded
-    there = ((row < known) & (r % padded < group))[:, None] & (c < c0)[None, :]
+    inside = ((row < known) & (r % padded < group))[:, None] & (c < c0)[None, :]
     source = d_out + r[:, None] * _eights(c0, ALIGN) + c[None, :]
-    d = tl.load(source, mask=there, other=0.0).to(tl.float32)
+    d = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     at = row[:, None] * c0 + c[None, :]
-    w = tl.load(w0 + at, mask=there, other=0.0)
+    w = tl.load(w0 + at, mask=inside, other=0.0)
     tl.atomic_add(d_scale + c, tl.sum(w * d, axis=0), mask=c < c0)
     s = tl.load(scale + c, mask=c < c0, other=0.0)
-    tl.store(d0 + at, d * s[None, :], mask=there)
+    tl.store(d0 + at, d * s[None, :], mask=inside)
 
 
 def _folded(
     maps: tuple[Tensor, ...], factor: Tensor, inputs: Tensor, group: int, padded: int, gain: bool
 ) -> Tensor:
-    """The maps side by side, times their factor, as wide and tall as the inputs need."""
+    """The concatenated maps times their factor, padded to the rows of the inputs."""
     widths = [m.shape[1] for m in maps] + [0] * (3 - len(maps))
     rows, ld = inputs.shape[0], sum(map(aligned, widths))
     out = torch.empty(rows, ld, device=factor.device, dtype=inputs.dtype)
@@ -134,7 +134,7 @@ class Project(torch.autograd.Function):
 
 
 class Deliver(torch.autograd.Function):
-    """`inputs` have groups of `padded` rows, of which the map knows the first `group`."""
+    """`inputs` have groups of `padded` rows, of which the map uses the first `group`."""
 
     @staticmethod
     def forward(ctx, inputs, matrix, scale, group, padded):
@@ -155,7 +155,7 @@ class Deliver(torch.autograd.Function):
             d_folded, scale, matrix, d_matrix, d_scale, known, columns, ctx.group, ctx.padded,
             ALIGN, 64, 64,
         )  # fmt: skip
-        # In the layout the inputs came in: rows or tokens first.
+        # The gradient gets the memory layout of the inputs: row-major or token-major.
         tokens_first = inputs.stride(0) == 1
         d_inputs = (grad.T @ folded.T).T if tokens_first else folded @ grad
         return d_inputs, d_matrix, d_scale, None, None

@@ -1,4 +1,4 @@
-"""The coupled optimizer: one pass for its state, one for vectors, three around each batch."""
+"""The coupled optimizer: one pass for its state, one for vectors, three for each matrix batch."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gaugelasso.kernels.gpu.flat import BLOCK, blocks, lerp
 
-# Programs that gather one matrix at most: each of those that divide it adds what they leave.
+# Largest number of programs that gather one matrix. Programs that normalise it add all their sums.
 PARTS = 256
 
 
@@ -56,7 +56,7 @@ def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weig
 
 @triton.jit(do_not_specialize=["size", "numel"])
 def _gather(momentum, gradient, rho, index, batch, parts, size, numel, BLOCK: tl.constexpr):
-    """m + rho r of padded matrices, and parts of each one's square."""
+    """m + rho r of padded matrices, and partial sums of their squares."""
     program, count = tl.program_id(0), tl.num_programs(0)
     first = tl.program_id(1).to(tl.int64) * numel
     strength = tl.load(rho)
@@ -84,7 +84,7 @@ def _normalise(batch, parts, out, numel, count, tiny, PARTS: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["size", "numel"])
 def _scatter(weight, update, scale, lr, index, size, numel, BLOCK: tl.constexpr):
-    """Every element has one place in one matrix, so none is written twice."""
+    """Every element has one position in one matrix, so none is written twice."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * numel + k
     i = tl.load(index + at, mask=k < numel, other=size)

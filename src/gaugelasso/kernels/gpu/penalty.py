@@ -1,4 +1,4 @@
-"""Group norms, the penalty's gradient and the rates it bounds: one pass each."""
+"""Group norms, the penalty's gradient and bounded learning rates: one pass each."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gaugelasso.kernels.gpu.flat import BLOCK, blocks
 
-# Members of a group that are added at a time: groups are of a hundred, and of many thousand.
+# Members of a group that are added at a time. Groups have a hundred to many thousand members.
 _MEMBERS = 2048
 
 
@@ -23,7 +23,7 @@ def _norms(weight, members, ends, norms, MEMBERS: tl.constexpr):
         i = tl.load(members + k, mask=k < end, other=0)
         v = tl.load(weight + i, mask=k < end, other=0.0)
         total += v * v
-    # Exactly rounded: the other root takes what is next to no weight for none.
+    # sqrt_rn, because the approximate root flushes tiny norms to zero.
     tl.store(norms + group, tl.sqrt_rn(tl.sum(total)))
 
 
@@ -50,7 +50,7 @@ def _gradient(weight, strength, norms, ids0, ids1, out, N, tiny,
 
 @triton.jit
 def _lesser(a, b):
-    """No number if one is none: a group without a norm must not go on at full speed."""
+    """Propagates NaN: a group with a NaN norm must not get the full learning rate."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -81,7 +81,7 @@ def _rates(norms, roots, ids0, ids1, lr, out, N, start, none, bound, least,
 
 
 def _two(ids: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first and the second group of every element; where no element has two, anything."""
+    """The first and the second group of every element; the second is unused if there is none."""
     assert 1 <= len(ids) <= 2
     return ids[0], ids[-1]
 

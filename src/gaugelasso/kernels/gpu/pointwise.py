@@ -1,4 +1,4 @@
-"""SwiGLU over all elements at once."""
+"""SwiGLU, element by element."""
 
 import torch
 import triton

@@ -1,7 +1,7 @@
-"""The scalars of a step: sums over flat storage, then one program for all that follows from them.
+"""The scalars of a step: sums over flat storage, then one program that computes with them.
 
-The sums are the same to the last bit every time, and so on every rank: each program leaves its
-part in a place of its own, and the next kernel adds the parts in their order.
+The sums are deterministic, and equal on every rank: each program stores its partial sum, and the
+next kernel adds the partial sums in a fixed order.
 """
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from gaugelasso.kernels.gpu.flat import lerp
 
-# Programs of a sum at most, elements that one adds at a time, and its warps: enough to read at
-# full speed, few enough for one warp to add what they leave.
+# Largest number of programs of a sum, elements that one adds at a time, and its warps: enough to
+# read at full bandwidth, few enough for one warp to add the partial sums.
 PARTS, BLOCK, WARPS = 512, 2048, 8
 
 
 @triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=["x"])
 def _squares(x, parts, N, BLOCK: tl.constexpr):
-    """Parts of sum(x^2)."""
+    """Partial sums of x^2."""
     program = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(program.to(tl.int64) * BLOCK, N, tl.num_programs(0) * BLOCK):
@@ -30,7 +30,7 @@ def _squares(x, parts, N, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=["momentum", "gradient"])
 def _opposed(momentum, gradient, parts, N, BLOCK: tl.constexpr):
-    """Parts of <sign m, r>, of ||r||_1 and of ||m||_1."""
+    """Partial sums of <sign m, r>, ||r||_1 and ||m||_1."""
     program, count = tl.program_id(0), tl.num_programs(0)
     along = tl.zeros((BLOCK,), tl.float32)
     pull = tl.zeros((BLOCK,), tl.float32)
@@ -53,15 +53,15 @@ def _total(parts, count, PARTS: tl.constexpr):
     return tl.sum(tl.load(parts + part, mask=part < count, other=0.0))
 
 
-# A loss may lie behind the gradients that ranks exchange, wherever those end.
+# The loss may be stored after the gradients that ranks exchange, so its alignment changes.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["loss", "parts"])
-def _judge(loss, parts, count, skipped, failing, streak, smoothed, seen, sound, beta,
+def _check_finite(loss, parts, count, skipped, failing, streak, smoothed, seen, sound, beta,
            SMOOTH: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     value = tl.load(loss).to(tl.float32)
     square = _total(parts, count, PARTS)
-    # Neither holds of what is not a number.
-    good = (tl.abs(value) < float("inf")) & (square < float("inf"))
-    bad = tl.where(good, 0.0, 1.0)
+    # Both comparisons are false for NaN.
+    finite = (tl.abs(value) < float("inf")) & (square < float("inf"))
+    bad = tl.where(finite, 0.0, 1.0)
     row = (tl.load(failing) + 1) * bad
     tl.store(skipped, tl.load(skipped) + bad)
     tl.store(failing, row)
@@ -69,16 +69,16 @@ def _judge(loss, parts, count, skipped, failing, streak, smoothed, seen, sound, 
     average, number = tl.load(smoothed), tl.load(seen)
     if SMOOTH:
         value = tl.where(number > 0, lerp(value, average, beta), value)
-    tl.store(smoothed, tl.where(good, value, average))
+    tl.store(smoothed, tl.where(finite, value, average))
     tl.store(seen, number + 1 - bad)
-    tl.store(sound, good)
+    tl.store(sound, finite)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["parts"])
-def _press(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
+def _solve_rho(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
            loss_target, fixed, opposition, tiny, norm_rate,
            METHOD: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    good = tl.where(tl.load(sound), 1.0, 0.0)
+    finite = tl.where(tl.load(sound), 1.0, 0.0)
     rate = tl.load(lr)
     if METHOD == "fixed":
         strength = fixed
@@ -90,14 +90,14 @@ def _press(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rat
         opposed = tl.maximum(opposed, opposition * pull)
         spent = margin / tl.maximum(rate * opposed, tiny)
         strength = tl.where((margin > 0) & (opposed > 0), spent, 0.0)
-    strength = strength * tl.load(pressure) * good
+    strength = strength * tl.load(pressure) * finite
     pressing = tl.where(strength > 0, 1.0, 0.0)
     ever = tl.maximum(tl.load(begun), pressing)
     tl.store(rho, strength)
-    tl.store(pressed, tl.maximum(tl.load(pressed), pressing) * good)
+    tl.store(pressed, tl.maximum(tl.load(pressed), pressing) * finite)
     tl.store(begun, ever)
-    tl.store(rates, rate * good)
-    tl.store(rates + 1, norm_rate * ever * good)
+    tl.store(rates, rate * finite)
+    tl.store(rates + 1, norm_rate * ever * finite)
 
 
 def _programs(size: int) -> int:
@@ -115,14 +115,14 @@ def check_finite_(
     failing: Tensor,
     streak: Tensor,
 ) -> Tensor:
-    """Whether all is sound."""
+    """Whether the loss and all gradients are finite; updates the counters and the smoothed loss."""
     size = gradient.numel()
     count = _programs(size)
     parts = gradient.new_empty(count)
     sound = torch.empty((), dtype=torch.bool, device=gradient.device)
     _squares[(count,)](gradient, parts, size, BLOCK, num_warps=WARPS)
-    loss = loss.to(gradient.device)  # a loop of one's own may sum its losses on the host
-    _judge[(1,)](
+    loss = loss.to(gradient.device)  # a custom training loop may sum its losses on the host
+    _check_finite[(1,)](
         loss, parts, count, skipped, failing, streak, smoothed, seen, sound, smoothing,
         smoothing > 0, PARTS, num_warps=1,
     )  # fmt: skip
@@ -147,14 +147,14 @@ def solve_rho_(
     tiny: float,
     norm_rate: float,
 ) -> tuple[Tensor, Tensor]:
-    """The step's two rates; `fixed` is the rho of the method of that name."""
+    """The step's two rates; stores rho. `fixed` is the rho of the method "fixed"."""
     size = momentum.numel()
     count = _programs(size)
     parts, rates = momentum.new_empty(3 * count), momentum.new_empty(2)
     if method != "fixed":
         _opposed[(count,)](momentum, gradient, parts, size, BLOCK, num_warps=WARPS)
-    # A target of 1 is no other kernel than one of 1.0.
-    _press[(1,)](
+    # As floats: Triton compiles another kernel for an int.
+    _solve_rho[(1,)](
         parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
         float(loss_target), float(fixed), opposition, tiny, float(norm_rate),
         method, PARTS, num_warps=1,

@@ -1,4 +1,7 @@
-"""The stream's kernels. Gradients of the stream are added to in place, along its one chain."""
+"""Kernels of the stream.
+
+The stream is a single chain of operations, so that gradients are added to it in place.
+"""
 
 import torch
 import triton
@@ -8,11 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from gaugelasso.kernels.dispatch import ALIGN, aligned
 
-# Tokens by sites of one tile: a row of 32 floats is one cache line.
+# Tokens and sites of a tile: 32 floats are one cache line.
 BN, BD = 32, 64
 
 
-# Parameters are views of one vector, so where they begin says nothing about the next structure.
+# Parameters are views of one vector, and their alignment changes with the structure.
 @triton.jit(do_not_specialize=["d"], do_not_specialize_on_alignment=["table", "positions", "scale"])
 def _embed(tokens, table, positions, scale, sites, x, N, S, d, V, PLACED: tl.constexpr,
            BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
@@ -24,7 +27,7 @@ def _embed(tokens, table, positions, scale, sites, x, N, S, d, V, PLACED: tl.con
     known = (token >= 0) & (token < V)
     at = table + token[:, None] * d + j[None, :]
     value = tl.load(at, mask=both & known[:, None], other=0.0)
-    # There is no such row: let it be seen.
+    # A token out of range gives NaN, so that the error is noticed.
     value = tl.where(known[:, None], value, float("nan"))
     if PLACED:
         value += tl.load(positions + (n % S)[:, None] * d + j[None, :], mask=both, other=0.0)
@@ -138,7 +141,7 @@ def _write_back(grad, sites, d_u, N, d, ALIGN: tl.constexpr, BD: tl.constexpr, B
 
 
 def _tile(d: int) -> tuple[int, int, int]:
-    """Tokens, rows and warps of a program that holds all rows it reads at once."""
+    """Tokens, rows and warps of a program that holds all its rows in registers."""
     rows = max(32, triton.next_power_of_2(d))
     if rows <= 128:
         return 32, rows, 4
@@ -166,7 +169,7 @@ class Embed(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         tokens, table, positions, scale, sites = ctx.saved_tensors
         arguments = grad.contiguous(), tokens, table, positions, scale, sites
-        # Few rows that many tokens share: adding one by one would queue, a product does not.
+        # With few rows and many tokens, atomic additions to the same row are serialised.
         if len(table) <= 2 * len(sites):
             grads = _embed_product(*arguments, ctx.dtype)
         else:
@@ -188,7 +191,7 @@ def _embed_scatter(grad, tokens, table, positions, scale, sites):
 
 
 def _embed_product(grad, tokens, table, positions, scale, sites, dtype):
-    """The table as a map of one-hot rows, its scale folded in."""
+    """Gradients as a matrix product with one-hot tokens."""
     B, S = tokens.shape
     d = len(sites)
     rows = _gathered(grad, sites, dtype)
@@ -206,7 +209,7 @@ def _embed_product(grad, tokens, table, positions, scale, sites, dtype):
 
 
 def _gathered(grad: Tensor, sites: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of the stream's gradient, padded."""
+    """The stream's gradient at some sites, padded with zero rows."""
     d, N = len(sites), grad.shape[1]
     rows = torch.empty(aligned(d), N, device=grad.device, dtype=dtype)
     grid = (triton.cdiv(aligned(d), Write.ROWS), triton.cdiv(N, Write.COLUMNS))
@@ -223,17 +226,17 @@ class Read(torch.autograd.Function):
         record = energy is not None
         tokens, rows, warps = _tile(d)
         blocks = triton.cdiv(N, tokens)
-        # Each program's share, then their sum: faster than adding to one place, and repeatable.
-        shares = torch.empty(blocks, d, device=x.device) if record else scale
+        # A partial sum for each program: faster than atomics, and deterministic.
+        parts = torch.empty(blocks, d, device=x.device) if record else scale
         _read[(blocks,)](
-            x, sites, weight, out, scale, shares, N, d, eps, record, ALIGN, tokens, rows,
+            x, sites, weight, out, scale, parts, N, d, eps, record, ALIGN, tokens, rows,
             num_warps=warps,
         )  # fmt: skip
         if record:
-            torch.sum(shares, 0, out=energy)
+            torch.sum(parts, 0, out=energy)
         ctx.save_for_backward(out, sites, weight, scale)
-        # Handed on unchanged, but as a new link of the chain, so that backward gets its
-        # gradient whole and can add to it.
+        # Returned unchanged, but as a new node of the graph: so backward gets the complete
+        # gradient of the stream and can add to it.
         ctx.mark_dirty(x)
         return x, out
 
@@ -243,7 +246,7 @@ class Read(torch.autograd.Function):
         out, sites, weight, scale = ctx.saved_tensors
         d, N = len(sites), out.shape[1]
         grad = grad.contiguous()
-        tokens = 128 if N >= 2**15 else 32  # long rows, as long as there is work for all
+        tokens = 128 if N >= 2**15 else 32  # longer rows, if there are enough programs
         _read_back[(triton.cdiv(N, tokens),)](
             d_out.contiguous(), out, sites, weight, scale, grad, N, d, tokens, 64
         )
@@ -251,7 +254,7 @@ class Read(torch.autograd.Function):
 
 
 class Write(torch.autograd.Function):
-    """`u` may have rows of padding behind those of the sites."""
+    """`u` may have padding rows after those of the sites."""
 
     ROWS, COLUMNS = 8, 256
 
