@@ -196,7 +196,7 @@ def test_a_damaged_one_is_passed_over_aloud(
     assert re.search(r"^warning: '.*40/model\.safetensors': damaged, .* bytes", told)
     assert "step-00000030" in told
     truncate(folder.with_name("step-00000030"))
-    with pytest.raises(UserError, match=r"40/model\.safetensors'.*no whole checkpoint"):
+    with pytest.raises(UserError, match=r"40/model\.safetensors'.*no intact checkpoint"):
         checkpoint.load_state(folder.parent)
 
 
@@ -245,7 +245,7 @@ def flip(sites: Tensor) -> None:
 
 WEIGHTS = {
     "truncated": (truncate, "not a readable safetensors file"),
-    "garbage": (text("model.safetensors", "garbage"), "too short, the structure wants"),
+    "garbage": (text("model.safetensors", "garbage"), "too short, the structure needs"),
     "absent": (lambda folder: (folder / "model.safetensors").unlink(), "no such file"),
     "a tensor missing": (
         tensors(lambda held: held.pop("classifier.out")),
@@ -257,11 +257,11 @@ WEIGHTS = {
     ),
     "a wrong shape": (
         tensors(lambda held: held.update({"embedding.table": torch.zeros(3, 3)})),
-        r"'embedding.table' is \(3, 3\) float32, the structure wants \(8, \d\) float32",
+        r"'embedding.table' is \(3, 3\) float32, the structure needs \(8, \d\) float32",
     ),
     "a wrong dtype": (
         tensors(lambda held: held.update({"classifier.out": held["classifier.out"].double()})),
-        r"float64, the structure wants .* float32",
+        r"float64, the structure needs .* float32",
     ),
     "other sites": (
         tensors(lambda held: flip(held["classifier.read.sites"])),
@@ -307,9 +307,9 @@ STRUCTURES = {
     ),
     "a wider network": (
         structure(lambda data: data["operators"][0].update(values=7)),
-        "the structure wants",
+        "the structure needs",
     ),
-    "fewer outputs": (structure(lambda data: data.update(outputs=5)), "the structure wants"),
+    "fewer outputs": (structure(lambda data: data.update(outputs=5)), "the structure needs"),
 }
 
 

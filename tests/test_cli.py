@@ -162,7 +162,7 @@ def test_a_folder_of_something_else_is_left_alone(
     gaugelasso: Command, config: Path, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
-    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "left alone")
+    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "nothing was changed")
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable"}
 
 
@@ -194,7 +194,7 @@ def test_resume_of_a_damaged_checkpoint_is_refused(
     WEIGHTS["a wrong shape"][0](path)
     sign(path)
     before = contents(run)
-    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure wants")
+    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure needs")
     assert contents(run) == before
 
 

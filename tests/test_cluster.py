@@ -13,7 +13,7 @@ from rich.console import Console
 from submitit.local.local import LocalJobEnvironment
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.sweeps.cluster import Cluster, Command, Submitted, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep

@@ -1,5 +1,6 @@
 """The run folder: whose it is, what may be done to it, and its logs."""
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
-from gaugelasso.runs.folder import Existing, RunFolder, read_rows
+from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 from tests.training import Stop, assert_same_run, contents, finish, newest, read, start
@@ -35,7 +37,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path, existing: Existing) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match=r"holds no run .*left alone"):
+    with pytest.raises(UserError, match=r"is not a run folder: .*nothing was changed"):
         start(tmp_path, existing=existing)
     assert contents(tmp_path / "run") == {"thesis.txt": b"irreplaceable"}
 
@@ -50,7 +52,7 @@ def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: st
     if config != "{":  # then it might be a run whose config is damaged
         (run / "metrics.jsonl").write_text('{"step": 3}\n')
     before = contents(run)
-    with pytest.raises(UserError, match=r"holds no run .*left alone"):
+    with pytest.raises(UserError, match=r"is not a run folder: .*nothing was changed"):
         start(tmp_path, existing=existing)
     assert contents(run) == before
 
@@ -73,7 +75,7 @@ def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("a" * 300, "cannot be made: File name too long"), ("\udcff", "no UTF-8")]
+    ("name", "said"), [("a" * 300, "cannot be made: File name too long"), ("\udcff", "not UTF-8")]
 )
 def test_names_that_no_run_can_have(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -149,3 +151,31 @@ def test_a_run_that_died_before_its_config_starts_over(run: Path, tmp_path: Path
         (tmp_path / "run" / name).write_text("{")
     start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
+
+
+def operations(cls: type) -> set[str]:
+    """The public methods of an object of this class; constructors and static methods are none."""
+    methods = inspect.getmembers(cls, inspect.isfunction)
+    static = {name for name in dir(cls) if isinstance(vars(cls).get(name), staticmethod)}
+    return {name for name, _ in methods if not name.startswith("_")} - static
+
+
+def test_every_operation_of_a_run_folder_is_defined_for_other_ranks() -> None:
+    """An operation that is added to the writing folder must be defined for other ranks too."""
+    assert operations(RunFolder) == operations(RunFolderBase)
+    assert operations(RunFolderBase) <= vars(ReadOnlyRunFolder).keys()
+    assert len(operations(RunFolder)) > 5
+
+
+def test_a_read_only_run_folder_writes_nothing(tmp_path: Path) -> None:
+    folder = ReadOnlyRunFolder(tmp_path / "run")
+    folder.write("summary.json", {})
+    folder.write_arrays("samples.npz", {})
+    folder.append("metrics.jsonl", {"step": 1})
+    assert folder.sync() == {}
+    folder.saved()
+    folder.rewind()
+    folder.reopen()
+    folder.close()
+    assert folder.checkpoints == tmp_path / "run" / "checkpoints"
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gaugelasso import signals
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import Arm, parse_arms
 from gaugelasso.sweeps.sweep import Plan

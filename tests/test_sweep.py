@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugelasso.runs import folder as runs_module
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs import reading
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import ArmOutcome, failures_message, parse_arms
 from gaugelasso.sweeps.sweep import Plan
@@ -359,8 +359,8 @@ def test_of_a_long_log_the_last_row_alone_is_read(
     rows = [f'{{"step": {step}, "loss": 0.5, "fma": 7}}\n' for step in range(5000)]
     log = tmp_path / "metrics.jsonl"
     read: list[bytes] = []
-    parse = runs_module._row
-    monkeypatch.setattr(runs_module, "_row", lambda line: read.append(line) or parse(line))
+    parse = reading._row
+    monkeypatch.setattr(reading, "_row", lambda line: read.append(line) or parse(line))
     for text, said in (
         ("", "starting"),
         (rows[0][:9], "starting"),

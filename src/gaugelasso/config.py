@@ -20,7 +20,7 @@ from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.untrusted import MOST_VALUES, read_plain
 from gaugelasso.models.spec import SpecError, TransformerSpec
-from gaugelasso.runs.folder import read_json
+from gaugelasso.runs.reading import read_json
 from gaugelasso.tasks import TASKS, Task
 
 # Wider than any machine this is meant for: surely a slip of the finger.

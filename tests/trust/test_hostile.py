@@ -100,7 +100,7 @@ def test_a_structure_must_fit_into_memory(patient: Patient, tmp_path: Path) -> N
     data = spec.to_dict() | {"inputs": 2**39}
     path = tmp_path / "structure.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(UserError, match="more than this machine has memory for"):
+    with pytest.raises(UserError, match="of memory of this machine can hold"):
         load_spec(path)
 
 

@@ -20,7 +20,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.runs.folder import environment, write_json
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.writing import write_json
 from tests.ranks.torture import lost_ranks
 from tests.training import assert_same_run, newest, read
 from tests.trust.children import Runs, assert_intact, assert_resumes

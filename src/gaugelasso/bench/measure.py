@@ -24,7 +24,9 @@ from gaugelasso.config import Config
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import environment, make_folder, read_json, write_json
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import autocast, configure_cpu_
 from gaugelasso.training.step import TrainingStep

@@ -24,7 +24,7 @@ from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import write_json
+from gaugelasso.runs.writing import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 

@@ -14,7 +14,7 @@ from gaugelasso.report import home, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome, print_structure
-from gaugelasso.runs.folder import make_folder, write_text
+from gaugelasso.runs.writing import make_folder, write_text
 
 
 def report(

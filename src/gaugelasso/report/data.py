@@ -17,7 +17,7 @@ import numpy as np
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import read_arrays
 from gaugelasso.report.shape import shaped, shaped_rows
-from gaugelasso.runs.folder import read_json, read_rows
+from gaugelasso.runs.reading import read_json, read_rows
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")

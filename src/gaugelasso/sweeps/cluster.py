@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.runs.folder import read_json, write_json
+from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.worker import Worker, written_at
 
 # Time for a run to save itself before its job leaves.

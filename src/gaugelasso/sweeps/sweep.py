@@ -17,7 +17,9 @@ from pathlib import Path
 from rich.console import Console
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import Existing, RunFolder, last_row, make_folder
+from gaugelasso.runs.folder import Existing, RunFolder
+from gaugelasso.runs.reading import last_row
+from gaugelasso.runs.writing import make_folder
 from gaugelasso.signals import Stopped, stop_requests
 from gaugelasso.sweeps.arms import Arm, ArmOutcome
 from gaugelasso.sweeps.cluster import Cluster, Submitted

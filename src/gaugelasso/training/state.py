@@ -19,7 +19,8 @@ from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint, logs
-from gaugelasso.runs.folder import RunFolder, environment
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.training import watch
 from gaugelasso.training.memory import Memory, present_keys
 from gaugelasso.training.resume import (
@@ -38,7 +39,9 @@ _logger = logging.getLogger(__name__)
 class RunState:
     """As it begins, or with `resume` as the newest checkpoint of the folder has it, if any."""
 
-    def __init__(self, config: Config, device: str, folder: RunFolder, team: Team, resume: bool):
+    def __init__(
+        self, config: Config, device: str, folder: RunFolderBase, team: Team, resume: bool
+    ):
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.memory = Memory()
         # Steps that were not taken, as of the last look: in a row up to it, most in a row.

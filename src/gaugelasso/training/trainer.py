@@ -22,7 +22,7 @@ from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder
+from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import EVALUATION, TRAINING, Draw
 from gaugelasso.training import watch
@@ -67,7 +67,7 @@ class Trainer:
             self.train.lr_min,
         )
         self._losses: list[Tensor] = []
-        self.folder: RunFolder = ReadOnlyRunFolder(out)
+        self.folder: RunFolderBase = ReadOnlyRunFolder(out)
         team.on_rank0(lambda: self._open(existing))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
