@@ -2,12 +2,14 @@
 
 import inspect
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
+from gaugelasso.runs import environment
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.trainer import Trainer
@@ -179,3 +181,25 @@ def test_a_read_only_run_folder_writes_nothing(tmp_path: Path) -> None:
     folder.close()
     assert folder.checkpoints == tmp_path / "run" / "checkpoints"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_change_anywhere_in_the_package_marks_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of changed code must not be attributed to the commit."""
+    package = tmp_path / "gaugelasso"
+    (package / "runs").mkdir(parents=True)
+    (package / "axes.py").write_text("")
+    monkeypatch.setattr(environment, "__file__", str(package / "runs" / "environment.py"))
+    monkeypatch.delenv("GAUGELASSO_COMMIT", raising=False)
+    assert environment._commit() is None  # not a repository
+    author = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    head = environment._commit()
+    assert head
+    assert len(head) == 40
+    (package / "axes.py").write_text("changed = True\n")
+    assert environment._commit() == head + "+"
+    monkeypatch.setenv("GAUGELASSO_COMMIT", "abc")
+    assert environment._commit() == "abc"

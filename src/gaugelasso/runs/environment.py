@@ -45,14 +45,14 @@ def _commit() -> str | None:
     """
     if commit := os.environ.get("GAUGELASSO_COMMIT"):
         return commit
-    here = Path(__file__).parent
+    package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
+        command = ["git", "-C", str(package), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         head = git("rev-parse", "HEAD")
-        return head + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+        return head + ("+" if git("status", "--porcelain", "--", str(package)) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
