@@ -374,3 +374,41 @@ def test_of_a_long_log_the_last_row_alone_is_read(
         log.write_text(text)
         assert said in sweep._last(tmp_path)
         assert len(read) <= 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"step": 100}',
+        '{"step": 100, "loss": 0.5}',
+        '{"step": 100, "loss": null, "fma": 7}',
+        '{"step": 100, "loss": "x", "fma": 7}',
+        '{"step": 100, "loss": 0.5, "fma": [7]}',
+        f'{{"step": 100, "loss": 1{"0" * 400}, "fma": 7}}',
+        "[]",
+    ],
+)
+def test_a_damaged_last_row_is_a_warning_for_its_run(tmp_path: Path, row: str) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(row + "\n")
+    assert sweep._last(run).startswith(f"warning: '{run}/metrics.jsonl': its last line is damaged")
+
+
+def test_a_damaged_run_is_left_out_of_the_results(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is damaged after the run ended does not cost the results of the others."""
+    for seed in (1, 2, 3):
+        make_run(tmp_path / "out" / f"seed{seed}", seed=seed)
+    with (tmp_path / "out" / "seed2" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 110}\n')
+    monkeypatch.setattr(sys, "executable", "true")
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.05)
+    command = ["sweep", write_tiny(tmp_path), "--seeds", "1-3", "--out", tmp_path / "out"]
+    answer = gaugelasso(*command, "--resume")
+    assert_told(answer, "1 of 3 runs failed: seeds 2")
+    assert "warning: seed 2: " in answer[1]
+    assert "left out of the results" in answer[1]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [run["seed"] for run in results["runs"]] == [1, 3]

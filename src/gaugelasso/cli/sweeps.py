@@ -21,7 +21,7 @@ from gaugelasso.cli.output import console, say
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_comparison, write_report
 from gaugelasso.report.arms import arms_table
-from gaugelasso.report.data import Condition, load_condition
+from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
 from gaugelasso.runs.writing import make_folder, write_json
@@ -87,6 +87,8 @@ def sweep(
     on_gpu = home is None and any(choose_device(one).startswith("cuda") for one in devices)
     plan = Plan(config, numbers, arms, jobs, changes, device, existing, on_gpu)
     outcomes = run_sweep(plan, console, home)
+    for outcome in outcomes:
+        _leave_out_damaged(outcome)
     ended = [outcome for outcome in outcomes if outcome.ended]
     if arm and ended:
         _write_arms(ended, len(numbers), folder, results)
@@ -121,6 +123,18 @@ def _open_cluster(
     if overwrite:
         raise UserError("--overwrite with --cluster: a job that queues again would lose its run")
     return Cluster(name, parse_settings(settings), folder)
+
+
+def _leave_out_damaged(outcome: ArmOutcome) -> None:
+    """Count a run whose files cannot be read as failed, so that the others have results."""
+    for seed in list(outcome.ended):
+        try:
+            load_run(outcome.arm.run_folder(seed))
+        except UserError as error:
+            say(f"warning: {outcome.arm.say(seed)}: {error}; it is left out of the results")
+            outcome.ended.remove(seed)
+            if seed not in outcome.failed:
+                outcome.failed.append(seed)
 
 
 def _write_only(outcome: ArmOutcome, name: str, results: Path | None) -> None:

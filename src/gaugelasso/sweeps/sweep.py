@@ -205,13 +205,20 @@ def _say(console: Console, text: str) -> None:
 
 
 def _last(folder: Path) -> str:
+    """Format the newest row of a run's metrics; a warning if it is damaged.
+
+    The damage concerns this run only, so it must not stop the sweep.
+    """
+    path = folder / "metrics.jsonl"
     try:
-        row = last_row(folder / "metrics.jsonl")
-    except UserError as error:  # of one run: the others go on
-        return str(error)
-    if row is None:
-        return "starting"
-    return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
+        row = last_row(path)
+        if row is None:
+            return "starting"
+        return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
+    except UserError as error:
+        return f"warning: {error}"
+    except (KeyError, TypeError, ValueError, OverflowError):  # not the columns of a metrics row
+        return f"warning: {str(path)!r}: its last line is damaged, it has no loss or no FMA"
 
 
 @contextlib.contextmanager
