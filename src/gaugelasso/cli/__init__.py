@@ -19,7 +19,7 @@ import typer
 
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.models import eval_, generate, show, train
-from gaugelasso.cli.output import check_output_complete, console, errors
+from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
@@ -103,9 +103,10 @@ def set_up_process() -> None:
 
 def _command() -> None:
     try:
-        app()  # ends by SystemExit, always
+        with steady_streams():
+            app()  # ends by SystemExit, always
     except SystemExit as end:
-        if not end.code:
+        if end.code in (None, 0, 2):  # 2: also the help page of a command without arguments
             check_output_complete()
         raise
 
