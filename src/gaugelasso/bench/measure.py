@@ -25,7 +25,7 @@ from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import autocast, configure_cpu_
@@ -228,7 +228,7 @@ def default_file(device: str) -> Path:
 
 def record(path: Path, device: str, kind: str, row: Row) -> None:
     """Put a row into a benchmark file, in place of an older one of the same work."""
-    kept = read_json(path) if path.exists() else {}
+    kept = read_json(path) if exists(path) else {}
     rows = [old for old in kept.get(kind, []) if old["work"] != row["work"]]
     new = {**row, "at": _circumstances(row.get("device", device))}
     make_folder(path.parent)

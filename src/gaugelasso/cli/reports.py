@@ -14,6 +14,7 @@ from gaugelasso.report import home, write_pareto, write_report
 from gaugelasso.report.advice import advise as suggest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome, print_structure
+from gaugelasso.runs.reading import exists
 from gaugelasso.runs.writing import make_folder, write_text
 
 
@@ -71,7 +72,7 @@ def advise(
     # A config that could not be trained is not worth a file.
     Config.from_dict(tomllib.loads(advice.config))
     path = out or home(runs) / "next.toml"
-    if path.exists() and not overwrite:
+    if exists(path) and not overwrite:
         raise UserError(
             f"config {str(path)!r} already exists; add --overwrite to replace it, "
             "or choose another --out"

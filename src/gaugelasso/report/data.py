@@ -17,7 +17,7 @@ import numpy as np
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import read_arrays
 from gaugelasso.report.shape import shaped, shaped_rows
-from gaugelasso.runs.reading import read_json, read_rows
+from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
 
 # The axes that every layer has, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
@@ -226,7 +226,7 @@ class Outcome:
 
 def load_run(folder: Path) -> Run:
     """Read a run folder; UserError, naming folder and file, where it is none."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         why = "it is a file" if folder.is_file() else "no such folder"
         raise UserError(f"{str(folder)!r} is no run folder: {why}")
     for name in _NEEDED:
@@ -360,7 +360,7 @@ def _hint(folder: Path) -> str:
 
 def _runs_under(folder: Path) -> list[Path]:
     """The runs in a folder that is none itself: right under it, or in folders there."""
-    if (folder / "initial.json").exists():
+    if exists(folder / "initial.json"):
         return []
     levels = ("*/initial.json", "*/*/initial.json")
     return sorted(file.parent for level in levels for file in folder.glob(level))

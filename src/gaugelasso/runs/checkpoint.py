@@ -39,7 +39,7 @@ from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.logs import Mark, is_marks
 from gaugelasso.runs.manifest import NAME as MANIFEST
 from gaugelasso.runs.manifest import check_manifest, write_manifest
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import is_folder, read_json
 from gaugelasso.runs.rng import rng_state, set_rng_state_
 from gaugelasso.runs.rotation import (
     DAMAGED,
@@ -241,7 +241,7 @@ def _found(folder: Path | str) -> Checkpoint:
 def load_spec(path: Path | str) -> TransformerSpec:
     """Read the structure of a run, of a checkpoint, or of a JSON file (alone or as a key)."""
     path = Path(path)
-    if path.is_dir():
+    if is_folder(path):
         return _found(path).spec()
     data = read_json(path)
     with errors_of(path):

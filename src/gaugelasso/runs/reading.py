@@ -4,6 +4,7 @@ Every problem with a file is a UserError that names the file. Files may come fro
 they are read with the limits of `files.untrusted`.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,27 @@ from gaugelasso.files import untrusted
 _LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
 # `last_row` reads only this many bytes at the end of a log. Rows of metrics are much shorter.
 _TAIL = 2**16
+
+
+def exists(path: Path) -> bool:
+    """Whether the path exists; UserError if its name is too long or access is denied."""
+    with _reading(path):
+        return path.exists()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether the path is a folder; UserError if its name is too long or access is denied."""
+    with _reading(path):
+        return path.is_dir()
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn an OSError inside into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
 
 
 def read_json(path: Path, finite: bool = True, most: int = untrusted.LARGEST) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gaugelasso.files.durable import remove
 from gaugelasso.runs.folder import CHECKPOINTS
 from gaugelasso.runs.manifest import NAME as MANIFEST
+from gaugelasso.runs.reading import exists
 
 # Suffix of an older checkpoint of the same step, until the new one has its name.
 REPLACED = ".replaced"
@@ -34,7 +35,7 @@ def newest_first(folder: Path) -> list[Path]:
 
     A folder that is a checkpoint itself is the only one.
     """
-    if (folder / MANIFEST).exists():
+    if exists(folder / MANIFEST):
         return [folder]
     home = folder / CHECKPOINTS
     home = home if home.is_dir() else folder

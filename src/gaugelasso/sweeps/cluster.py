@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.worker import Worker, written_at
 
@@ -168,7 +168,7 @@ class Cluster:
 
 
 def _read_book(path: Path) -> dict[str, Entry]:
-    if not path.exists():
+    if not exists(path):
         return {}
     try:
         jobs = {key: Entry(**each) for key, each in read_json(path).items()}
