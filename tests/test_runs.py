@@ -203,3 +203,28 @@ def test_a_change_anywhere_in_the_package_marks_the_commit(
     assert environment._commit() == head + "+"
     monkeypatch.setenv("GAUGELASSO_COMMIT", "abc")
     assert environment._commit() == "abc"
+
+
+def test_linked_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
+    """The lock is in the run folder, so it does not protect checkpoints that are elsewhere."""
+    for name in ("one", "other"):
+        shutil.copytree(run, tmp_path / name)
+    shutil.rmtree(tmp_path / "other" / "checkpoints")
+    (tmp_path / "other" / "checkpoints").symlink_to(tmp_path / "one" / "checkpoints")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"other/checkpoints' is a symbolic link to '.*/one/"):
+        start(tmp_path, "other", existing="resume")
+    assert contents(tmp_path) == before | {"tiny.toml": (tmp_path / "tiny.toml").read_bytes()}
+    start(tmp_path, "other", existing="overwrite").run()
+    assert not (tmp_path / "other" / "checkpoints").is_symlink()
+    assert contents(tmp_path / "one") == contents(run)
+
+
+def test_a_link_to_a_run_folder_is_the_run_folder(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "disk")
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    first = start(tmp_path, existing="resume")
+    with pytest.raises(UserError, match="in use by another run"):
+        start(tmp_path, "disk", existing="resume")
+    first.run()
+    assert_same_run(run, tmp_path / "disk")

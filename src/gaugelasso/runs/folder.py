@@ -139,6 +139,7 @@ class RunFolder(RunFolderBase):
             on_failure.callback(folder.close)
             if existing == "overwrite" or (path / _CLEARING).exists():
                 folder._clear()
+            folder._check_checkpoints()
             on_failure.pop_all()
         return folder
 
@@ -150,6 +151,20 @@ class RunFolder(RunFolderBase):
             raise UserError(
                 f"output {str(path)!r} already exists; add --resume to go on with it, "
                 "--overwrite to replace it, or choose another --out"
+            )
+
+    def _check_checkpoints(self) -> None:
+        """UserError if the checkpoints are elsewhere, where another run could write to them too.
+
+        The lock of this folder does not protect them there, and each run removes checkpoints of
+        steps that it did not write.
+        """
+        if self.checkpoints.is_symlink():
+            raise UserError(
+                f"{str(self.checkpoints)!r} is a symbolic link to "
+                f"{str(self.checkpoints.readlink())!r}, which other runs may use; replace the link "
+                "by the folder itself. To use another disk, move the whole run folder there and "
+                "link to that"
             )
 
     def _clear(self) -> None:
