@@ -171,20 +171,20 @@ def test_a_job_that_runs_is_found(jobs: Jobs) -> None:
     first = jobs.start(text)
     until((jobs.out / "at-work").exists)
     found = jobs.start(text)
-    assert found.aside == first.aside
+    assert found.status == first.status
     assert found.poll() is None
     (jobs.out / "go").touch()
     assert code(found) == 3
     assert len(jobs.files("submitted")) == 1
     # An outcome that was told is not told again: the next sweep tries anew.
-    assert jobs.start("exit 0").aside != first.aside
+    assert jobs.start("exit 0").status != first.status
 
 
 def test_a_job_that_has_ended_meanwhile_is_collected(jobs: Jobs) -> None:
     first = jobs.start("exit 3")
     until(lambda: jobs.files("result"))
     found = jobs.start("exit 3")
-    assert (found.aside, code(found)) == (first.aside, 3)
+    assert (found.status, code(found)) == (first.status, 3)
     assert len(jobs.files("submitted")) == 1
 
 
@@ -205,13 +205,13 @@ def test_a_job_that_was_lost_is_submitted_again(jobs: Jobs) -> None:
     jobs.kill()
     (jobs.out / "lost").touch()
     again = jobs.start(text)
-    assert again.aside != first.aside
+    assert again.status != first.status
     assert code(again) == 0
 
 
 def test_a_job_with_other_settings_is_not_taken_for_this_one(jobs: Jobs) -> None:
     first = jobs.start("until [ -e go ]; do sleep 0.05; done")
-    with pytest.raises(UserError, match=r"has a job already \(\d+, --cluster local\), with other"):
+    with pytest.raises(UserError, match=r"already has a job \(\d+, --cluster local\) with other"):
         jobs.start("exit 0")
     assert len(jobs.files("submitted")) == 1
     (jobs.out / "go").touch()
@@ -223,7 +223,7 @@ def test_other_settings_are_found_before_anything_starts(jobs: Jobs) -> None:
         '{"seed4": {"cluster": "local", "job": "1", "words": [], "summary_before": null}}'
     )
     plan = Plan(jobs.out / "tiny.toml", [3, 4], parse_arms([], jobs.out), jobs=2)
-    with pytest.raises(UserError, match=r"seed4' has a job already"):
+    with pytest.raises(UserError, match=r"seed4' already has a job"):
         run_sweep(plan, Console(), Cluster("local", SETTINGS, jobs.out))
     assert not jobs.files("submitted")
     assert not jobs.log.exists()
@@ -244,10 +244,10 @@ def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
 
     first, found = start(), start()
     assert found.poll() is None
-    assert found.aside == first.aside
-    assert found.aside.endswith(", unknown to the cluster")
+    assert found.status == first.status
+    assert found.status.endswith(", unknown to the cluster")
     (tmp_path / "jobs.json").write_text("{}")
-    assert start().aside != first.aside
+    assert start().status != first.status
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"seed4": 3}', '{"seed4": {"job": 3}}'])

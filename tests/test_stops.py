@@ -73,7 +73,7 @@ def test_a_sweep_that_is_asked_to_stop_stops_its_runs(endless: Endless) -> None:
     until(endless.at_work)
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM with its runs saved; give the command again" in endless.text()
+    assert "stopped by SIGTERM with its runs saved; run the command again" in endless.text()
     assert "Traceback" not in endless.text()
     assert [holder(run) for run in endless.runs] == [None, None]
     assert len(endless.saved()) == 2
@@ -87,7 +87,7 @@ def test_a_stopped_sweep_tells_which_old_runs_it_has_not_replaced(endless: Endle
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
     # Seed 6 has no old run: --resume begins it.
-    assert "for what it has not come to: seed 5\n" in endless.text()
+    assert "need --overwrite first: seed 5\n" in endless.text()
     assert contents(endless.runs[1]) == before
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_has_begun_but_replaced_nothing_is_told_too(
     before = contents(tmp_path / "seed4")
     monkeypatch.setattr(sweep, "_report", lambda *_: signal.raise_signal(signal.SIGTERM))
     plan = Idle(tmp_path / "any.toml", [4, 5, 6], [arm], existing="overwrite")
-    with pytest.raises(signals.Stopped, match=r"has not come to: seed 4; seed 5$"):
+    with pytest.raises(signals.Stopped, match=r"need --overwrite first: seed 4; seed 5$"):
         sweep.run_sweep(plan, Console(file=io.StringIO()))
     assert contents(tmp_path / "seed4") == before
 

@@ -30,7 +30,7 @@ BROKEN = 2**62 + 1
     ("arguments", "said"),
     [
         (["--seeds", "x"], "--seeds 'x': give numbers as in 42-46 or 1,5,9"),
-        (["--seeds", "5-3"], "'5-3' runs backwards"),
+        (["--seeds", "5-3"], "the range '5-3' ends before it starts"),
         (["--set", "train.stpes=5"], "did you mean 'steps'?"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--resume", "--overwrite"], "exclude each other"),
@@ -184,7 +184,7 @@ def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     said = io.StringIO()
     sweep.run_sweep(plan, Console(file=said, width=200))
     log = tmp_path / "out" / "seed1.log"
-    told = f"seed 1: ended by SIGABRT, not by itself; goes on in 0 s; see {log}"
+    told = f"seed 1: killed by SIGABRT; starts again in 0 s; see {log}"
     assert told in said.getvalue().splitlines()
 
 
@@ -404,7 +404,7 @@ def test_a_damaged_run_is_left_out_of_the_results(
     with (tmp_path / "out" / "seed2" / "metrics.jsonl").open("a") as log:
         log.write('{"step": 110}\n')
     monkeypatch.setattr(sys, "executable", "true")
-    monkeypatch.setattr(sweep, "_LOOK_S", 0.05)
+    monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     command = ["sweep", write_tiny(tmp_path), "--seeds", "1-3", "--out", tmp_path / "out"]
     answer = gaugelasso(*command, "--resume")
     assert_told(answer, "1 of 3 runs failed: seeds 2")

@@ -106,7 +106,7 @@ def test_a_structure_must_fit_into_memory(patient: Patient, tmp_path: Path) -> N
 
 def test_a_pipe_is_no_structure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "structure.json")
-    with pytest.raises(UserError, match="no plain file"):
+    with pytest.raises(UserError, match="not a regular file"):
         load_spec(tmp_path / "structure.json")
 
 

@@ -131,7 +131,7 @@ def _leave_out_damaged(outcome: ArmOutcome) -> None:
         try:
             load_run(outcome.arm.run_folder(seed))
         except UserError as error:
-            say(f"warning: {outcome.arm.say(seed)}: {error}; it is left out of the results")
+            say(f"warning: {outcome.arm.label(seed)}: {error}; it is left out of the results")
             outcome.ended.remove(seed)
             if seed not in outcome.failed:
                 outcome.failed.append(seed)
