@@ -1,4 +1,4 @@
-"""The run folder: whose it is, what may be done to it, and its logs."""
+"""The run folder: when it is opened, refused or replaced, and its logs."""
 
 import inspect
 import shutil
@@ -19,7 +19,7 @@ from tests.training import Stop, assert_same_run, contents, finish, newest, read
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny run, finished."""
+    """A finished run of the tiny config."""
     return finish(tmp_path_factory.mktemp("runs"))
 
 
@@ -51,7 +51,7 @@ def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: st
     (run / "report").mkdir(parents=True)
     (run / "report" / "thesis.txt").write_text("irreplaceable")
     (run / "config.json").write_text(config)
-    if config != "{":  # then it might be a run whose config is damaged
+    if config != "{":  # with a log, it could be a run whose config is damaged
         (run / "metrics.jsonl").write_text('{"step": 3}\n')
     before = contents(run)
     with pytest.raises(UserError, match=r"is not a run folder: .*nothing was changed"):
@@ -67,7 +67,7 @@ def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
-    """The first was broken off: what is left is no more than this."""
+    """After the first removal was interrupted, only these files were left."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text("{")
@@ -113,7 +113,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"step": "x"}', '{"step": 5, "step": 5}', "\x00"])
 def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -> None:
-    """A row that is lost must not be lost in silence."""
+    """A damaged row is an error: it must not be skipped without notice."""
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"
     path.write_text(line + "\n" + path.read_text())
@@ -156,7 +156,7 @@ def test_a_run_that_died_before_its_config_starts_over(run: Path, tmp_path: Path
 
 
 def operations(cls: type) -> set[str]:
-    """The public methods of an object of this class; constructors and static methods are none."""
+    """Return the names of the public methods, without class methods and static methods."""
     methods = inspect.getmembers(cls, inspect.isfunction)
     static = {name for name in dir(cls) if isinstance(vars(cls).get(name), staticmethod)}
     return {name for name, _ in methods if not name.startswith("_")} - static

@@ -1,4 +1,4 @@
-"""A run at work: it waits for its folder, goes on when it is killed, and gives up in the end."""
+"""A run as a process: it waits for its folder, and is started again when it is killed."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ ONCE = "[ -e died ] && exit 0; touch died"
 
 
 class Script:
-    """A shell script in the place of a run; it says what became of an existing folder."""
+    """A shell script in the place of a run; it prints the option for an existing folder."""
 
     def __init__(self, folder: Path):
         self.home, self.folder, self.log = folder, folder / "run", folder / "run.log"
@@ -48,7 +48,7 @@ def code(run: Worker) -> int | None:
 
 @pytest.mark.parametrize("existing", ["refuse", "overwrite", "resume"])
 def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
-    """Whatever it began with, what it has done since is not replaced."""
+    """Whatever option it started with, a restart resumes and does not replace its work."""
     (script.folder / "config.json").write_text("old")
     new = "rm run/config.json; echo new > run/config.json"
     told: list[str] = []
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
 def test_an_old_run_is_replaced_however_often_that_is_broken_off(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before its config is gone, it is not gone on with; its checkpoints do not count."""
+    """While the old config.json exists, the old run is not resumed and its steps do not count."""
     (script.folder / "config.json").write_text("old")
     monkeypatch.setattr(
         worker, "_newest_step", lambda _: 100 if (script.folder / "old").exists() else 5
@@ -133,7 +133,7 @@ def test_a_folder_in_use_is_waited_for(script: Script) -> None:
 
 
 def test_a_look_at_a_lock_refuses_nobody(script: Script) -> None:
-    """`holder` has it too, for a moment."""
+    """`holder` takes the lock for a moment, too."""
     with (script.folder / lock.NAME).open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         looked = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
@@ -164,14 +164,14 @@ def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
 
 
 def test_a_folder_in_use_is_not_waited_for_to_be_replaced(script: Script) -> None:
-    """Left to the run itself, which refuses."""
+    """The run starts and is refused by the lock."""
     other = FolderLock(script.folder)
     assert code(script("exit 2", existing="overwrite")) == 2
     other.release()
 
 
 def test_an_older_summary_is_the_one_before_the_run(script: Script) -> None:
-    """Not the one before another that was waited for."""
+    """It is looked up when the run starts, after waiting for the folder."""
     other = FolderLock(script.folder)
     run = script("exit 0")
     (script.folder / "summary.json").write_text("{}")
@@ -196,7 +196,7 @@ def test_a_log_that_cannot_be_written_is_the_runs_failure(script: Script) -> Non
 
 
 def test_a_full_disk_is_the_runs_failure(script: Script) -> None:
-    """Met only as the worker notes that the run was killed."""
+    """The disk is full when the worker notes in the log that the run was killed."""
     script.log = Path("/dev/full")
     run = script("kill -9 $$")
     assert code(run) == 2
