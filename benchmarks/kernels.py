@@ -1,13 +1,14 @@
-"""Where a step's time goes by kind of kernel, and the floor that arithmetic and memory set.
+"""The time of a step by kind of kernel, and its lower bound from arithmetic and memory traffic.
 
 python benchmarks/kernels.py configs/bench/charlm-12l.toml
 python benchmarks/kernels.py configs/bench/charlm-12l.toml --structure runs/mine
 
-Floors need no GPU. They are those of the work, not of our kernels: products at the rate of a large
-one or at the memory's, whichever takes longer; attention at the first rate, at the widths that its
-kernels calculate; the rest as bytes that must move. Launches and what follows the backward pass
-have no floor here. On a GPU the step's products are also timed alone, at their own widths and
-padded as our kernels pad them.
+The lower bounds ("floor") need no GPU. They depend on the work, not on our kernels. A matrix
+product takes the time of its arithmetic at the rate of a large product, or of its memory traffic,
+whichever is longer. Attention takes the time of its arithmetic, at the widths that its kernels
+calculate. Everything else takes the time of its memory traffic. Kernel launches and the work after
+the backward pass have no bound here. On a GPU the products of a step are also timed alone, at their
+own widths and at the widths that our kernels pad them to.
 """
 
 import argparse
@@ -29,10 +30,10 @@ from gaugelasso.models.spec import AttentionSpec
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.training.step import TrainingStep
 
-# A large product and the memory of an H200.
+# FLOP/s of a large product and bytes/s of the memory, both of an H200.
 FLOPS, BYTES = 750e12, 4.8e12
 REPEATS = 5
-# Files in kernels/gpu, as the tables call them.
+# Files in kernels/gpu -> their names in the tables.
 OURS = {
     "attention": "attention",
     "heads": "heads",
@@ -41,7 +42,7 @@ OURS = {
     "entropy": "entropy",
     "maps": "maps",
 }
-# Parts of the names of libraries' kernels; attention first, since it has products in it.
+# Parts of the names of library kernels; attention first, because its names contain products.
 THEIRS = {
     "attention": ("fmha", "flash", "sdpa", "attention"),
     "products": ("gemm", "nvjet", "cutlass", "xmma"),
@@ -49,7 +50,7 @@ THEIRS = {
 
 
 def products(spec: TransformerSpec, padded: Callable[[int], int]) -> list[tuple[int, int]]:
-    """Input and output channels of every map, the channels of each head padded too."""
+    """Return the input and output channels of every matrix, also padding those of each head."""
     found = [(len(spec.classify), spec.outputs)]
     for op in spec.operators:
         if isinstance(op, AttentionSpec):
@@ -62,7 +63,7 @@ def products(spec: TransformerSpec, padded: Callable[[int], int]) -> list[tuple[
 
 
 def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
-    """Seconds of forward and backward over a batch, by kind."""
+    """Return the least seconds of forward and backward over a batch, by kind."""
     tokens, length = batch * spec.length, spec.length
     found: Counter[str] = Counter()
 
@@ -70,15 +71,15 @@ def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
         found[kind] += 2 * channels * tokens / BYTES  # bfloat16
 
     for op in spec.operators:
-        # Read: in, out; back: gradient and values in, the stream's gradient in and out.
-        # Write: in, the stream in and out; back: in, out.
+        # Read forward: in, out; backward: gradient and values in, the stream's gradient in and out.
+        # Write forward: in, the stream in and out; backward: in, out.
         moved("stream", 6 * len(op.reads) + 5 * len(op.writes))
         if isinstance(op, AttentionSpec):
             keys, values = aligned(channels(op)), aligned(op.values)
             moved("heads", 4 * ((op.heads + op.kv_heads) * keys + op.kv_heads * values))
             keys, values = calculated(keys, values)
             pairs = batch * op.heads * length**2 / (2 if spec.causal else 1)
-            # Scores and mixture; back: scores again, and a product for each gradient.
+            # Forward: scores and weighted values. Backward: scores again, one product a gradient.
             found["attention"] += 2 * pairs * (4 * keys + 3 * values) / FLOPS
         else:
             moved("SwiGLU", 8 * op.filters)
@@ -89,12 +90,12 @@ def floors(spec: TransformerSpec, batch: int) -> dict[str, float]:
 
 
 def channels(op: AttentionSpec) -> int:
-    """Of a key: pairs are two."""
+    """Return the channels of a key; a RoPE pair has two."""
     return op.keys if op.frequencies is None else 2 * op.keys
 
 
 def calculated(keys: int, values: int) -> tuple[int, int]:
-    """The channels that attention's kernels calculate."""
+    """Return the channels that the attention kernels calculate."""
     widest = max(keys, values)
     if widest <= NARROW:
         return tuple(max(16, 1 << (width - 1).bit_length()) for width in (keys, values))
@@ -102,22 +103,22 @@ def calculated(keys: int, values: int) -> tuple[int, int]:
 
 
 def product_ms(sizes: list[tuple[int, int]], tokens: int) -> float:
-    """A step's products and nothing else: each map's, and for the gradients of both its sides."""
+    """Time the products of a step alone: of each matrix, and of the gradients of both its sides."""
     maps = [torch.randn(rows, cols, device="cuda").bfloat16() for rows, cols in sizes]
     ins, outs = (
         [torch.randn(size[side], tokens, device="cuda").bfloat16() for size in sizes]
         for side in (0, 1)
     )
 
-    def all_of_them() -> None:
+    def multiply() -> None:
         for each, into, out in zip(maps, ins, outs, strict=True):
             each.T @ into, each @ out, into @ out.T
 
-    return median_ms(GraphedStep(all_of_them), "cuda", repeats=20)
+    return median_ms(GraphedStep(multiply), "cuda", repeats=20)
 
 
 def kinds() -> dict[str, str]:
-    """What our own kernels are for, by name."""
+    """Return our own kernels by name, each with its kind."""
     found = {}
     for file, kind in OURS.items():
         module = import_module(f"gaugelasso.kernels.gpu.{file}")
@@ -127,30 +128,30 @@ def kinds() -> dict[str, str]:
 
 
 def measured(step: TrainingStep) -> tuple[dict[str, float], int]:
-    """Seconds of a step's kernels by kind, and how many kernels there are."""
+    """Return the seconds of a step's kernels by kind, and the number of kernels."""
     ours = kinds()
 
-    def look(action: GraphedStep) -> tuple[Counter, int]:
+    def profiled(action: GraphedStep) -> tuple[Counter, int]:
         for _ in range(3):
             action()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for _ in range(REPEATS):
                 action()
             torch.cuda.synchronize()
         times, count = Counter(), 0
-        for row in seen.key_averages():
+        for row in profiler.key_averages():
             if row.self_device_time_total > 0:
-                named = row.key.lower()
-                theirs = (k for k, parts in THEIRS.items() if any(p in named for p in parts))
+                name = row.key.lower()
+                theirs = (k for k, parts in THEIRS.items() if any(p in name for p in parts))
                 kind = ours.get(row.key) or next(theirs, "rest")
                 times[kind] += row.self_device_time_total / REPEATS / 1e6
                 count += row.count
         return times, count // REPEATS
 
-    spent, _ = look(GraphedStep(step.gradients))
-    whole, launches = look(GraphedStep(step.plain))
-    return {**spent, "update": whole.total() - spent.total()}, launches
+    gradients, _ = profiled(GraphedStep(step.gradients))
+    full, launches = profiled(GraphedStep(step.plain))
+    return {**gradients, "update": full.total() - gradients.total()}, launches
 
 
 def main() -> None:
@@ -168,7 +169,7 @@ def main() -> None:
         step = TrainingStep(Transformer(spec, config.train.seed).to("cuda"), config, "cuda")
         step.compressor.set_lr_(1e-6)
         rows["measured"], launches = measured(step)
-        print(f"{launches} kernels a step; a large product: {matrix_rate('cuda'):.0f} TFLOP/s")
+        print(f"{launches} kernels per step; a large product: {matrix_rate('cuda'):.0f} TFLOP/s")
         del step
         tokens = config.train.batch * config.train.accumulate * spec.length
         alone = [product_ms(products(spec, widths), tokens) for widths in (int, aligned)]

@@ -1,6 +1,6 @@
-"""Memory by parameter: what training holds between steps, and the most that it takes.
+"""Bytes of memory per parameter: held between steps, and at the peak.
 
-python benchmarks/memory.py            # two sizes, each in a process of its own
+python benchmarks/memory.py            # two sizes, each in its own process
 """
 
 import gc
@@ -15,13 +15,13 @@ from gaugelasso.config import Config
 from gaugelasso.models import Transformer
 from gaugelasso.training.step import TrainingStep
 
-# Few tokens, so that activations are nothing beside the weights.
+# Few tokens, so that activations are negligible compared to the weights.
 TASK = {"name": "retrieval", "vocabulary": 512, "modulus": 7, "length": 8}
 WIDTHS = (512, 768)
 
 
 def measure(width: int, canonical: bool) -> None:
-    """Prints the number of parameters, bytes held, and the peak of the process in bytes."""
+    """Print the number of parameters, the bytes held, and the peak of the process in bytes."""
     model = {"width": width, "layers": 4, "heads": 8, "d_k": width // 8, "d_v": width // 8}
     config = Config.from_dict({"task": TASK, "model": model | {"d_f": 4 * width}})
     train = replace(config.train, batch=1, accumulate=2, canonical=canonical, device="cpu")
@@ -44,13 +44,13 @@ def main() -> None:
         rows = []
         for width in WIDTHS:
             command = [sys.executable, __file__, str(width), str(int(canonical))]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows.append([int(part) for part in said.split()])
-        # The difference of two sizes: what does not grow with them drops out.
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            rows.append([int(part) for part in output.split()])
+        # In the difference of two sizes, memory that does not depend on the size cancels.
         parameters, held, peak = (b - a for a, b in zip(*rows, strict=True))
         print(
             f"canonical {canonical}: {rows[0][0]:,} and {rows[1][0]:,} parameters, "
-            f"{held / parameters:.0f} bytes held and {peak / parameters:.0f} at most by parameter"
+            f"{held / parameters:.0f} bytes held per parameter, {peak / parameters:.0f} at the peak"
         )
 
 

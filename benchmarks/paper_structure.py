@@ -1,7 +1,7 @@
 """Writes charlm-12l-paper.json: the structure of the paper's per-layer table (12L, seed 42).
 
-The table gives widths; which of the 571 sites an operator reads and writes it does not
-say, so they are spread evenly, starting elsewhere in each layer.
+The table gives widths, but not which residual sites an operator reads and writes. Here the sites
+are spread evenly, with another start in each layer.
 
     python benchmarks/paper_structure.py
 """
@@ -32,7 +32,7 @@ LAYERS = [
 
 
 def spread(number: int, layer: int) -> tuple[int, ...]:
-    """`number` sites at even distances."""
+    """Return `number` sites at even distances."""
     start = 53 * layer
     return tuple(sorted((start + i * SITES // number) % SITES for i in range(number)))
 
@@ -44,16 +44,16 @@ def structure() -> TransformerSpec:
     )  # fmt: skip
     operators: list[AttentionSpec | MlpSpec] = []
     attentions = (op for op in full.operators if isinstance(op, AttentionSpec))
-    for layer, (born, widths) in enumerate(zip(attentions, LAYERS, strict=True)):
+    for layer, (initial, widths) in enumerate(zip(attentions, LAYERS, strict=True)):
         d_ai, pairs, d_v, d_ao, d_mi, d_f, d_mo = widths
-        assert born.frequencies is not None
+        assert initial.frequencies is not None
         attention = dataclasses.replace(
-            born,
+            initial,
             reads=spread(d_ai, layer),
             writes=spread(d_ao, layer),
             keys=pairs,
             values=d_v,
-            frequencies=born.frequencies[:pairs],
+            frequencies=initial.frequencies[:pairs],
         )
         operators += [attention, MlpSpec(layer, spread(d_mi, layer), spread(d_mo, layer), d_f)]
     return dataclasses.replace(full, operators=tuple(operators))

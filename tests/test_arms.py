@@ -1,4 +1,4 @@
-"""Seeds and arms as they are written on a command line."""
+"""Parsing of --seeds and --arm."""
 
 from pathlib import Path
 

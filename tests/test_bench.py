@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, keeps one row a work, and serves three models."""
+"""Benchmarks: the measured parts, one row per work, and the three models at inference."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def test_the_median_leaves_out_the_warm_calls() -> None:
 
 
 def test_slow_work_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopwatch, "PATIENCE", 0.0)
+    monkeypatch.setattr(stopwatch, "MAX_SECONDS", 0.0)
     calls = []
     median_ms(lambda: calls.append(1), "cpu", repeats=30)
     assert len(calls) == 1 + stopwatch.FEWEST
@@ -66,7 +66,8 @@ def test_a_busy_while_slows_down_all_that_are_compared(monkeypatch: pytest.Monke
     def work() -> None:
         nonlocal clock, calls
         calls += 1
-        clock += 0.02 if calls > 14 else 0.001  # busy after the warm calls and two rounds of five
+        # Slower after the warm-up calls and two rounds of five.
+        clock += 0.02 if calls > 14 else 0.001
 
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock)
     times = in_turns({"a": work, "b": work}, "cpu", 5)
@@ -93,7 +94,7 @@ def test_models_are_served_in_turns(tmp_path: Path) -> None:
 def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Energies are recorded by the whole step alone, and nothing adds to older gradients."""
+    """Only the full step records energies, and no part adds to older gradients."""
     groups: list[list[str]] = []
     now, seen = "", set()
     forward = TrainingStep.forward
@@ -126,7 +127,7 @@ def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
 def test_captures_are_held_at_once_only_where_they_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has as much memory as its step needs. Here they are actions, as there is no GPU."""
+    """Each captured graph holds the memory of its step. Without a GPU they are plain functions."""
     groups: list[list[str]] = []
 
     def spied(actions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,11 +162,11 @@ def test_timing_leaves_the_structure_alone(tmp_path: Path) -> None:
 
 
 def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None:
-    """Events, which are timed too, leave what rounding added, also where it does nothing."""
+    """Events keep the channels that rounding added, even those without effect."""
     config = tiny(tmp_path, model__width=7, model__d_f=5, model__d_v=3)
     spec = config.model.spec(config.task)
     attention, mlp = spec.operators
-    # Attention gets sites 0, 1, 2 to read, where nobody has written before.
+    # Attention reads sites 0, 1, 2, which no operator before it writes.
     operators = (replace(attention, reads=(4,)), mlp)
     spec = replace(spec, embed=(3, 4, 5, 6), operators=operators)
     row = bench_step(config, spec, "cpu", 3, multiple=4)

@@ -14,7 +14,7 @@ from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.selection import Keeps, trim_to_work_target
 from gaugelasso.models import Transformer
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from tests.test_compressor import FILTERS, SPEC, fade_, train
 from tests.training import finish, read
 

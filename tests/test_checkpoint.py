@@ -1,4 +1,4 @@
-"""Checkpoints: whole, plain, and refused when they are not."""
+"""Checkpoints: what they contain, how they are written, and that damaged ones are refused."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ Corruption = Callable[[Path], None]
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """A finished tiny run: its structure has shrunk, but an operator is left."""
+    """A finished tiny run whose structure has shrunk, with at least one operator left."""
     folder = tmp_path_factory.mktemp("checkpoint")
     trainer = Trainer(tiny(folder, compress__powers_of_two=True), folder / "run")
     trainer.run()
@@ -54,7 +54,7 @@ def test_it_is_json_and_safetensors_alone(folder: Path) -> None:
     for path in folder.glob("*.json"):
         json.loads(path.read_text())
     for path in folder.glob("*.safetensors"):
-        # Eight bytes of header length, a JSON header, raw numbers: no room for a pickle.
+        # Eight bytes of header length, a JSON header, raw numbers: a pickle has no place in it.
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
@@ -108,7 +108,7 @@ def test_a_crash_while_writing_leaves_the_previous_one(
         checkpoint.save(home, trainer.compressor, trainer.state.numbers())
     assert contents(folder) == before
     monkeypatch.undo()
-    (home / "step-00000030.tmp").mkdir()  # what a crash left does not mind
+    (home / "step-00000030.tmp").mkdir()  # left by a crash; it must not disturb
     checkpoint.save(home, trainer.compressor, trainer.state.numbers())
     assert [path.name for path in home.iterdir()] == ["step-00000040"]
 
@@ -122,7 +122,7 @@ def test_a_crash_between_the_renames_is_survived(folder: Path) -> None:
 def test_the_newest_few_stay(trainer: Trainer, tmp_path: Path) -> None:
     steps = trainer.compressor.steps
     try:
-        for step in (7, 8, 100_000_000, 9, 10, 10):  # another course went further
+        for step in (7, 8, 100_000_000, 9, 10, 10):  # one from before a rollback
             trainer.compressor.steps = step
             checkpoint.save(tmp_path, trainer.compressor, {}, keep=3)
     finally:
@@ -154,7 +154,7 @@ def test_what_is_written_is_what_the_library_reads(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_never_written(
     trainer: Trainer, folder: Path, part: str, value: float
 ) -> None:
-    """And so never pushes out the last good one."""
+    """Otherwise it would replace the last good checkpoint."""
     compressor, state = trainer.compressor, trainer.state.numbers()
     broken = {
         "weight": compressor.optimizer.store.weight,
@@ -195,7 +195,7 @@ def test_a_damaged_one_is_passed_over_aloud(
     assert re.search(r"^warning: '.*40/model\.safetensors': damaged, .* bytes", told)
     assert "step-00000030" in told
     truncate(folder.with_name("step-00000030"))
-    with pytest.raises(UserError, match=r"40/model\.safetensors'.*no whole checkpoint"):
+    with pytest.raises(UserError, match=r"40/model\.safetensors'.*no intact checkpoint"):
         checkpoint.load_state(folder.parent)
 
 
@@ -244,7 +244,7 @@ def flip(sites: Tensor) -> None:
 
 WEIGHTS = {
     "truncated": (truncate, "not a readable safetensors file"),
-    "garbage": (text("model.safetensors", "garbage"), "too short, the structure wants"),
+    "garbage": (text("model.safetensors", "garbage"), "too short, the structure needs"),
     "absent": (lambda folder: (folder / "model.safetensors").unlink(), "no such file"),
     "a tensor missing": (
         tensors(lambda held: held.pop("classifier.out")),
@@ -256,11 +256,11 @@ WEIGHTS = {
     ),
     "a wrong shape": (
         tensors(lambda held: held.update({"embedding.table": torch.zeros(3, 3)})),
-        r"'embedding.table' is \(3, 3\) float32, the structure wants \(8, \d\) float32",
+        r"'embedding.table' is \(3, 3\) float32, the structure needs \(8, \d\) float32",
     ),
     "a wrong dtype": (
         tensors(lambda held: held.update({"classifier.out": held["classifier.out"].double()})),
-        r"float64, the structure wants .* float32",
+        r"float64, the structure needs .* float32",
     ),
     "other sites": (
         tensors(lambda held: flip(held["classifier.read.sites"])),
@@ -306,9 +306,9 @@ STRUCTURES = {
     ),
     "a wider network": (
         structure(lambda data: data["operators"][0].update(values=7)),
-        "the structure wants",
+        "the structure needs",
     ),
-    "fewer outputs": (structure(lambda data: data.update(outputs=5)), "the structure wants"),
+    "fewer outputs": (structure(lambda data: data.update(outputs=5)), "the structure needs"),
 }
 
 

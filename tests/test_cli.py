@@ -161,7 +161,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(
     gaugelasso: Command, config: Path, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
-    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "left alone")
+    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "nothing was changed")
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable"}
 
 
@@ -193,7 +193,7 @@ def test_resume_of_a_damaged_checkpoint_is_refused(
     WEIGHTS["a wrong shape"][0](path)
     sign(path)
     before = contents(run)
-    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure wants")
+    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure needs")
     assert contents(run) == before
 
 

@@ -1,4 +1,4 @@
-"""Runs on a cluster: submitit's local one, which queues and cuts off as Slurm does."""
+"""Runs on a cluster: submitit's local one, which queues and interrupts jobs as Slurm does."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from rich.console import Console
 from submitit.local.local import LocalJobEnvironment
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.sweeps.cluster import Cluster, Command, Submitted, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep
@@ -32,7 +32,7 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     code, said, _ = for_real(*command)
     assert code == 0, said
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
-    # Given again it trains nothing anew, and says the same.
+    # The same command trains nothing again and gives the same results.
     before = read(out / "seed4" / "summary.json")
     assert for_real(*command, "--resume")[0] == 0
     assert read(out / "seed4" / "summary.json") == before | {
@@ -40,23 +40,23 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     }
 
 
-# The command line, of which a run waits at a step until it is asked to stop, if a file is there.
+# The command line, with a run that waits at one step until it is stopped, if a file exists.
 HELD = """
 import pathlib, sys, time
 from gaugelasso import cli
 from gaugelasso.training.trainer import Trainer
 hold, is_stopping = pathlib.Path(sys.argv.pop(1)), Trainer._is_stopping
-def held(self, wish):
-    while self.compressor.steps == 20 and hold.exists() and not wish.asked:
+def held(self, request):
+    while self.compressor.steps == 20 and hold.exists() and not request.asked:
         time.sleep(0.01)
-    return is_stopping(self, wish)
+    return is_stopping(self, request)
 Trainer._is_stopping = held
 cli.main()
 """
 
 
 def test_a_job_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Given back to the queue by the cluster, as by a preemption."""
+    """The cluster puts it back into the queue, as for a preemption."""
     config = write_tiny(tmp_path)
 
     def words(folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_job_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def preempt(submitted: Submitted) -> None:
-    """The signal that Slurm sends, to the process that does the job."""
+    """Send the signal that Slurm sends, to the process of the job."""
     for child in children(submitted._job._process.pid):
         os.kill(child, LocalJobEnvironment._usr_sig())
 
@@ -86,12 +86,12 @@ def preempt(submitted: Submitted) -> None:
 def children(pid: int) -> list[int]:
     try:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # gone meanwhile
+    except OSError:  # it has exited meanwhile
         return []
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that come from it."""
+    """Return a process and all its descendants."""
     return [pid, *(each for child in children(pid) for each in family(child))]
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_fails_there_fails_here(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
-    """Be they still at work or done: none is submitted twice."""
+    """Whether they are running or done, no job is submitted twice."""
     config, out = write_tiny(tmp_path), tmp_path / "out"
     command = ["sweep", config, "--seeds", "4", "--out", out, "--set", "train.steps=400"]
     command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
@@ -124,29 +124,29 @@ def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
     assert len(list((out / "jobs").glob("*_submitted.pkl"))) == 1
     assert "in use" not in (out / "seed4.log").read_text()
     assert read(out / "jobs.json") == {}
-    # All collected: what is there now is an earlier sweep's.
+    # All results were collected, so the runs belong to an earlier sweep.
     assert_told(for_real(*command), "already exists; add --resume")
 
 
 class Jobs:
-    """Jobs of a shell script each, submitted from one sweep's folder after the other."""
+    """Jobs that run a shell script each, submitted by sweeps one after the other."""
 
     def __init__(self, folder: Path):
         self.out, self.run, self.log = folder, folder / "seed4", folder / "seed4.log"
         self.started: list[Submitted] = []
 
     def start(self, text: str) -> Submitted:
-        """As a sweep does that has just begun."""
+        """Start a job as a new sweep process does."""
         words = ["sh", "-c", f'cd "{self.out}"; {text}', "run"]
         self.started.append(Cluster("local", SETTINGS, self.out).start(words, self.run, self.log))
         return self.started[-1]
 
     def kill(self) -> None:
-        """All that is left of those that were started here, not found."""
+        """Kill the remaining processes of the jobs that were started here."""
         for process in filter(None, (each._job._process for each in self.started)):
             if process.poll() is None:
                 for pid in family(process.pid):
-                    with contextlib.suppress(ProcessLookupError):  # gone by itself
+                    with contextlib.suppress(ProcessLookupError):  # it has exited
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
 
@@ -171,20 +171,20 @@ def test_a_job_that_runs_is_found(jobs: Jobs) -> None:
     first = jobs.start(text)
     until((jobs.out / "at-work").exists)
     found = jobs.start(text)
-    assert found.aside == first.aside
+    assert found.status == first.status
     assert found.poll() is None
     (jobs.out / "go").touch()
     assert code(found) == 3
     assert len(jobs.files("submitted")) == 1
-    # An outcome that was told is not told again: the next sweep tries anew.
-    assert jobs.start("exit 0").aside != first.aside
+    # A result that was collected is not collected again: the next sweep submits a new job.
+    assert jobs.start("exit 0").status != first.status
 
 
 def test_a_job_that_has_ended_meanwhile_is_collected(jobs: Jobs) -> None:
     first = jobs.start("exit 3")
     until(lambda: jobs.files("result"))
     found = jobs.start("exit 3")
-    assert (found.aside, code(found)) == (first.aside, 3)
+    assert (found.status, code(found)) == (first.status, 3)
     assert len(jobs.files("submitted")) == 1
 
 
@@ -205,13 +205,13 @@ def test_a_job_that_was_lost_is_submitted_again(jobs: Jobs) -> None:
     jobs.kill()
     (jobs.out / "lost").touch()
     again = jobs.start(text)
-    assert again.aside != first.aside
+    assert again.status != first.status
     assert code(again) == 0
 
 
 def test_a_job_with_other_settings_is_not_taken_for_this_one(jobs: Jobs) -> None:
     first = jobs.start("until [ -e go ]; do sleep 0.05; done")
-    with pytest.raises(UserError, match=r"has a job already \(\d+, --cluster local\), with other"):
+    with pytest.raises(UserError, match=r"already has a job \(\d+, --cluster local\) with other"):
         jobs.start("exit 0")
     assert len(jobs.files("submitted")) == 1
     (jobs.out / "go").touch()
@@ -223,7 +223,7 @@ def test_other_settings_are_found_before_anything_starts(jobs: Jobs) -> None:
         '{"seed4": {"cluster": "local", "job": "1", "words": [], "summary_before": null}}'
     )
     plan = Plan(jobs.out / "tiny.toml", [3, 4], parse_arms([], jobs.out), jobs=2)
-    with pytest.raises(UserError, match=r"seed4' has a job already"):
+    with pytest.raises(UserError, match=r"seed4' already has a job"):
         run_sweep(plan, Console(), Cluster("local", SETTINGS, jobs.out))
     assert not jobs.files("submitted")
     assert not jobs.log.exists()
@@ -232,7 +232,7 @@ def test_other_settings_are_found_before_anything_starts(jobs: Jobs) -> None:
 def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken from the book, as the documentation says, its run is submitted again."""
+    """After it is removed from jobs.json, as documented, its run is submitted again."""
     for name, said in (("srun", ""), ("sbatch", "job 7$(date +%N)"), ("sacct", "JobID|State")):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}"\n')
         (tmp_path / name).chmod(0o755)
@@ -244,10 +244,10 @@ def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
 
     first, found = start(), start()
     assert found.poll() is None
-    assert found.aside == first.aside
-    assert found.aside.endswith(", unknown to the cluster")
+    assert found.status == first.status
+    assert found.status.endswith(", unknown to the cluster")
     (tmp_path / "jobs.json").write_text("{}")
-    assert start().aside != first.aside
+    assert start().status != first.status
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"seed4": 3}', '{"seed4": {"job": 3}}'])

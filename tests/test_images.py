@@ -213,7 +213,7 @@ def test_invalid_image_sets_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.zeros(3))
     for name in ("text.npz", "one.npy"):
         message = error_of(tmp_path / name)
-        assert "not a readable .npz file (it is no zip archive of arrays" in message
+        assert "not a readable .npz file (it is not a complete zip archive of arrays" in message
         assert "a packed file of images is an .npz with the arrays train_data" in message
     np.savez(tmp_path / "keys.npz", train_data=np.zeros(3, np.uint8))
     assert "has no array 'train_offsets'" in error_of(tmp_path / "keys.npz")
@@ -298,7 +298,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: pack(p.with_suffix(".npz"), train=[GOOD[:-30]], valid=[GOOD]),
         "train image 0 of ",
     ),
-    "corrupt archive": (lambda p: cut_archive(p.with_suffix(".npz")), "or not a whole one"),
+    "corrupt archive": (lambda p: cut_archive(p.with_suffix(".npz")), "not a complete zip archive"),
     "wrong size": (
         lambda p: bad_folder(p, encoded(pictures(1)[0])),
         "is 12x12 pixels, but task.size = 32 expects 32x32; resize the images",

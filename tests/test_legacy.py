@@ -15,7 +15,7 @@ import torch
 
 from gaugelasso import load_model
 from gaugelasso.config import Config
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from tests.command import assert_told
 from tests.test_config import write_tiny
 from tests.training import assert_same_run, finish
@@ -50,3 +52,25 @@ def test_output_is_ascii_if_the_encoding_is(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["info", "--help"], []], ids=" ".join)
+def test_help_on_a_full_disk_is_an_error_in_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert_told((done.returncode, "", done.stderr), "standard output cannot be written (No space")
+
+
+def test_a_wrong_option_has_its_exit_code_where_errors_cannot_be_written() -> None:
+    assert shell([*COMMAND, "info", "--wrong"], "2>/dev/full") == 2
+
+
+def test_help_for_a_reader_that_is_gone_is_no_error() -> None:
+    with subprocess.Popen([*COMMAND, "--help"], stdout=-1, stderr=-1) as child:
+        assert child.stdout
+        assert child.stderr
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 0

@@ -14,7 +14,6 @@ from gaugelasso.report import write_report
 from gaugelasso.report.results import collect_results
 from gaugelasso.runs import logs
 from gaugelasso.runs.checkpoint import load_model
-from gaugelasso.runs.folder import ReadOnlyRunFolder, RunFolder
 from gaugelasso.signals import Stopped
 from tests.spoilers import empty, poison
 from tests.training import (
@@ -324,27 +323,12 @@ def test_a_run_of_an_earlier_version_is_read_but_not_resumed(run: Path, tmp_path
         start(tmp_path, existing="resume")
 
 
-def test_an_onlooker_does_nothing_that_a_folder_can_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def scribble(folder: RunFolder) -> None:
-        folder.path.mkdir()
-
-    monkeypatch.setattr(RunFolder, "scribble", scribble, raising=False)
-    folder = ReadOnlyRunFolder(tmp_path / "run")
-    folder.scribble()  # type: ignore[attr-defined]
-    folder.append("metrics.jsonl", {"step": 1})
-    folder.write("summary.json", {})
-    assert folder.checkpoints == tmp_path / "run" / "checkpoints"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*/optimizer.safetensors"):
         path.write_text("garbage")
     before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match=r"optimizer\.safetensors'.*no whole checkpoint"):
+    with pytest.raises(UserError, match=r"optimizer\.safetensors'.*no intact checkpoint"):
         start(tmp_path, existing="resume")
     assert contents(tmp_path / "run") == before
 

@@ -1,4 +1,4 @@
-"""The step time that a run began with: the same in its lines, in its table, and when it goes on."""
+"""The initial step time: the same in progress lines, in tables, and after a resume."""
 
 import io
 import json
@@ -32,14 +32,14 @@ CUT = row(5.0, fma=600.0)
     ("rows", "going", "finished"),
     [
         ([], None, None),
-        (FULL[:2], None, None),  # one of two is no majority against the setting up
-        (FULL, None, 22.0),  # the next row may be one more
+        (FULL[:2], None, None),  # two rows are too few: one may include the setup
+        (FULL, None, 22.0),  # the next row may count, too
         ([*FULL, CUT], 22.0, 22.0),
-        ([*FULL[:2], CUT, *FULL], None, None),  # back at a state that was whole
+        ([*FULL[:2], CUT, *FULL], None, None),  # full structure again after a rollback
         ([*FULL, *FULL], 22.0, 22.0),
         ([*FULL, *FULL, row(1.0), row(1.0), row(1.0), CUT], 22.0, 22.0),
         ([*FULL, row(None), row(float("nan")), CUT], 22.0, 22.0),
-        ([{"step": 10}, *FULL], None, None),  # no work told: not known to be whole
+        ([{"step": 10}, *FULL], None, None),  # without the work, the structure is unknown
     ],
 )
 def test_the_first_rows_at_the_full_structure(
@@ -50,7 +50,7 @@ def test_the_first_rows_at_the_full_structure(
 
 
 def said(log: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """What a display that is opened now says of each row's step time, once that is in the log."""
+    """Return what a new display prints as the step time of each row, once the row is in the log."""
     lines = []
     with show_progress(Console(file=(file := io.StringIO())), "title", log) as note:
         for one in rows:

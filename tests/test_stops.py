@@ -1,4 +1,4 @@
-"""Sweeps that are broken off: their runs are saved, found again, and none is forgotten."""
+"""Sweeps that are interrupted: their runs are saved and found again, and no process is lost."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gaugelasso import signals
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import Arm, parse_arms
 from gaugelasso.sweeps.sweep import Plan
@@ -27,7 +27,7 @@ from tests.training import contents
 
 
 class Endless:
-    """A sweep in a process of its own; its runs never end, and save when they are stopped only."""
+    """A sweep in its own process; its runs never end and save only when they are stopped."""
 
     def __init__(self, folder: Path):
         self.out, self.said = folder / "out", folder / "said"
@@ -39,7 +39,7 @@ class Endless:
         command += ["--seeds", "4-5", "--jobs", "2", "--out", str(self.out), *words]
         for key in ("steps", "checkpoint_every"):
             command += ["--set", f"train.{key}=100000000"]
-        command += ["--set", "target.loss=1e-9"]  # which would be saved, once it is held
+        command += ["--set", "target.loss=1e-9"]  # never held, so no checkpoint is saved for it
         with self.said.open("wb") as said:
             return subprocess.Popen(command, stdout=said, stderr=said)
 
@@ -47,7 +47,7 @@ class Endless:
         return self.said.read_text()
 
     def at_work(self, after: Sequence[int] = (0, 0)) -> list[int]:
-        """The processes of both runs, once each has a row of a later step than that."""
+        """Return the processes of both runs, once each has a row after that step."""
         found = []
         for run, step in zip(self.runs, after, strict=True):
             if any(row["step"] > step for row in read_rows(run / "metrics.jsonl")):
@@ -63,7 +63,7 @@ class Endless:
 def endless(tmp_path: Path) -> Iterator[Endless]:
     made = Endless(tmp_path)
     yield made
-    for run in made.runs:  # where the test has failed
+    for run in made.runs:  # after a failed test
         if pid := holder(run):
             os.kill(int(pid), signal.SIGKILL)
 
@@ -73,7 +73,7 @@ def test_a_sweep_that_is_asked_to_stop_stops_its_runs(endless: Endless) -> None:
     until(endless.at_work)
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM with its runs saved; give the command again" in endless.text()
+    assert "stopped by SIGTERM with its runs saved; run the command again" in endless.text()
     assert "Traceback" not in endless.text()
     assert [holder(run) for run in endless.runs] == [None, None]
     assert len(endless.saved()) == 2
@@ -86,13 +86,13 @@ def test_a_stopped_sweep_tells_which_old_runs_it_has_not_replaced(endless: Endle
     until(lambda: (endless.runs[0] / "metrics.jsonl").exists())
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    # Seed 6 has no old run: --resume begins it.
-    assert "for what it has not come to: seed 5\n" in endless.text()
+    # Seed 6 has no old run, so --resume starts it.
+    assert "need --overwrite first: seed 5\n" in endless.text()
     assert contents(endless.runs[1]) == before
 
 
 class Idle(Plan):
-    """Its runs begin, and never come to anything."""
+    """Its runs start, but never replace the old ones."""
 
     def words(self, arm: Arm, seed: int) -> list[str]:
         return [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -107,13 +107,13 @@ def test_a_run_that_has_begun_but_replaced_nothing_is_told_too(
     before = contents(tmp_path / "seed4")
     monkeypatch.setattr(sweep, "_report", lambda *_: signal.raise_signal(signal.SIGTERM))
     plan = Idle(tmp_path / "any.toml", [4, 5, 6], [arm], existing="overwrite")
-    with pytest.raises(signals.Stopped, match=r"has not come to: seed 4; seed 5$"):
+    with pytest.raises(signals.Stopped, match=r"need --overwrite first: seed 4; seed 5$"):
         sweep.run_sweep(plan, Console(file=io.StringIO()))
     assert contents(tmp_path / "seed4") == before
 
 
 def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
-    """They are not started twice, and taken up where they ended; so are their logs."""
+    """They are not started twice; the runs and their logs continue where they ended."""
     first = endless.start()
     until(endless.at_work)
     first.kill()
@@ -140,7 +140,7 @@ def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
 def test_a_sweep_hears_what_runs_hear(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And exits as a shell expects it of a process that was stopped so."""
+    """It exits with the code that a shell expects after this signal."""
     forever = "trap 'exit 143' TERM; touch $0.$$; while :; do sleep 0.05; done"
     monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", forever))
     workers: list[Worker] = []
@@ -165,7 +165,7 @@ def test_a_sweep_hears_what_runs_hear(
 
 
 class Calls(list[str]):
-    """Workers that note what is done to them."""
+    """Workers that record the calls of their methods."""
 
     def worker(self, name: str, impatient: bool = False) -> Any:
         def wait() -> None:

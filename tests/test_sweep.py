@@ -1,4 +1,4 @@
-"""Many seeds and arms side by side: all of them run, and one that fails stops nobody."""
+"""Sweeps: many seeds and arms run at the same time, and one that fails does not stop the others."""
 
 import io
 import json
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugelasso.runs import folder as runs_module
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs import reading
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import ArmOutcome, failures_message, parse_arms
 from gaugelasso.sweeps.sweep import Plan
@@ -22,7 +22,7 @@ from tests.report.folders import make_run
 from tests.test_config import write_tiny
 from tests.training import contents, finish
 
-# More than a seed may be: this run alone is refused, in its own process.
+# Above the largest seed: only this run is refused, in its own process.
 BROKEN = 2**62 + 1
 
 
@@ -30,7 +30,7 @@ BROKEN = 2**62 + 1
     ("arguments", "said"),
     [
         (["--seeds", "x"], "--seeds 'x': give numbers as in 42-46 or 1,5,9"),
-        (["--seeds", "5-3"], "'5-3' runs backwards"),
+        (["--seeds", "5-3"], "the range '5-3' ends before it starts"),
         (["--set", "train.stpes=5"], "did you mean 'steps'?"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--resume", "--overwrite"], "exclude each other"),
@@ -51,7 +51,7 @@ def test_bad_input_starts_nothing(
 
 @dataclass
 class Sweep:
-    """A sweep of two good seeds and a broken one, two at a time."""
+    """A sweep of two valid seeds and an invalid one, two runs at a time."""
 
     out: Path
     answer: tuple[int, str, str]
@@ -65,7 +65,7 @@ class Sweep:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Through the command, watching how many processes are alive as each one starts."""
+    """Run the command and count the processes that are alive whenever one starts."""
     folder = tmp_path_factory.mktemp("sweep")
     watch = (
         "import sys; from gaugelasso import cli; from gaugelasso.sweeps import sweep\n"
@@ -141,7 +141,7 @@ def test_a_sweep_ends_with_a_report(swept: Sweep) -> None:
 
 
 def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep) -> None:
-    """Neither the runs nor their logs nor the results of the first sweep are touched."""
+    """The runs, logs and results of the first sweep stay as they are."""
     before = contents(swept.out)
     config = write_tiny(swept.out.parent)
     code, _, err = gaugelasso("sweep", config, "--seeds", "4", "--out", swept.out)
@@ -151,7 +151,7 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
 
 
 def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_path: Path) -> None:
-    """As on a disk that is read-only."""
+    """A folder in the place of a log has the effect of a read-only disk."""
     out = tmp_path / "out"
     (out / "seed5.log").mkdir(parents=True)
     answer = gaugelasso("sweep", write_tiny(tmp_path), "--seeds", "4-5", "--out", out)
@@ -162,7 +162,7 @@ def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_pa
 def test_a_log_that_fails_later_stops_its_own_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full when a killed run is noted; the other run is not stopped for it."""
+    """The disk is full when the restart is noted in the log; the other run continues."""
     other = "until [ -e $0.1 ]; do sleep 0.05; done; sleep 2; exit 3"
     text = f'case "$*" in *seed=1*) touch $0.1; kill -9 $$;; esac; {other}'
     monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
@@ -184,7 +184,7 @@ def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     said = io.StringIO()
     sweep.run_sweep(plan, Console(file=said, width=200))
     log = tmp_path / "out" / "seed1.log"
-    told = f"seed 1: ended by SIGABRT, not by itself; goes on in 0 s; see {log}"
+    told = f"seed 1: killed by SIGABRT; starts again in 0 s; see {log}"
     assert told in said.getvalue().splitlines()
 
 
@@ -203,7 +203,7 @@ ARMS = [
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Three arms of one seed: the first is done already, the second diverges."""
+    """Three arms of one seed: the first is already finished, the second diverges."""
     folder = tmp_path_factory.mktemp("arms")
     out = folder / "out"
     done = finish(folder, "out/base-line/seed4", compress__trust=8, train__seed=4)
@@ -273,7 +273,7 @@ def test_a_resumed_sweep_does_not_train_again(compared: Sweep) -> None:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[sweep._Job]:
-    """Every run that a sweep starts, in order; all of them fail at once."""
+    """The runs that a sweep starts, in order; each fails immediately."""
     jobs: list[sweep._Job] = []
     start = sweep._start
 
@@ -304,7 +304,7 @@ def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_pa
 def test_an_older_summary_is_not_this_sweeps_unless_written_again(
     runs: list[sweep._Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that misses its target once more, resumed or replaced, has its figures counted."""
+    """The figures of a run that misses its target count if it wrote a new summary."""
     folder = make_run(tmp_path / "seed1")
     plan = Plan(tmp_path, [1], parse_arms([], tmp_path), existing="resume")
 
@@ -327,7 +327,7 @@ def test_an_older_summary_is_not_this_sweeps_unless_written_again(
 def test_a_gpu_is_shared_where_it_can_be(
     starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA MPS comes up for a sweep and goes with it; one that was there before stays."""
+    """CUDA MPS starts and ends with the sweep; if it was running before, it stays."""
     said = tmp_path / "said"
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text(
@@ -359,8 +359,8 @@ def test_of_a_long_log_the_last_row_alone_is_read(
     rows = [f'{{"step": {step}, "loss": 0.5, "fma": 7}}\n' for step in range(5000)]
     log = tmp_path / "metrics.jsonl"
     read: list[bytes] = []
-    parse = runs_module._row
-    monkeypatch.setattr(runs_module, "_row", lambda line: read.append(line) or parse(line))
+    parse = reading._row
+    monkeypatch.setattr(reading, "_row", lambda line: read.append(line) or parse(line))
     for text, said in (
         ("", "starting"),
         (rows[0][:9], "starting"),
@@ -374,3 +374,41 @@ def test_of_a_long_log_the_last_row_alone_is_read(
         log.write_text(text)
         assert said in sweep._last(tmp_path)
         assert len(read) <= 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"step": 100}',
+        '{"step": 100, "loss": 0.5}',
+        '{"step": 100, "loss": null, "fma": 7}',
+        '{"step": 100, "loss": "x", "fma": 7}',
+        '{"step": 100, "loss": 0.5, "fma": [7]}',
+        f'{{"step": 100, "loss": 1{"0" * 400}, "fma": 7}}',
+        "[]",
+    ],
+)
+def test_a_damaged_last_row_is_a_warning_for_its_run(tmp_path: Path, row: str) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(row + "\n")
+    assert sweep._last(run).startswith(f"warning: '{run}/metrics.jsonl': its last line is damaged")
+
+
+def test_a_damaged_run_is_left_out_of_the_results(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a row is damaged after its run ended, the others still have results."""
+    for seed in (1, 2, 3):
+        make_run(tmp_path / "out" / f"seed{seed}", seed=seed)
+    with (tmp_path / "out" / "seed2" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 110}\n')
+    monkeypatch.setattr(sys, "executable", "true")
+    monkeypatch.setattr(sweep, "_POLL_S", 0.05)
+    command = ["sweep", write_tiny(tmp_path), "--seeds", "1-3", "--out", tmp_path / "out"]
+    answer = gaugelasso(*command, "--resume")
+    assert_told(answer, "1 of 3 runs failed: seeds 2")
+    assert "warning: seed 2: " in answer[1]
+    assert "left out of the results" in answer[1]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [run["seed"] for run in results["runs"]] == [1, 3]

@@ -15,7 +15,7 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import configure_cpu_
 from gaugelasso.training.trainer import TargetMissed, Trainer, choose_device

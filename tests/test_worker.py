@@ -1,4 +1,4 @@
-"""A run at work: it waits for its folder, goes on when it is killed, and gives up in the end."""
+"""A run as a process: it waits for its folder, and is started again when it is killed."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ ONCE = "[ -e died ] && exit 0; touch died"
 
 
 class Script:
-    """A shell script in the place of a run; it says what became of an existing folder."""
+    """A shell script in the place of a run; it prints the option for an existing folder."""
 
     def __init__(self, folder: Path):
         self.home, self.folder, self.log = folder, folder / "run", folder / "run.log"
@@ -48,16 +48,16 @@ def code(run: Worker) -> int | None:
 
 @pytest.mark.parametrize("existing", ["refuse", "overwrite", "resume"])
 def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
-    """Whatever it began with, what it has done since is not replaced."""
+    """Whatever option it started with, a restart resumes and does not replace its work."""
     (script.folder / "config.json").write_text("old")
     new = "rm run/config.json; echo new > run/config.json"
     told: list[str] = []
-    run = script(f"{ONCE}; {new}; kill -9 $$", existing=existing, tell=told.append)
+    run = script(f"{ONCE}; {new}; kill -9 $$", existing=existing, on_restart=told.append)
     assert code(run) == 0
     first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
     assert script.said() == [
         first,
-        "ended by SIGKILL, not by itself; goes on in 0 s",
+        "killed by SIGKILL; starts again in 0 s",
         "run --resume",
     ]
     assert told == script.said()[1:2]
@@ -66,29 +66,32 @@ def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
 def test_an_old_run_is_replaced_however_often_that_is_broken_off(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before its config is gone, it is not gone on with; its checkpoints do not count."""
+    """While the old config.json exists, the old run is not resumed and its steps do not count."""
     (script.folder / "config.json").write_text("old")
-    monkeypatch.setattr(worker, "_newest", lambda _: 100 if (script.folder / "old").exists() else 5)
+    monkeypatch.setattr(
+        worker, "_newest_step", lambda _: 100 if (script.folder / "old").exists() else 5
+    )
     (script.folder / "old").touch()
     stages = "[ -e two ] && exit 0; [ -e one ] && touch two && rm run/*; touch one"
     run = script(f"{stages}; kill -9 $$", existing="overwrite")
     assert code(run) == 0
     assert script.begun() == ["run --overwrite", "run --overwrite", "run --resume"]
     assert len(script.said()) == 5
-    assert run._reached == 5
+    assert run._newest_step == 5
 
 
 def test_a_run_that_always_dies_has_failed(script: Script) -> None:
     assert code(script("kill -9 $$")) == -9
     assert len(script.begun()) == TRIES + 1
-    assert script.said()[-1] == f"killed {TRIES + 1} times without a new checkpoint: given up"
+    end = f"killed {TRIES + 1} times without a new checkpoint; not started again"
+    assert script.said()[-1] == end
 
 
 def test_a_run_that_comes_further_may_die_more_often(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: Iterator[int] = iter([-1, -1, 10, 10, 10, 20, 20, 20, 20])
-    monkeypatch.setattr(worker, "_newest", lambda _: next(steps))
+    monkeypatch.setattr(worker, "_newest_step", lambda _: next(steps))
     assert code(script("kill -9 $$")) == -9
     assert len(script.begun()) == 9
     assert next(steps, None) is None
@@ -98,12 +101,12 @@ def test_a_run_that_comes_further_may_die_more_often(
 def test_a_stopped_run_stays_so_unless_told_otherwise(script: Script, end: str) -> None:
     assert code(script(f"{ONCE}; {end}")) in (143, -15)
     (script.home / "died").unlink()
-    assert code(script(f"{ONCE}; {end}", rest_s=0)) == 0
+    assert code(script(f"{ONCE}; {end}", restart_after_s=0)) == 0
 
 
 def test_a_stopped_run_rests_before_it_goes_on(script: Script) -> None:
-    run = script(f"{ONCE}; exit 143", rest_s=600)
-    until(lambda: run.poll() is not None or "goes on in 600 s" in script.log.read_text())
+    run = script(f"{ONCE}; exit 143", restart_after_s=600)
+    until(lambda: run.poll() is not None or "starts again in 600 s" in script.log.read_text())
     assert run.poll() is None
     assert len(script.begun()) == 1
     run.stop()
@@ -121,16 +124,16 @@ def test_a_folder_in_use_is_waited_for(script: Script) -> None:
     run = script("exit 0")
     for _ in range(3):
         assert run.poll() is None
-    assert run.aside == f"waits for process {os.getpid()}, which is at work in its folder"
-    assert script.said() == [run.aside]
+    assert run.status == f"waits for process {os.getpid()}, which uses its folder"
+    assert script.said() == [run.status]
     other.release()
     assert holder(script.folder) is None
     assert code(run) == 0
-    assert run.aside == ""
+    assert run.status == ""
 
 
 def test_a_look_at_a_lock_refuses_nobody(script: Script) -> None:
-    """`holder` has it too, for a moment."""
+    """`holder` takes the lock for a moment, too."""
     with (script.folder / lock.NAME).open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         looked = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
@@ -152,7 +155,7 @@ def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
     run = script('until [ -e late ]; do sleep 0.05; done; [ "$(cat late)" = no ] || exit 2')
     other = FolderLock(script.folder)
     (script.home / "late").write_text("yes")
-    until(lambda: run.poll() is not None or run.aside)
+    until(lambda: run.poll() is not None or run.status)
     assert run.returncode is None
     (script.home / "late").write_text("no")
     other.release()
@@ -161,14 +164,14 @@ def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
 
 
 def test_a_folder_in_use_is_not_waited_for_to_be_replaced(script: Script) -> None:
-    """Left to the run itself, which refuses."""
+    """The run starts and is refused by the lock."""
     other = FolderLock(script.folder)
     assert code(script("exit 2", existing="overwrite")) == 2
     other.release()
 
 
 def test_an_older_summary_is_the_one_before_the_run(script: Script) -> None:
-    """Not the one before another that was waited for."""
+    """It is looked up when the run starts, after waiting for the folder."""
     other = FolderLock(script.folder)
     run = script("exit 0")
     (script.folder / "summary.json").write_text("{}")
@@ -193,7 +196,7 @@ def test_a_log_that_cannot_be_written_is_the_runs_failure(script: Script) -> Non
 
 
 def test_a_full_disk_is_the_runs_failure(script: Script) -> None:
-    """Met only as the worker notes that the run was killed."""
+    """The disk is full when the worker notes in the log that the run was killed."""
     script.log = Path("/dev/full")
     run = script("kill -9 $$")
     assert code(run) == 2

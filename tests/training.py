@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import Existing, read_rows
+from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.manifest import write_manifest
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.trainer import Trainer
 from tests.test_config import tiny
 

@@ -19,7 +19,8 @@ from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.typed import build, check_keys_known, field_names
 from gaugelasso.files.untrusted import MOST_VALUES, read_plain
 from gaugelasso.models.spec import SpecError, TransformerSpec
-from gaugelasso.runs.folder import CONFIG_SECTIONS, read_json
+from gaugelasso.runs.folder import CONFIG_SECTIONS
+from gaugelasso.runs.reading import read_json
 from gaugelasso.tasks import TASKS, Task
 
 # Larger values are typing errors: no supported machine can train such a model.

@@ -1,4 +1,4 @@
-"""The error that is the user's to mend: it names what is wrong and what would be right."""
+"""The error for mistakes that the user can fix: it names what is wrong and what would be right."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """Shown without a traceback by the command line, which then exits with code 2."""
+    """The command line prints it as one line, without a traceback, and exits with this code."""
 
     exit_code = 2
 
 
 def first_line(error: Exception) -> str:
-    """Of another's error, what fits into a line of ours: its first, or its type's name."""
+    """Return the first line of another library's error message, or the name of its type."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
@@ -20,7 +20,7 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """What is found wrong inside, told with the name of the file it came from."""
+    """Put the name of the file before the message of a UserError raised inside."""
     try:
         yield
     except UserError as error:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.runs.folder import environment, write_json
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.writing import write_json
 from tests.ranks.crews import Crews, Fault
 from tests.training import assert_same_run, read
 

@@ -1,4 +1,4 @@
-"""The command line in processes of its own, to be killed: forked, so that they start at once."""
+"""The command line in processes that can be killed; they are forked, so that they start fast."""
 
 import contextlib
 import multiprocessing
@@ -15,12 +15,12 @@ from tests.trust.traps import Bytes, Lines, Trap
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["gaugelasso.cli", "tests.trust.traps"])
-# Every step a row, so that every step's loss is compared; checkpoints every few.
+# A row for every step, so that every loss is compared; a checkpoint every few steps.
 _SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
 
 
 def _train(arguments: list[str], log: str, trap: Trap | None) -> None:
-    """In the child: what a shell would run, with what may befall it."""
+    """In the child process: run the command with a trap installed."""
     import torch
 
     from gaugelasso import cli
@@ -46,7 +46,7 @@ class Runs:
     settings: tuple[str, ...] = _SETTINGS
 
     def start(self, name: str, *options: str, trap: Trap | None = None) -> BaseProcess:
-        """Begin a run, or with --resume go on with one."""
+        """Start a run, or with --resume continue one."""
         config = self.home / "tiny.toml"
         config.write_text(TINY)
         arguments = ["train", str(config), "--out", str(self.home / name), *options]
@@ -57,14 +57,14 @@ class Runs:
         return process
 
     def run(self, name: str, *options: str, trap: Trap | None = None) -> int:
-        """Start, and wait for the end; the exit code, negative for a signal."""
+        """Start and wait for the end; return the exit code, negative for a signal."""
         process = self.start(name, *options, trap=trap)
         process.join()
         assert process.exitcode is not None
         return process.exitcode
 
     def killed(self, name: str, after: float, *options: str) -> bool:
-        """Start, and SIGKILL after so many seconds; False if it had ended by itself."""
+        """Start, and SIGKILL after this many seconds; return False if the run ended before."""
         process = self.start(name, *options)
         process.join(after)
         process.kill()
@@ -72,12 +72,12 @@ class Runs:
         return process.exitcode == -9
 
     def count(self, name: str, trap: Lines | Bytes) -> int:
-        """How many lines, or bytes, a trap that never shuts sees in a whole run."""
+        """Return how many lines or bytes a trap sees in a complete run when it never triggers."""
         assert self.run(name, trap=trap) == 0, self.log(name)
         return int((self.home / f"{name}.seen").read_text())
 
     def seconds(self, name: str) -> float:
-        """How long a whole run takes from start to end."""
+        """Return the duration of a complete run."""
         began = time.perf_counter()
         assert self.run(name) == 0
         return time.perf_counter() - began
@@ -87,20 +87,20 @@ class Runs:
 
 
 def assert_resumes(runs: Runs, reference: str, name: str) -> None:
-    """The run that died goes on, and becomes the one that did not, to the last bit."""
+    """The run that died resumes and becomes bit-identical to the one that did not die."""
     assert runs.run(name, "--resume") == 0, runs.log(name)
     assert_same_run(runs.home / reference, runs.home / name)
 
 
 def assert_intact(reference: Path, run: Path) -> int:
-    """The newest checkpoint is one that an unharmed run has, too; returns its step."""
+    """The newest checkpoint equals the one of an undisturbed run; returns its step."""
     path = newest(run)
     other = reference / "checkpoints" / path.name
     for part in path.iterdir():
         if part.suffix == ".safetensors" or part.name == "structure.json":
             assert part.read_bytes() == (other / part.name).read_bytes(), part
     state, others = (read(folder / "state.json") for folder in (path, other))
-    # Rows have a clock's columns, and so have their logs a digest of their own.
+    # Rows contain measured times, so the digests of the logs differ.
     of_its_own = {"wall_s": 0, "logs": {}}
     assert state | of_its_own == others | of_its_own
     return int(state["steps"])

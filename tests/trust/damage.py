@@ -1,7 +1,7 @@
-"""Ways to spoil a file: blindly, byte by byte, and knowingly, as what the file means.
+"""Ways to damage a file: blindly, byte by byte, and knowingly, by changing its meaning.
 
-A blind mutant leaves the manifest as it was. A knowing one is signed: its manifest is made to
-fit, so that what is inside must be refused for what it says.
+A blind change leaves the manifest as it was. After a knowing change the manifest is written again
+to match, so that the file must be refused because of its content.
 """
 
 import copy
@@ -20,7 +20,7 @@ CANARY = "canary"
 
 
 class Bomb:
-    """Unpickled, it leaves a file where it went off."""
+    """When unpickled, it runs a command that creates a file."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, (f"touch {CANARY}",)
@@ -37,7 +37,7 @@ def zipped() -> bytes:
 
 
 def blind(size: int, chance: random.Random, often: int) -> Iterator[tuple[str, Bytes]]:
-    """Changes of a file of this many bytes; each changes something."""
+    """Yield changes of a file of this many bytes; each changes at least one bit."""
     for _ in range(often):
         at = chance.randrange(size)
         yield f"cut at {at}", lambda data, at=at: data[:at]
@@ -60,14 +60,14 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 
 def _lost(data: bytes, start: int) -> bytes:
-    """A block of zeros, as of a file whose length reached the disk before its content."""
+    """Zero a block, as if the length of the file reached the disk before its content."""
     end = min(start + 512, len(data))
     changed = data[:start] + bytes(end - start) + data[end:]
     return changed if changed != data else _flipped(data, 8 * start)
 
 
 def strange(path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What may stand where a file should be; none of it is one."""
+    """Yield what may be in the place of a file without being a regular file."""
     yield "missing", lambda: None
     yield "a folder", path.mkdir
     yield "a pipe", lambda: os.mkfifo(path)
@@ -94,9 +94,9 @@ def leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 def knowing_json(
     data: Any, chance: random.Random, most: int, counts: bool
 ) -> Iterator[tuple[str, Bytes]]:
-    """Whole JSON files that say something impossible; of many leaves, `most`.
+    """Yield valid JSON files with impossible values, for at most `most` of the leaves.
 
-    `counts`: its whole numbers count something; figures may be any number.
+    `counts`: the integers are counts; other figures may have any value.
     """
     found = list(leaves(data))
     for path, value in chance.sample(found, min(most, len(found))):
@@ -170,7 +170,7 @@ def _text(data: Any) -> Bytes:
 
 
 def knowing_tensors(data: bytes, chance: random.Random, most: int) -> Iterator[tuple[str, Bytes]]:
-    """Whole safetensors files whose header lies; of many tensors, `most`."""
+    """Yield safetensors files with a false header, for at most `most` of the tensors."""
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     names = list(header)

@@ -1,6 +1,6 @@
-"""Files that make much of little, or never end: every kind that is read, and what it takes.
+"""Small files that would need much memory, and pipes: tried for every kind of file that is read.
 
-A row for each kind: where the file lies in a run's folder, and who reads it there.
+A row for each kind: where the file is in a run folder, and the function that reads it.
 """
 
 import io
@@ -24,25 +24,25 @@ from gaugelasso.training.trainer import Trainer
 from tests.trust.memory import Peak
 from tests.trust.mutants import Patient, changed
 
-# What a reader may take for itself, however small the file.
+# Memory that a reader may use, however small the file.
 _ITS_OWN = 2**22
-# Seconds until whoever reads a pipe is taken to wait for ever.
+# Seconds after which a reader of a pipe counts as blocked.
 PATIENCE = 20
 _LISTS = b"[" + b"[]," * 2**19 + b"[]]"
 _NUMBERS = b"[" + b"257," * MOST_VALUES + b"257]"
 
 
 class Waits(BaseException):
-    """Of a reader that does not come back. No OSError: that the reader itself would make a line."""
+    """A reader is blocked. Not an OSError, which the reader would turn into a UserError."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`read` is given the run's folder, in which `file` is spoiled."""
+    """`read` is called with the run folder, in which `file` is damaged."""
 
     file: str
     read: Callable[[Path], object]
-    before: bytes = b""  # and behind: what makes one of its kind of a list
+    before: bytes = b""  # with `behind`: the text around a list that makes it a file of this kind
     behind: bytes = b""
 
 
@@ -69,13 +69,13 @@ def kinds(patient: Patient) -> Iterator[Kind]:
 
 
 def contents(kind: Kind) -> Iterator[tuple[str, bytes]]:
-    """What may be in such a file: a megabyte or more, which would become many."""
+    """Yield contents of a megabyte or more that would need much more memory."""
     if kind.file.endswith(".npz"):
         yield "an archive that grows", _grown()
         yield "an archive of many", _many()
     else:
         yield "many small lists", kind.before + _LISTS + kind.behind
-        if kind.file in ("structure.json", "metrics.jsonl"):  # others are read as these
+        if kind.file in ("structure.json", "metrics.jsonl"):  # the others have the same reader
             yield "many numbers", kind.before + _NUMBERS + kind.behind
 
 
@@ -86,7 +86,7 @@ def _grown() -> bytes:
 
 
 def _many() -> bytes:
-    """A directory of a hundred thousand files, all the same."""
+    """Return an archive whose directory lists a hundred thousand equal files."""
     count = 10**5
     entry = b"PK\1\2" + struct.pack("<6H3L5H2L", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
     directory = (entry + b"a") * count
@@ -96,7 +96,7 @@ def _many() -> bytes:
 
 
 def weigh(patient: Patient, kind: Kind, data: bytes, home: Path) -> str | None:
-    """What is wrong with how a file of this content is met; None if it is refused for little."""
+    """Return what is wrong with the handling of this content; None if it is refused cheaply."""
     run = patient.copy(home)
     path = run / kind.file
     if path.parent == run:
@@ -111,7 +111,7 @@ def weigh(patient: Patient, kind: Kind, data: bytes, home: Path) -> str | None:
 
 
 def met(kind: Kind, run: Path) -> str | None:
-    """None if reading ends in a line that names the file."""
+    """Return None if reading ends in a UserError of one line that names the file."""
     try:
         kind.read(run)
     except UserError as error:
@@ -122,12 +122,12 @@ def met(kind: Kind, run: Path) -> str | None:
 
 
 def piped(patient: Patient, kind: Kind, home: Path) -> str | None:
-    """What is wrong with how a pipe is met in a file's place, by who reads it, and by --resume."""
+    """Return what is wrong with the handling of a pipe, by its reader and by --resume."""
     run = patient.copy(home)
     (run / kind.file).unlink(missing_ok=True)
     os.mkfifo(run / kind.file)
     said = _in_time(kind, run)
-    # A run that goes on reads none of the others.
+    # A resumed run does not read the others.
     if said or not re.search(r"checkpoints|config\.json|jsonl", kind.file):
         return said
     return _in_time(Kind(kind.file, lambda run: Trainer(patient.config, run, "resume")), run)

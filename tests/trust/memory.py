@@ -1,4 +1,4 @@
-"""What runs take of memory: over many events, when they go on, and when files are spoiled."""
+"""The memory of runs: over many events, after a resume, and with damaged files."""
 
 import gc
 import multiprocessing
@@ -18,13 +18,13 @@ from gaugelasso.models import Transformer, TransformerSpec
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Return the bytes of this process that are in memory now."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Peak:
-    """The most that this process had in memory, beyond what it had before."""
+    """Measures the peak memory of this process above what it used at the start of the block."""
 
     def __enter__(self) -> "Peak":
         self._before = resident()
@@ -38,9 +38,9 @@ class Peak:
 
 
 def memory_over_events(events: int, settled: int = 50) -> tuple[int, int, int]:
-    """Bytes after `settled` events, and after `events` more; and how many of these cut.
+    """Return the bytes after `settled` events and after `events` more, and the number with drops.
 
-    In a process of its own, set up as the command line does.
+    Measured in a new process that is set up as by the command line.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_over_events, (events, settled))
@@ -54,7 +54,7 @@ def _over_events(events: int, settled: int) -> tuple[int, int, int]:
         width=16, layers=2, heads=2, d_k=8, d_v=8, d_f=filters, length=8, inputs=16, outputs=16
     )
     model = Transformer(spec)
-    # Everything is near enough to zero to go, at every step; the hook lets one filter go.
+    # Every index is close enough to zero to be dropped at every step; the hook allows one filter.
     options = CompressorOptions(interval=1, trust=1e9)
     compressor = Compressor(model, loss_target=1e3, options=options)
 
@@ -113,7 +113,7 @@ threads = 1
 
 
 def peaks_of_a_run(home: Path) -> tuple[int, int]:
-    """Peak bytes of a run of eight million weights, and of one that goes on from its middle."""
+    """Return the peak bytes of a run of eight million weights, and of one resumed half-way."""
     config = home / "large.toml"
     config.write_text(_LARGE)
     whole = _peak(config, home / "whole")

@@ -1,6 +1,6 @@
-"""A run folder with one file spoiled, and whether that is found out.
+"""A run folder with one damaged file, and whether the damage is detected.
 
-The run is one that could be resumed, but for the spoiled file in its only checkpoint.
+The run could be resumed if that file of its only checkpoint was not damaged.
 """
 
 import gzip
@@ -39,7 +39,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """`spoil` is given a checkpoint's folder, as whole as all others."""
+    """`spoil` is called with the folder of an intact checkpoint."""
 
     name: str
     file: str
@@ -51,7 +51,7 @@ class Mutant:
 
 
 def mutants(path: Path, older: Path, often: int, most: int) -> Iterator[Mutant]:
-    """Of a checkpoint with another before it: `often` of each random kind, `most` of each place."""
+    """Yield damages of a checkpoint: `often` of each random kind, `most` of each place."""
     chance = random.Random(7)
     for file in PARTS:
         data = (path / file).read_bytes()
@@ -59,7 +59,7 @@ def mutants(path: Path, older: Path, often: int, most: int) -> Iterator[Mutant]:
             yield Mutant(name, file, changed(file, change))
         for name, _ in damage.strange(path / file):
             yield Mutant(name, file, _strange(file, name))
-        # Generators that nobody draws from are the same at every step.
+        # Generators that are not drawn from have the same state at every step.
         if (older / file).read_bytes() != data:
             yield Mutant("of another step", file, changed(file, _content(older / file)))
         others = [other for other in PARTS if other != file]
@@ -72,7 +72,7 @@ def mutants(path: Path, older: Path, often: int, most: int) -> Iterator[Mutant]:
         for name, change in held:
             yield Mutant(name, file, changed(file, change, file != "manifest.json"), True)
         if file == "state.json":
-            # Tensors of another step, signed, are a checkpoint: nobody can know.
+            # Tensors of another step with a matching manifest are a valid checkpoint.
             old = changed(file, _content(older / file), signed=True)
             yield Mutant("of another step", file, old, knowing=True)
 
@@ -95,7 +95,7 @@ def changed(file: str, change: damage.Bytes, signed: bool = False) -> Callable[[
 
 
 def _own(path: Path) -> None:
-    """A copy in place of what is a hard link to the good one."""
+    """Replace a hard link to the intact file by a copy."""
     data = path.read_bytes()
     path.unlink()
     path.write_bytes(data)
@@ -112,14 +112,14 @@ def _strange(file: str, name: str) -> Callable[[Path], None]:
 
 @dataclass(frozen=True)
 class Patient:
-    """A run that was broken off, of which copies are spoiled."""
+    """An interrupted run, of which copies are damaged."""
 
     config: Config
     run: Path
-    checkpoint: str  # the name of its newest
+    checkpoint: str  # the name of its newest checkpoint
 
     def copy(self, home: Path) -> Path:
-        """The run with nothing but its newest checkpoint, at once: files are hard links."""
+        """Copy the run with its newest checkpoint only; fast, because files are hard links."""
         run = home / "run"
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
@@ -132,7 +132,7 @@ class Patient:
 
 
 def refusal(patient: Patient, mutant: Mutant, home: Path) -> str | None:
-    """What is wrong with how a mutant is met; None if it is refused as it should be."""
+    """Return what is wrong with the handling of a mutant; None if it is refused correctly."""
     run = patient.copy(home)
     checkpoint = run / "checkpoints" / patient.checkpoint
     mutant.spoil(checkpoint)
@@ -140,7 +140,7 @@ def refusal(patient: Patient, mutant: Mutant, home: Path) -> str | None:
 
 
 def _told(attempt: Callable[[], object], name: str) -> str | None:
-    """None if `attempt` ends in one line with this name in it."""
+    """Return None if `attempt` ends in a UserError of one line with this name in it."""
     try:
         attempt()
     except UserError as error:
@@ -148,16 +148,16 @@ def _told(attempt: Callable[[], object], name: str) -> str | None:
         if name not in said:
             return f"does not name the file: {said}"
         return None if len(said.splitlines()) == 1 else f"several lines: {said}"
-    except Exception as error:  # the very thing that is looked for
+    except Exception as error:  # any other exception is a fault
         return f"{type(error).__name__}: {error}"
     return "accepted"
 
 
 def lone_structures(path: Path, most: int) -> Iterator[tuple[str, bytes]]:
-    """Structures as a user may give them, without a manifest."""
+    """Yield damaged structure files as a user may give them, without a manifest."""
     data = path.read_bytes()
     for name, change in damage.knowing_json(json.loads(data), random.Random(8), most, True):
-        # A structure with a site less is one, too.
+        # A structure with one site less is valid, too.
         if not re.search(r"\.\d+ missing", name):
             yield name, change(data)
 
@@ -168,7 +168,7 @@ def refused_structure(data: bytes, path: Path) -> str | None:
 
 
 def blind_configs(data: bytes, often: int) -> Iterator[tuple[str, bytes]]:
-    """Spoiled TOML; some of it is TOML that means something else, which nobody can know."""
+    """Yield damaged TOML; some of it is valid TOML with another meaning."""
     for name, change in damage.blind(len(data), random.Random(9), often):
         yield name, change(data)
     yield "deep", b"x = " + b"[" * 100_000
@@ -193,11 +193,11 @@ _ARRAYS = {
 
 
 def blind_texts(often: int) -> Iterator[tuple[str, bytes]]:
-    """Spoiled packed texts, each with its suffix. Plain text is text, whatever befalls it."""
+    """Yield damaged packed texts, each with its suffix. Any plain text is valid."""
     for suffix, pack in _PACKERS.items():
         data = pack(_TEXT)
         for name, change in damage.blind(len(data), random.Random(10), often):
-            # Two packed files joined are the packed file of both.
+            # Two packed files in sequence are a valid packed file.
             if name != "twice":
                 yield suffix, change(data)
 
@@ -208,13 +208,13 @@ def met_text(data: bytes, suffix: str, home: Path) -> str | None:
     held: list[bytes] = []
     cache = Path(tempfile.mkdtemp(dir=home))
     said = _told(lambda: held.append(text.load([path], cache).tobytes()), str(path))
-    if not held or held == [b""]:  # of no length, which the task refuses
+    if not held or held == [b""]:  # empty, which the task refuses
         return said if not held else None
     return "the same" if held == [_TEXT] else "another text"
 
 
 def blind_arrays(often: int) -> Iterator[bytes]:
-    """Spoiled packed images."""
+    """Yield damaged packed images."""
     for save in (np.savez, np.savez_compressed):
         held = io.BytesIO()
         save(held, allow_pickle=False, **_ARRAYS)

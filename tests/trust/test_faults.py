@@ -1,6 +1,6 @@
-"""Disks that are full, fail, or may not be written to: told in a line, and nothing is lost.
+"""Disks that are full, failing or read-only: an error of one line, and nothing is lost.
 
-A few offsets here; `make torture` tries more, and in processes of their own.
+A few offsets here; `make torture` tries more, in separate processes.
 """
 
 import errno
@@ -26,20 +26,20 @@ OFTEN: dict[str, Any] = {"train__log_every": 1, "train__checkpoint_every": 3}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing befell, with all its checkpoints."""
+    """An undisturbed run with all its checkpoints."""
     return finish(tmp_path_factory.mktemp("whole"), train__checkpoint_keep=99, **OFTEN)
 
 
 @pytest.fixture(scope="module")
 def size(whole: Path) -> int:
-    """Bytes that such a run writes."""
+    """The number of bytes that such a run writes."""
     with Bytes() as disk:
         finish(whole.parent, "counted", **OFTEN)
     return disk.seen
 
 
 def assert_survives(whole: Path, folder: Path, trap: Trap, said: str) -> None:
-    """The run ends in a line, its newest checkpoint is intact, and it can go on."""
+    """The run ends with one line, its newest checkpoint is intact, and it can be resumed."""
     with trap, pytest.raises(UserError, match=said) as told:
         start(folder, **OFTEN).run()
     assert "\n" not in str(told.value)
@@ -60,7 +60,7 @@ def test_a_failing_disk(whole: Path, size: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [60, 65, 70])
 def test_a_disk_that_cannot_be_flushed(whole: Path, tmp_path: Path, at: int) -> None:
-    """Of a log, of a checkpoint's files, of its folder."""
+    """The flush of a log, of a file of a checkpoint, or of its folder fails."""
     assert_survives(whole, tmp_path, Flushes(at), "Input/output error")
 
 
@@ -69,7 +69,7 @@ def test_a_disk_that_may_no_longer_be_written(whole: Path, tmp_path: Path) -> No
 
 
 def test_a_limit_of_the_kernel(whole: Path, tmp_path: Path) -> None:
-    """Files may have so many bytes: the weights' file is stopped by the kernel itself."""
+    """With a limit on the file size, the kernel refuses the file of the weights."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     stop_at(start(tmp_path, **OFTEN), 20)
     kept = contents(newest(tmp_path / "run"))

@@ -1,6 +1,6 @@
-"""Files that were spoiled, by chance or on purpose: refused in one line, and nothing is run.
+"""Damaged files, by chance or on purpose: refused in one line, and no code in them is run.
 
-Some hundreds of mutants here; `make torture` tries thousands, and weighs the memory they take.
+Some hundreds of mutants here; `make torture` tries thousands and measures their memory.
 """
 
 import gzip
@@ -43,21 +43,21 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
 
 @pytest.fixture(autouse=True)
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a bomb would leave its mark."""
+    """The file that a pickle would create if it was loaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
     return tmp_path / damage.CANARY
 
 
 def test_the_bomb_goes_off(canary: Path) -> None:
-    """Or the tests below would see nothing."""
+    """Otherwise the tests below could not fail."""
     call, arguments = damage.Bomb().__reduce__()
     call(*arguments)
     assert canary.exists()
 
 
 def test_the_patient_is_well(patient: Patient, tmp_path: Path) -> None:
-    """Or whatever is done to it would be refused."""
+    """Otherwise every damage would be refused for another reason."""
     trainer = Trainer(patient.config, patient.copy(tmp_path), "resume")
     assert trainer.compressor.steps == 20
     trainer.folder.close()
@@ -100,19 +100,19 @@ def test_a_structure_must_fit_into_memory(patient: Patient, tmp_path: Path) -> N
     data = spec.to_dict() | {"inputs": 2**39}
     path = tmp_path / "structure.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(UserError, match="more than this machine has memory for"):
+    with pytest.raises(UserError, match="of memory of this machine can hold"):
         load_spec(path)
 
 
 def test_a_pipe_is_no_structure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "structure.json")
-    with pytest.raises(UserError, match="no plain file"):
+    with pytest.raises(UserError, match="not a regular file"):
         load_spec(tmp_path / "structure.json")
 
 
 def test_an_endless_file_is_no_structure(tmp_path: Path) -> None:
     with (tmp_path / "structure.json").open("wb") as file:
-        file.truncate(2**33)  # a hole: it takes no room
+        file.truncate(2**33)  # a sparse file: it takes no disk space
     with pytest.raises(UserError, match="too many"):
         load_spec(tmp_path / "structure.json")
 
@@ -128,7 +128,7 @@ def test_no_file_takes_much_more_memory_than_it_has_bytes(patient: Patient, tmp_
 
 
 def test_the_scales_show_a_file_that_grows(patient: Patient, tmp_path: Path) -> None:
-    """Or the test above would see nothing."""
+    """Otherwise the test above could not fail."""
     kind = heavy.Kind("x.json", lambda run: json.loads((run / "x.json").read_bytes()))
     [(_, data)] = heavy.contents(kind)
     assert heavy.weigh(patient, kind, data, tmp_path) == "accepted"
@@ -146,7 +146,7 @@ def test_a_pipe_keeps_nobody_waiting(patient: Patient, tmp_path: Path) -> None:
 def test_the_clock_shows_a_reader_that_waits(
     patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Or the test above would see nothing."""
+    """Otherwise the test above could not fail."""
     monkeypatch.setattr(heavy, "PATIENCE", 1)
     monkeypatch.setattr(untrusted, "open_plain", lambda path: path.open("rb"))
     [kind] = [kind for kind in heavy.kinds(patient) if kind.file == name]

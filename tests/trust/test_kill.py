@@ -1,4 +1,4 @@
-"""kill -9 at any moment: a resumed run becomes the one that never died, to the last bit.
+"""kill -9 at any moment: a resumed run becomes bit-identical to one that never died.
 
 A few points here; `make torture` tries hundreds.
 """
@@ -22,7 +22,7 @@ from tests.trust.traps import Bytes, Lines, Where
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """With a run that never died."""
+    """Runs in one folder, with a reference that was never killed."""
     runs = Runs(tmp_path_factory.mktemp("killed"))
     assert runs.run("whole") == 0, runs.log("whole")
     return runs
@@ -56,7 +56,7 @@ def test_killed_again_and_again(runs: Runs) -> None:
 def forgotten(
     monkeypatch: pytest.MonkeyPatch, what: Callable[[dict[str, Any], dict[str, Tensor]], None]
 ) -> None:
-    """A part of a checkpoint is not taken up, as if it had not been saved."""
+    """One part of a checkpoint is not restored, as if it had not been saved."""
     inner = Checkpoint.state
 
     def state(self: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -92,7 +92,7 @@ PARTS = {
     "work so far": fresh("training_fma", 0.0),
     "when the target was reached": fresh("reached_at", None),
 }
-# Checkpoints between rows and between events, so that what is under way is in them.
+# Checkpoints between rows and between events, so that they contain partial intervals.
 ODD: dict[str, Any] = {
     "train__checkpoint_every": 14,
     "train__eval_every": 20,
@@ -131,7 +131,7 @@ def test_a_part_left_out_shows(
 def test_a_tensor_of_the_model_left_out_shows(
     odd: Path, tmp_path: Path, leaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow norm weights and weights; energies are measured anew by every step."""
+    """Weights and slow norm weights. Energies are not tried: every step measures them again."""
     inner = Checkpoint.model
 
     def model(self: Checkpoint, device: str = "cpu") -> Transformer:
@@ -145,7 +145,7 @@ def test_a_tensor_of_the_model_left_out_shows(
 
 
 def test_generators_left_out_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here draws from torch's own generator, but a loss of yours may."""
+    """Nothing in the package draws from torch's generators, but a user's loss may."""
     loss = Retrieval.loss
 
     def noisy(self: Retrieval, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nothing that is loaded is ever run: no pickle in the sources, none while files are read."""
+"""Loading a file never runs code in it: no pickle in the sources, and none while files are read."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ from tests.training import finish
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "gaugelasso").rglob("*.py"))
-# Modules whose loading runs what was loaded, and functions that do.
+# Modules and functions that run code from the data they load.
 MODULES = {
     "pickle",
     "cPickle",
@@ -35,7 +35,7 @@ ATTRIBUTES = {
 
 
 def dangers(source: str) -> list[str]:
-    """What in a program could run a file's content."""
+    """Return the names in a program that could run the content of a file."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -96,7 +96,7 @@ def load():
     run_config(run), load_run(run)
     Trainer(load_config(config), run, "resume").folder.close()
 
-load()  # what is imported late is imported now
+load()  # so that late imports happen before the check
 heard = []
 sys.addaudithook(lambda name, _: heard.append(name))
 load()
@@ -114,7 +114,7 @@ if sys.argv[3:]:
 def test_nothing_is_run_while_a_run_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else git is asked for the commit of the source, of which no run's file tells anything.
+    # Without it, git would be called for the commit of the source.
     monkeypatch.setenv("GAUGELASSO_COMMIT", "told")
     run = finish(tmp_path)
     tiny(tmp_path)

@@ -1,8 +1,8 @@
-"""The machine may fail, many times over: `make torture` writes what came of it.
+"""Simulates failures of the machine, many times; `make torture` writes the results.
 
     python -m tests.trust.torture --out results/reliability.json
 
-Each part counts what it tried and lists what went wrong; any fault is an exit code of 1.
+Each part counts its tries and lists its faults; the exit code is 1 if there is any fault.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.runs.folder import environment, write_json
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.writing import write_json
 from tests.ranks.torture import lost_ranks
 from tests.training import assert_same_run, newest, read
 from tests.trust.children import Runs, assert_intact, assert_resumes
@@ -32,14 +33,14 @@ Figures = dict[str, Any]
 
 
 class Tally:
-    """Tries of one kind: how many, and the faults."""
+    """The number of tries of one kind, and their faults."""
 
     def __init__(self) -> None:
         self.tried = 0
         self.faults: list[str] = []
 
     def attempt(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What `work` returns, None if it failed."""
+        """Return the result of `work`; None if it failed."""
         self.tried += 1
         try:
             return work(*arguments)
@@ -55,7 +56,7 @@ class Tally:
 
 
 def kills(runs: Runs, chance: random.Random) -> Figures:
-    """One kill a run, then `--resume` to the end, compared with the run that never died."""
+    """Kill each run once, `--resume` it to the end, and compare it with the reference."""
     kinds: dict[str, Iterator[Callable[[str], bool]]] = {
         "at a random moment": _at_moments(runs, chance, 100),
         "inside a structural event": _in_lines(runs, Lines("event"), chance, 50),
@@ -79,7 +80,7 @@ def _at_moments(runs: Runs, chance: random.Random, number: int) -> Iterator[Call
     seconds = runs.seconds("timed")
 
     def die(name: str) -> bool:
-        # Now and then a run is quicker than the one that was timed: that was no kill.
+        # A run may end before the kill if it is faster than the one that was timed.
         while not runs.killed(name, chance.uniform(0, seconds)):
             shutil.rmtree(runs.home / name)
         return True
@@ -97,7 +98,7 @@ def _in_lines(
 
 
 def _in_files(runs: Runs, chance: random.Random, number: int) -> Iterator[Callable[[str], bool]]:
-    """Nearly all that a run writes is checkpoints."""
+    """Nearly all bytes that a run writes are checkpoints."""
     total = runs.count("sized", Bytes())
     for _ in range(number):
         at = chance.randint(1, total)
@@ -105,7 +106,7 @@ def _in_files(runs: Runs, chance: random.Random, number: int) -> Iterator[Callab
 
 
 def many_kills(home: Path, chance: random.Random) -> Figures:
-    """One run that dies twenty times."""
+    """One run that is killed twenty times."""
     runs = Runs(home, ("train.log_every=1", "train.checkpoint_every=3", "train.steps=200"))
     assert runs.run("whole") == 0, runs.log("whole")
     killed = 0
@@ -120,9 +121,9 @@ def many_kills(home: Path, chance: random.Random) -> Figures:
 
 
 def faults(runs: Runs, chance: random.Random) -> Figures:
-    """The run ends in a line with code 2, its newest checkpoint is intact, and it goes on."""
+    """The run ends with one line and code 2, its newest checkpoint is intact, and it resumes."""
     total = runs.count("counted", Bytes())
-    # Not before the first checkpoint: there must be one to be intact.
+    # After the first checkpoint, so that there is one to check.
     offsets = [chance.randint(total // 6, total) for _ in range(20)]
     kinds: dict[str, list[Trap]] = {
         "disk full": [Bytes(at) for at in offsets],
@@ -152,7 +153,7 @@ def _survives(runs: Runs, name: str, trap: Trap) -> None:
 
 
 def stops(runs: Runs, chance: random.Random) -> Figures:
-    """SIGTERM and Ctrl-C from outside, at random moments."""
+    """Send SIGTERM and Ctrl-C at random moments."""
     figures: Figures = {}
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         tally, took = Tally(), [0.0]
@@ -165,7 +166,7 @@ def stops(runs: Runs, chance: random.Random) -> Figures:
 
 
 def _stopped(runs: Runs, name: str, rows: int, number: int, code: int) -> float:
-    """Seconds from the signal, sent after so many rows, to the end of the process."""
+    """Return the seconds from the signal, sent after this many rows, to the exit of the process."""
     process = runs.start(name)
     log = runs.home / name / "metrics.jsonl"
     while not log.exists() or log.read_text().count("\n") < rows:
@@ -183,7 +184,7 @@ def _stopped(runs: Runs, name: str, rows: int, number: int, code: int) -> float:
 
 
 def two_runs(runs: Runs) -> Figures:
-    """A second run on a folder in use; that killed ones do not block is tried above."""
+    """Start a second run on a folder in use; the parts above show that killed runs do not block."""
     tally = Tally()
     for option in ("--resume", "--overwrite"):
         tally.attempt(option, _refused, runs, option)
@@ -192,7 +193,7 @@ def two_runs(runs: Runs) -> Figures:
 
 def _refused(runs: Runs, option: str) -> None:
     name = f"shared{option}"
-    # It halts itself: else it might be done before the second one asks.
+    # It stops itself; otherwise it could end before the second one starts.
     first = runs.start(name, trap=Signals(6, signal.SIGSTOP))
     try:
         while not (runs.home / name / "metrics.jsonl").exists():
@@ -258,8 +259,8 @@ def tortured_others(home: Path) -> Figures:
 
 
 def torture(home: Path) -> Figures:
-    # Two cores are enough for both. No threads: one that starts a process looks after those of
-    # the others, too, and of two that look at once one is told a wrong exit code.
+    # Two cores are enough for both. Processes and not threads: threads that start processes also
+    # collect each other's, and of two that do so at once, one gets a wrong exit code.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         both = [pool.submit(half, home) for half in (tortured_runs, tortured_others)]
         return {**both[0].result(), **both[1].result()}

@@ -1,6 +1,6 @@
-"""What may befall a run, at an exact place: death, a full disk, a disk that fails.
+"""Failures at an exact place of a run: SIGKILL, a full disk, a failing disk.
 
-Everything that a run writes goes through `os.write`, so that is where disks fail.
+A run writes all its files with `os.write`, so failures of the disk are simulated there.
 """
 
 import errno
@@ -62,9 +62,9 @@ class Lines:
 
 @dataclass
 class Bytes:
-    """The disk takes `at` bytes of a run's files; then it is full, fails, or the power goes.
+    """After `at` bytes of a run's files the disk is full, fails, or the power goes off.
 
-    `error` is what it says then, None for the power. Of the last write a part arrives.
+    `error` is the error number of the disk; None means power off. The last write is partial.
     """
 
     at: float = float("inf")
@@ -95,7 +95,7 @@ class Bytes:
 
 @dataclass
 class Flushes:
-    """The `at`-th flush to the disk fails, as those after it."""
+    """The `at`-th flush to the disk and all after it fail."""
 
     at: int
     seen: int = 0
@@ -117,7 +117,7 @@ class Flushes:
 
 @dataclass
 class ReadOnly:
-    """From step `at` on nothing can be opened for writing, made, renamed or removed."""
+    """From step `at` on, no file can be opened for writing, made, renamed or removed."""
 
     at: int
 
@@ -149,7 +149,7 @@ class ReadOnly:
 
 @dataclass
 class Signals:
-    """The process gets this signal in the middle of step `at`."""
+    """The process receives this signal in the middle of step `at`."""
 
     at: int
     number: int = signal.SIGTERM

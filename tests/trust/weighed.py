@@ -1,4 +1,4 @@
-"""Thousands of spoiled files, each met in a process that listens for code being run."""
+"""Thousands of damaged files, each read in a process that detects whether code is run."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from tests.trust import damage, heavy, mutants
 from tests.trust.memory import Peak
 from tests.trust.mutants import Patient
 
-# A model whose files outweigh what an interpreter takes for itself now and then.
+# A model whose files are larger than the usual memory changes of an interpreter.
 _LARGER = {"task__vocabulary": 4000, "model__width": 128, "train__steps": 60}
 _FORBIDDEN = {
     "pickle.find_class", "exec", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen",
@@ -24,7 +24,7 @@ _FORBIDDEN = {
 
 
 def weigh_mutants(home: Path) -> dict[str, Any]:
-    """What came of them all; a process that died tells on its last mutant."""
+    """Return all results; if a process died, its last mutant is the fault."""
     queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(home, queue))
     process.start()
@@ -52,7 +52,7 @@ def _work(home: Path, queue: Any) -> None:
     heard: Counter[str] = Counter()
 
     def hear(name: str, arguments: tuple[Any, ...]) -> None:
-        # A module that is imported late is run, too: those are files with sources.
+        # A late import runs code, too; its file is a Python source.
         late = name == "exec" and Path(arguments[0].co_filename).is_file()
         if name in _FORBIDDEN and not late:
             heard[name] += 1
@@ -112,7 +112,7 @@ def _work(home: Path, queue: Any) -> None:
 
 
 def _load(patient: Patient, mutant: mutants.Mutant, work: Path) -> None:
-    """As far as files are read: what a run then makes of them is training's own memory."""
+    """Measure the reading of files only, not the memory that training then needs."""
     path = patient.copy(work) / "checkpoints" / patient.checkpoint
     mutant.spoil(path)
     try:

@@ -1,1 +1,1 @@
-"""Benchmarks: the time of a training step by its parts, and of a model at inference."""
+"""Benchmarks: the time of a training step by parts, and of a model at inference."""

@@ -1,7 +1,7 @@
-"""Benchmarks: where the time of a step goes, and what a compressed model gains when served.
+"""Measures the time of a training step by parts, and the speed of a compressed model at inference.
 
-Medians and quartiles of warm repetitions on random batches of a config's task; on a GPU every
-part is timed as a CUDA graph, as training runs it. Nothing here is kept of the training done.
+Gives medians and quartiles over repetitions on random batches of a config's task. On a GPU every
+part is timed as a CUDA graph, as in training. The trained weights are discarded.
 """
 
 import bisect
@@ -24,14 +24,16 @@ from gaugelasso.config import Config
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.folder import environment, make_folder, read_json, write_json
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import autocast, configure_cpu_
 from gaugelasso.training.step import TrainingStep
 
 Row = dict[str, Any]
 
-# Parts that cannot be timed alone: of two that can, the one without the other.
+# Parts that cannot be timed alone: each is the difference of two measured times.
 _DIFFERENCES = {
     "backward_ms": ("gradients_ms", "forward_ms"),
     "optimizer_ms": ("baseline_ms", "gradients_ms"),
@@ -40,17 +42,17 @@ _DIFFERENCES = {
 
 
 def work_per_token(model: Transformer) -> float:
-    """Multiply-adds of one token, whatever accounting a config presses by."""
+    """Return the multiply-adds per token, whatever accounting the config uses."""
     return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
 
 
 def bench_step(
     config: Config, spec: TransformerSpec, device: str, repeats: int, multiple: int = 1
 ) -> Row:
-    """The parts of one training step in ms, and what it achieves.
+    """Return the times of the parts of one training step in ms, and its throughput.
 
-    Every width of the structure is rounded up to a multiple of `multiple` first, and events
-    leave it so; the whole step is then timed at the structure's own widths too.
+    Every width of the structure is first rounded up to a multiple of `multiple`, and events keep
+    that. If it is above 1, the full step is also timed at the structure's own widths.
     """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
@@ -63,9 +65,9 @@ def bench_step(
     graph = device.startswith("cuda") and config.train.graph
     compressor = step.compressor
     alone = GraphedStep(step.plain, graph)
-    for _ in range(2 if graph else 1):  # reference_kernels, then captured
+    for _ in range(2 if graph else 1):  # eager first, then captured as a graph
         alone()
-    del alone  # and with it the capture's memory
+    del alone  # frees the memory of the captured graph
     peak = _peak_gib(device)
     exact = _step(config, spec, device) if multiple > 1 else None
     times = _part_times(step, exact, graph, repeats)
@@ -75,19 +77,20 @@ def bench_step(
     medians = {name: statistics.median(series) for name, series in times.items()}
     for part, (longer, shorter) in _DIFFERENCES.items():
         medians[part] = medians[longer] - medians[shorter]
-    whole, baseline = medians["ms"], medians["baseline_ms"]
-    medians.setdefault("eager_ms", whole)  # without a graph it is the same
-    # What the same training without pressure does not need, with a step's share of an event.
-    spent = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
+    step_ms, baseline_ms = medians["ms"], medians["baseline_ms"]
+    medians.setdefault("eager_ms", step_ms)  # without a graph, every step is eager
+    # What training without compression does not need, with a step's share of an event.
+    overhead_ms = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
     tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
-    flops = 6 * work_per_token(step.model) * tokens  # a multiply and an add, forward and twice back
+    # Two operations per multiply-add; the backward pass takes twice the work of the forward pass.
+    flops = 6 * work_per_token(step.model) * tokens
     return {
         **medians,
         "quartiles": {name: quartiles(series) for name, series in times.items()},
         "graph": graph,
-        "machinery_share": spent / baseline,
-        "tokens_per_s": 1000 * tokens / whole,
-        "tflops": flops / (whole * 1e9),
+        "machinery_share": overhead_ms / baseline_ms,
+        "tokens_per_s": 1000 * tokens / step_ms,
+        "tflops": flops / (step_ms * 1e9),
         "matrix_tflops": matrix_rate(device),
         "peak_gib": peak,
         "multiple": multiple,
@@ -99,7 +102,7 @@ def bench_step(
 
 def _step(config: Config, spec: TransformerSpec, device: str) -> TrainingStep:
     step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
-    # Hundreds of repetitions should leave the weights where they are.
+    # A tiny learning rate: hundreds of repetitions must not change the weights much.
     step.compressor.set_lr_(1e-6)
     return step
 
@@ -107,7 +110,7 @@ def _step(config: Config, spec: TransformerSpec, device: str) -> TrainingStep:
 def _part_times(
     step: TrainingStep, exact: TrainingStep | None, graph: bool, repeats: int
 ) -> dict[str, list[float]]:
-    """Times of a step's parts, each with what comes before it, and of all of `exact`."""
+    """Time the parts of `step`, each with the parts before it, and the full step of `exact`."""
     config, device, compressor = step.config, step.device, step.compressor
     optimizer = compressor.optimizer
     no_penalty = torch.zeros_like(optimizer.momentum)
@@ -123,23 +126,23 @@ def _part_times(
             optimizer.observe_(step.loss.isfinite())
             optimizer.step_(no_penalty, compressor.scalars.rho, compressor.scalars.lr)
 
-    def unpressed() -> None:
+    def baseline() -> None:
         step.gradients()
         optimize()
 
-    whole = {"ms": step.plain}
+    full = {"ms": step.plain}
     if exact:
-        whole["ms_exact"] = exact.plain
-    parts = {"forward_ms": forward, "gradients_ms": step.gradients, "baseline_ms": unpressed}
+        full["ms_exact"] = exact.plain
+    parts = {"forward_ms": forward, "gradients_ms": step.gradients, "baseline_ms": baseline}
 
     def before(name: str) -> None:
-        # Energies, which slow norms and events alone need, are recorded in training mode only.
-        step.model.train(name in whole)
+        # Only slow norms and events need energies, which are recorded in training mode only.
+        step.model.train(name in full)
         for parameter in step.model.parameters():
             parameter.grad = None
 
-    # A capture holds as much memory as its step needs: at once only what is compared.
-    groups = [whole, *({name: part} for name, part in parts.items())] if graph else [whole | parts]
+    # A captured graph holds as much memory as its step: capture only what is compared in turns.
+    groups = [full, *({name: part} for name, part in parts.items())] if graph else [full | parts]
     times: dict[str, list[float]] = {}
     for group in groups:
         captures = {name: GraphedStep(action, graph) for name, action in group.items()}
@@ -156,7 +159,7 @@ def _peak_gib(device: str) -> float:
 
 
 def uniform_like(config: Config, fma: float) -> TransformerSpec:
-    """The config's own model, narrowed evenly until its work is nearest to `fma`."""
+    """Return the config's model, narrowed evenly until its work is nearest to `fma`."""
     full = config.model
 
     def narrowed(width: int) -> TransformerSpec:
@@ -181,7 +184,7 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 def bench_inference(
     models: Mapping[str, Transformer], config: Config, device: str, repeats: int
 ) -> dict[str, Row]:
-    """Latency of one sequence and throughput of a batch, without gradients; models in turns."""
+    """Measure the latency of one sequence and the throughput of a batch, the models in turns."""
     rows: dict[str, Row] = {
         name: {"fma": work_per_token(model.to(device).eval()), "quartiles": {}}
         for name, model in models.items()
@@ -205,7 +208,7 @@ def bench_inference(
 def bench_run(
     run: Path, work: str, config: Config, device: str, repeats: int
 ) -> Iterator[tuple[str, Row]]:
-    """A run's model against its ancestor and a uniform one of equal work, on every device."""
+    """Time a run's model, its initial one and a uniform one of equal work, on each device."""
     compressed = checkpoint.load_model(run)
     models = {
         "ancestor": Transformer(checkpoint.load_spec(run / "initial.json")),
@@ -218,15 +221,15 @@ def bench_run(
 
 
 def default_file(device: str) -> Path:
-    """benchmarks/<hardware>_<date>.json, in letters that every file system knows."""
-    around = environment(device)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", around["hardware"]).strip("-").lower()
-    return Path("benchmarks") / f"{name}_{around['date'][:10]}.json"
+    """Return benchmarks/<hardware>_<date>.json, in characters that every file system allows."""
+    found = environment(device)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", found["hardware"]).strip("-").lower()
+    return Path("benchmarks") / f"{name}_{found['date'][:10]}.json"
 
 
 def record(path: Path, device: str, kind: str, row: Row) -> None:
-    """Put a row into a benchmark file, in place of an older one of the same work."""
-    kept = read_json(path) if path.exists() else {}
+    """Write a row to a benchmark file, in place of an older row with the same name (`work`)."""
+    kept = read_json(path) if exists(path) else {}
     rows = [old for old in kept.get(kind, []) if old["work"] != row["work"]]
     new = {**row, "at": _circumstances(row.get("device", device))}
     make_folder(path.parent)
@@ -234,6 +237,6 @@ def record(path: Path, device: str, kind: str, row: Row) -> None:
 
 
 def _circumstances(device: str) -> Row:
-    around = environment(device)
-    versions = {key: around[key] for key in ("gaugelasso", "torch", "python")}
-    return {key: around[key] for key in ("commit", "hardware", "date")} | {"versions": versions}
+    found = environment(device)
+    versions = {key: found[key] for key in ("gaugelasso", "torch", "python")}
+    return {key: found[key] for key in ("commit", "hardware", "date")} | {"versions": versions}

@@ -1,6 +1,7 @@
-"""How long device work takes, in ms: warm repetitions of several actions, taken in turns.
+"""Times device work in ms: several actions are repeated in turns, after warm-up calls.
 
-Another program that is busy for a while then slows down all that are compared, not one of them.
+Because of the turns, another program that is busy for a while slows down all actions that are
+compared, and not only one.
 """
 
 import statistics
@@ -12,8 +13,8 @@ import torch
 
 Action = Callable[[], Any]
 
-# Seconds of repetitions of an action, and the fewest whatever they take.
-PATIENCE = 10.0
+# Seconds of repetitions per action, and the number of repetitions that are always done.
+MAX_SECONDS = 10.0
 FEWEST = 3
 
 
@@ -24,11 +25,11 @@ def in_turns(
     warm: int = 5,
     before: Callable[[str], Any] = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Times of every action's calls, one call of each in every round.
+    """Return the times of every action's calls; each round calls every action once.
 
-    First come `warm` calls of each that do not count. Either ends when `PATIENCE` seconds per
-    action are spent, but not before one call and `FEWEST`. Ahead of every call, outside of what
-    is timed, `before` is told the action's name.
+    Before that, each action has `warm` calls that do not count. Warm-up and measurement end early
+    after `MAX_SECONDS` seconds per action, but not before one warm-up call and `FEWEST` measured
+    calls. `before` is called with the action's name ahead of every call and is not timed.
     """
     for name in actions:
         _rounds({name: actions[name]}, device, warm, 1, before)
@@ -43,14 +44,14 @@ def _rounds(
     before: Callable[[str], Any],
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in actions}
-    spent, patience = 0.0, 1000 * PATIENCE * len(actions)
+    spent_ms, limit_ms = 0.0, 1000 * MAX_SECONDS * len(actions)
     for number in range(max(most, fewest)):
-        if number >= fewest and spent >= patience:
+        if number >= fewest and spent_ms >= limit_ms:
             break
         for name, action in actions.items():
             before(name)
             times[name].append(_timed(action, device))
-            spent += times[name][-1]
+            spent_ms += times[name][-1]
     return times
 
 
@@ -58,26 +59,26 @@ def _timed(action: Action, device: str) -> float:
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     action()
     if cuda:
         torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began)
+    return 1000 * (time.perf_counter() - start)
 
 
 def median_ms(action: Action, device: str, repeats: int, warm: int = 5) -> float:
-    """Median time of one call, alone."""
+    """Return the median time of one call."""
     return statistics.median(in_turns({"": action}, device, repeats, warm)[""])
 
 
 def quartiles(times: Sequence[float]) -> list[float]:
-    """The lower and the upper: half of the times lie between."""
+    """Return the lower and the upper quartile."""
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return [low, high]
 
 
 def matrix_rate(device: str, repeats: int = 10) -> float:
-    """TFLOP/s of one large matrix product: bfloat16 on a GPU, float32 on a CPU."""
+    """Return the TFLOP/s of one large matrix product: bfloat16 on a GPU, float32 on a CPU."""
     cuda = device.startswith("cuda")
     size = 8192 if cuda else 1024
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)

@@ -20,12 +20,12 @@ import typer
 
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.models import eval_, generate, show, train
-from gaugelasso.cli.output import check_output_complete, console, errors
+from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import write_json
+from gaugelasso.runs.writing import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
 
@@ -107,9 +107,10 @@ def set_up_process() -> None:
 
 def _command() -> None:
     try:
-        app()  # always raises SystemExit
+        with steady_streams():
+            app()  # always raises SystemExit
     except SystemExit as end:
-        if not end.code:
+        if end.code in (None, 0, 2):  # 2: also the help page of a command without arguments
             check_output_complete()
         raise
 

@@ -12,6 +12,8 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.runs.reading import is_folder
+from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
 
 
@@ -56,11 +58,13 @@ def bench(
 
     Example: gaugelasso bench runs/demo --inference
     """
+    if out is not None:
+        check_name(out)  # before the measurement, which may take minutes
     if inference:
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: remove "
                             "--structure, --multiple and --set")  # fmt: skip
-        if not what.is_dir():
+        if not is_folder(what):
             raise UserError(f"--inference needs a run folder, and {str(what)!r} is not a folder")
         settings = run_config(what)
         where = choose_device(device or "auto")

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import read_rows
+from gaugelasso.runs.reading import read_rows
 from gaugelasso.runs.step_time import initial_step_ms
 from gaugelasso.training.records import Progress
 

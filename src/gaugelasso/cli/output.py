@@ -34,7 +34,18 @@ class _TolerantStream:
 
     def __init__(self, name: Literal["stdout", "stderr"]):
         self._name = name
+        self._inner: Any = None  # the stream that this one replaces, while it does
         self.error: OSError | None = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put this in the place of the standard stream, for libraries that write to it directly."""
+        self._inner = getattr(sys, self._name)
+        setattr(sys, self._name, self)
+        try:
+            yield
+        finally:
+            setattr(sys, self._name, self._inner)
 
     @property
     def rich_proxied_file(self) -> "_TolerantStream":
@@ -43,8 +54,11 @@ class _TolerantStream:
 
     @property
     def _stream(self) -> Any:
-        stream = getattr(sys, self._name) or _NULL_STREAM
-        return getattr(stream, "rich_proxied_file", stream)
+        stream = getattr(sys, self._name)
+        stream = getattr(stream, "rich_proxied_file", stream)
+        if stream is self:
+            stream = self._inner
+        return stream or _NULL_STREAM  # closed before Python began
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -76,6 +90,13 @@ class _TolerantStream:
 _stdout, _stderr = _TolerantStream("stdout"), _TolerantStream("stderr")
 console = Console(file=cast(IO[str], _stdout))
 errors = Console(file=cast(IO[str], _stderr))
+
+
+@contextlib.contextmanager
+def steady_streams() -> Iterator[None]:
+    """Help pages and usage errors, which typer writes, must not end in a traceback either."""
+    with _stdout.installed(), _stderr.installed():
+        yield
 
 
 def print_line(text: str) -> None:

@@ -14,7 +14,8 @@ from gaugelasso.report import common_folder, write_pareto, write_report
 from gaugelasso.report.advice import advise as make_advice
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome, print_structure
-from gaugelasso.runs.folder import make_folder, write_text
+from gaugelasso.runs.reading import exists
+from gaugelasso.runs.writing import make_folder, write_text
 
 
 def report(
@@ -75,7 +76,7 @@ def advise(
     # Raises for a config that could not be trained, before a file is written.
     Config.from_dict(tomllib.loads(advice.config))
     path = out or common_folder(runs) / "next.toml"
-    if path.exists() and not overwrite:
+    if exists(path) and not overwrite:
         raise UserError(
             f"config {str(path)!r} already exists; add --overwrite to replace it, "
             "or choose another --out"

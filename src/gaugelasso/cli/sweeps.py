@@ -21,10 +21,10 @@ from gaugelasso.cli.output import console, print_line
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_comparison, write_report
 from gaugelasso.report.arms import arms_table
-from gaugelasso.report.data import Condition, load_condition
+from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
-from gaugelasso.runs.folder import make_folder, write_json
+from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms, parse_seeds
 from gaugelasso.sweeps.cluster import Cluster, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep
@@ -88,6 +88,8 @@ def sweep(
     on_gpu = target is None and any(choose_device(one).startswith("cuda") for one in devices)
     plan = Plan(config, numbers, arms, jobs, changes, device, existing, on_gpu)
     outcomes = run_sweep(plan, console, target)
+    for outcome in outcomes:
+        _leave_out_damaged(outcome)
     ended = [outcome for outcome in outcomes if outcome.ended]
     if arm and ended:
         _write_arms(ended, len(numbers), folder, results)
@@ -126,6 +128,20 @@ def _open_cluster(
             "overwrite its own run"
         )
     return Cluster(name, parse_settings(settings), folder)
+
+
+def _leave_out_damaged(outcome: ArmOutcome) -> None:
+    """Count a run whose files cannot be read as failed, so that the others have results."""
+    for seed in list(outcome.ended):
+        try:
+            load_run(outcome.arm.run_folder(seed))
+        except UserError as error:
+            print_line(
+                f"warning: {outcome.arm.label(seed)}: {error}; it is left out of the results"
+            )
+            outcome.ended.remove(seed)
+            if seed not in outcome.failed:
+                outcome.failed.append(seed)
 
 
 def _write_only(outcome: ArmOutcome, name: str, results: Path | None) -> None:

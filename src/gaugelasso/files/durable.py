@@ -1,7 +1,7 @@
-"""Files that outlive a crash: flushed to the disk, renamed only when they are whole.
+"""Files that survive a crash: written under another name, flushed to the disk, then renamed.
 
-Whatever a run or a checkpoint is made of is written here, so that what a full or broken
-disk does to it is tried in one place. Raises OSError: what it means is the caller's to say.
+All files of runs and checkpoints are written here, so that tests can simulate a full or failing
+disk in one place. Raises OSError; callers turn it into a message.
 """
 
 import contextlib
@@ -11,16 +11,16 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-# Not to wait, should a pipe be in the place of a file.
-_AT_ONCE = os.O_NONBLOCK
-# A link may lead to a file that is no run's.
-_OURS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _AT_ONCE
+# If a pipe is in the place of the file, opening it must not block.
+_NONBLOCK = os.O_NONBLOCK
+# A link may point to a file that does not belong to a run.
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _NONBLOCK
 
 
 def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file and flush it to the disk; returns its SHA-256."""
+    """Write a file and flush it to the disk; return its SHA-256."""
     digest = hashlib.sha256()
-    descriptor = os.open(path, _OURS | os.O_TRUNC, 0o666)
+    descriptor = os.open(path, _WRITE | os.O_TRUNC, 0o666)
     try:
         for piece in pieces:
             digest.update(piece)
@@ -32,7 +32,7 @@ def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write aside, then rename: a reader never sees half a file, nor does the next boot."""
+    """Write under another name, then rename: the file is never incomplete, even after a crash."""
     aside = path.with_name(path.name + ".tmp")
     try:
         write_new(aside, pieces)
@@ -44,8 +44,8 @@ def replace_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to the end of a file. Not flushed to the disk: that is for `sync` to do."""
-    descriptor = os.open(path, _OURS | os.O_APPEND, 0o666)
+    """Add to the end of a file, without flushing it to the disk: see `sync`."""
+    descriptor = os.open(path, _WRITE | os.O_APPEND, 0o666)
     try:
         _write(descriptor, data)
     finally:
@@ -53,8 +53,8 @@ def append(path: Path, data: bytes) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Let a file end after so many bytes, and tell the disk; made if it is not there."""
-    descriptor = os.open(path, _OURS, 0o666)
+    """Cut a file to this many bytes and flush it to the disk; create it if it is missing."""
+    descriptor = os.open(path, _WRITE, 0o666)
     try:
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
@@ -63,15 +63,15 @@ def truncate(path: Path, size: int) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename, and let the disk know before anything that relies on it."""
+    """Rename, and flush the folder to the disk so that later writes can rely on the new name."""
     os.replace(old, new)
     sync(new.parent)
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk; nothing if it is not there."""
+    """Flush a file, or the names in a folder, to the disk; do nothing if it does not exist."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
+        descriptor = os.open(path, os.O_RDONLY | _NONBLOCK)
     except FileNotFoundError:
         return
     try:
@@ -81,7 +81,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file, a folder with all in it, or a link, but never what a link points to."""
+    """Remove a file, a folder with its content, or a link, but never what a link points to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -91,5 +91,5 @@ def remove(path: Path) -> None:
 def _write(descriptor: int, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
-        # A disk that is nearly full may take a part of it.
+        # A disk that is nearly full may accept only a part.
         left = left[os.write(descriptor, left) :]

@@ -1,7 +1,7 @@
-"""One process to a folder.
+"""A lock that lets one process at a time write to a folder.
 
-The lock is the kernel's (flock): it goes when its process does, however that ends, so a
-file left behind by a dead process blocks nobody.
+It is a lock of the kernel (flock), which ends with its process. A lock file that a dead process
+left behind therefore blocks no other process.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from gaugelasso.errors import UserError
 
 NAME = "run.lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-# Who only looks at a lock has it for a moment: nobody is refused for that.
-_PATIENCE_S, _LOOK_S = 1.0, 0.05
+# Another process may hold the lock for a moment, only to test it: wait that long and try again.
+_WAIT_S, _RETRY_S = 1.0, 0.05
 
 
 class FolderLock:
@@ -26,12 +26,12 @@ class FolderLock:
         self.path = folder / NAME
         descriptor = self._acquire()
         self._close = weakref.finalize(self, os.close, descriptor)
-        with contextlib.suppress(OSError):  # for words alone: a full disk still locks
+        with contextlib.suppress(OSError):  # the PID is for messages only; a full disk still locks
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
 
     def _acquire(self) -> int:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _WAIT_S
         while True:
             try:
                 descriptor = os.open(self.path, _FLAGS, 0o666)
@@ -41,10 +41,10 @@ class FolderLock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = named(descriptor)
+                holder = read_pid(descriptor)
                 os.close(descriptor)
                 if time.monotonic() < until:
-                    time.sleep(_LOOK_S)
+                    time.sleep(_RETRY_S)
                     continue
                 raise UserError(
                     f"output {str(self.path.parent)!r} is in use by another run (process "
@@ -54,14 +54,15 @@ class FolderLock:
                 os.close(descriptor)
                 raise UserError(
                     f"output {str(self.path.parent)!r} cannot be locked against other runs "
-                    f"({error.strerror}); choose an --out on a disk that knows flock"
+                    f"({error.strerror}); choose an --out on a disk that supports flock"
                 ) from None
-            if self._is(descriptor):
+            if self._is_current(descriptor):
                 return descriptor
-            # Its owner took the file away between our opening and our locking it.
+            # Its owner removed the file after it was opened here and before it was locked.
             os.close(descriptor)
 
-    def _is(self, descriptor: int) -> bool:
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the lock file still is the one that was opened."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         except FileNotFoundError:
@@ -69,13 +70,13 @@ class FolderLock:
 
     def release(self) -> None:
         if self._close.alive:
-            with contextlib.suppress(OSError):  # left behind, it blocks nobody
+            with contextlib.suppress(OSError):  # a file that stays blocks no process
                 self.path.unlink(missing_ok=True)
             self._close()
 
 
-def named(descriptor: int) -> str:
-    """The process that a lock's file names."""
+def read_pid(descriptor: int) -> str:
+    """Return the process ID in an open lock file, or "unknown"."""
     with contextlib.suppress(OSError):
         return os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
     return "unknown"

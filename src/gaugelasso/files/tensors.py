@@ -1,8 +1,8 @@
-"""Safetensors, written one tensor after the other.
+"""Reads and writes safetensors files; writes one tensor after the other.
 
-The library wants all tensors on the host at once, which for a model on a GPU is a second
-copy of it. The format is plain: the header's length in eight bytes, a JSON header, numbers.
-Reading is the library's: it checks the header, and maps the numbers rather than copy them.
+The library needs all tensors in host memory at once, which for a model on a GPU is a second copy.
+The format is simple: the length of the header in eight bytes, a JSON header, the raw numbers.
+The library does the reading: it checks the header and maps the numbers instead of copying them.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch import Tensor
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.files.untrusted import parse_json
 
-_KINDS = {
+_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -27,33 +27,33 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNED = 8
+_ALIGNMENT = 8  # bytes
 
 
 def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file in pieces; UserError at a value that is not a finite number."""
+    """Yield the bytes of a file; UserError if a value is not finite."""
     header: dict[str, dict] = {}
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
         header[name] = {
-            "dtype": _KINDS[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": shape,
             "data_offsets": [offset, end],
         }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
+    text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
     for name, tensor in tensors.items():
-        here = tensor.detach().cpu().contiguous()
-        _check_finite(name, here)
-        yield here.reshape(-1).view(torch.uint8).numpy().data
+        host = tensor.detach().cpu().contiguous()
+        _check_finite(name, host)
+        yield host.reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors by name, mapped from the file; UserError at one that is not finite, too."""
+    """Return tensors by name, mapped from the file; UserError if one is damaged or not finite."""
     try:
         tensors = load_file(path)
         _check_names(path)
@@ -68,7 +68,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_names(path: Path) -> None:
-    """ValueError if a tensor is there twice: the library takes the last, others the first."""
+    """ValueError if a name appears twice: this library takes the last, others the first."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         parse_json(file.read(length))

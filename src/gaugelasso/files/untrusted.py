@@ -1,7 +1,7 @@
-"""Files from anywhere, read with suspicion: nothing endless, nothing said twice, no pickle.
+"""Strict readers for files of unknown origin: no pipes, no duplicate keys, no pickle.
 
-How much a file may make of itself is known before it is taken apart: text by its length and by
-how many values it holds, an archive by what it declares.
+The memory that a file needs is bounded before it is parsed: for text by its length and its number
+of values, for an archive by the sizes that it declares.
 """
 
 import errno
@@ -21,20 +21,20 @@ import numpy as np
 
 from gaugelasso.errors import UserError, first_line
 
-# Far more than a structure of any size takes: what is larger is no file of ours.
+# Bytes of a JSON file; far more than the structure of any model needs.
 LARGEST = 2**26
-# A list of nothing is three letters, and twenty times as many bytes of memory. What a run writes
-# may name thousands of sites in each of a hundred layers, but in few lists.
+# An empty list takes three bytes of text and many times that in memory. The files of a run may
+# hold thousands of sites in each of a hundred layers, but in few lists.
 MOST_VALUES = 2**22
 _MOST_LISTS = 2**17
-# Of an archive, unpacked: this many times its size, or so many bytes if that is more. Encoded
-# images hardly shrink; a few pictures of one colour do, a thousand times.
+# An archive may unpack to `_GROWTH` times its size, or to `_SMALL` bytes if that is more. Encoded
+# images hardly compress, but a few images of one colour compress very much.
 _GROWTH, _SMALL = 16, 2**26
-# Bytes of an archive's list of what is in it: arrays of ours are a handful.
+# Bytes of an archive's directory; a valid file has only a few arrays.
 _DIRECTORY = 2**16
-_LONGEST_END = 2**16 + 98  # of the records behind it, with a comment
-_PACKERS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's
-# What a spoiled archive makes its readers raise.
+_LONGEST_END = 2**16 + 98  # bytes of the records after the directory, with a comment
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that numpy writes
+# What readers raise for a damaged archive.
 UNREADABLE = (
     OSError, EOFError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, MemoryError,
     SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
@@ -42,35 +42,35 @@ UNREADABLE = (
 
 
 def open_plain(path: Path, links: bool = True) -> io.BufferedReader:
-    """A plain file, open; OSError where it is a pipe, which never ends, or the like.
+    """Open a regular file; OSError if it is a pipe, a device or a folder.
 
-    A link to one will do, if `links` are allowed.
+    Without `links`, a symbolic link is an OSError too.
     """
-    # Or opening a pipe would wait for somebody to write into it.
+    # Non-blocking: opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return open(descriptor, "rb")
 
 
 def read_plain(path: Path, most: int = LARGEST) -> bytes:
-    """A plain file of a size that such files have; OSError or ValueError if not."""
+    """Read a regular file; OSError if it is none, ValueError if it has more than `most` bytes."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"{size:,} bytes are too many")
+            raise ValueError(f"{size:,} bytes are too many, the limit is {most:,}")
         return file.read()
 
 
 def read_json(path: Path, finite: bool = True, most: int = LARGEST) -> Any:
-    """What a plain file of JSON says, as `parse_light`; OSError where there is none."""
+    """Read a JSON file with `parse_light`; OSError if it cannot be opened."""
     return parse_light(read_plain(path, most), finite)
 
 
 def parse_light(text: bytes, finite: bool = True, most: int = MOST_VALUES) -> Any:
-    """`parse_json` of UTF-8 from anywhere; ValueError where it holds more than `most` values."""
+    """Parse UTF-8 JSON as `parse_json` does; ValueError if it holds more than `most` values."""
     lists = text.count(b"[") + text.count(b"{")
     if lists > _MOST_LISTS or lists + text.count(b",") > most:
         raise ValueError(f"{len(text):,} bytes hold too many values")
@@ -78,9 +78,10 @@ def parse_light(text: bytes, finite: bool = True, most: int = MOST_VALUES) -> An
 
 
 def parse_json(text: str | bytes, finite: bool = True) -> Any:
-    """What JSON says; ValueError if it is none, has a key twice, or a number that is not finite.
+    """Parse JSON; ValueError if it is invalid or has a key twice.
 
-    Lists in lists in lists without an end are a RecursionError.
+    With `finite`, NaN and infinity are a ValueError too. Lists nested too deeply are a
+    RecursionError.
     """
 
     def number(text: str) -> float:
@@ -88,28 +89,28 @@ def parse_json(text: str | bytes, finite: bool = True) -> Any:
             raise ValueError(f"{text[:20]} is not a finite number")
         return float(text)
 
-    return json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
+    return json.loads(text, object_pairs_hook=_unique, parse_float=number, parse_constant=number)
 
 
-def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    held = dict(items)
-    if len(held) < len(items):
-        [(twice, _)] = Counter(key for key, _ in items).most_common(1)
-        raise ValueError(f"key {twice!r} is there twice")
-    return held
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(items)
+    if len(table) < len(items):
+        [(key, _)] = Counter(key for key, _ in items).most_common(1)
+        raise ValueError(f"key {key!r} appears twice")
+    return table
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; UserError if it is none, or holds objects."""
+    """Return the arrays of an .npz file by name; UserError if it is damaged or holds objects."""
     try:
-        # Opened here: of a spoiled archive numpy leaves its file open.
+        # Opened here, because numpy does not close a damaged archive.
         with open_plain(path) as file:
             _check_archive(file)
-            with np.load(file, allow_pickle=False) as held:
-                arrays = {name: held[name] for name in held.files}
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
-                raise ValueError(f"{name!r} is no array")
+                raise ValueError(f"{name!r} is not an array")
         return arrays
     except UNREADABLE as error:
         raise UserError(
@@ -118,28 +119,29 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_archive(file: io.BufferedReader) -> None:
-    """ValueError where this is no archive of arrays, or one that would grow out of proportion."""
-    # Of other files numpy would say how to load them unsafely.
+    """ValueError if this is not an archive of arrays, or would unpack to far more than its size."""
+    # For other files, numpy's message would recommend to load them with pickle.
     if not zipfile.is_zipfile(file):
-        raise ValueError("it is no zip archive of arrays, or not a whole one")
+        raise ValueError("it is not a complete zip archive of arrays")
     if _directory_size(file) > _DIRECTORY:
         raise ValueError("it holds too many arrays")
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-    # No more than is declared is ever unpacked.
+    # The readers never unpack more than the declared size.
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(_SMALL, _GROWTH * size):
         raise ValueError(
-            f"its {size:,} bytes would become {unpacked:,}; numpy.savez keeps arrays as they are"
+            f"its {size:,} bytes would unpack to {unpacked:,}; write it with numpy.savez, which "
+            "does not compress"
         )
-    if any(member.compress_type not in _PACKERS for member in members):
-        raise ValueError("it is packed as numpy packs no arrays")
+    if any(member.compress_type not in _COMPRESSIONS for member in members):
+        raise ValueError("its compression is not one that numpy uses")
     file.seek(0)
 
 
 def _directory_size(file: io.BufferedReader) -> int:
-    """Bytes of a zip archive's directory, by the record at its end, or the longer one before."""
+    """Return the bytes of a zip archive's directory, from its end record or the zip64 record."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - _LONGEST_END))
     tail = file.read()

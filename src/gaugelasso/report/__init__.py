@@ -14,7 +14,7 @@ from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
-from gaugelasso.runs.folder import write_text
+from gaugelasso.runs.writing import write_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
-from gaugelasso.runs.folder import CONFIG_SECTIONS, read_json, read_rows
+from gaugelasso.runs.folder import CONFIG_SECTIONS
+from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
 
 _REQUIRED_FILES = ("config.json", "environment.json", "initial.json")
 # The keys of [train] that change the result of a run; the others set logging and hardware.
@@ -36,7 +37,7 @@ class Condition:
 
 def load_run(folder: Path) -> Run:
     """Read a run folder. UserError, naming folder and file, if it is not one."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         why = "it is a file" if folder.is_file() else "no such folder"
         raise UserError(f"{str(folder)!r} is not a run folder: {why}")
     for name in _REQUIRED_FILES:
@@ -120,7 +121,7 @@ def _hint(folder: Path) -> str:
 
 def _runs_under(folder: Path) -> list[Path]:
     """Run folders one or two levels below a folder that is not a run folder itself."""
-    if (folder / "initial.json").exists():
+    if exists(folder / "initial.json"):
         return []
     levels = ("*/initial.json", "*/*/initial.json")
     return sorted(file.parent for level in levels for file in folder.glob(level))

@@ -17,7 +17,7 @@ from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.report.verdict import headline, verdict
-from gaugelasso.runs.folder import write_text
+from gaugelasso.runs.writing import write_text
 
 _ORIGIN = (
     "command", "commit", "hardware", "date", "gaugelasso", "torch", "numpy", "python",

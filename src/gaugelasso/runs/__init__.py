@@ -1,4 +1,4 @@
 """The run folder: configuration, logs, checkpoints and their manifests.
 
-Reports read nothing else. Knows models (to rebuild one from a checkpoint), but not the method.
+Reports read nothing else. Uses `models` to rebuild a network from a checkpoint, and not `compress`.
 """

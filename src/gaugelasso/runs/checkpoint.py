@@ -1,27 +1,27 @@
-"""Checkpoints: tensors as safetensors, structure as JSON, a manifest over all, no pickle.
+"""Checkpoints: tensors as safetensors, structure as JSON, a manifest of all files, no pickle.
 
     step-00001000/
-      structure.json         the spec from which the network is built
-      model.safetensors      weights, riders and slow norm weights: every parameter and buffer
-      optimizer.safetensors  momentum, second moments, rho and loss averages, rates, flags
+      structure.json         the spec that the network is built from
+      model.safetensors      every parameter and buffer, including riders and slow norm weights
+      optimizer.safetensors  momentum, second moments, rho, loss averages, rates, flags
       random.safetensors     torch's random number generators, of every device
-      state.json             where training stood: step, phase, figures not yet logged, where
-                             the run's logs ended
-      manifest.json          length and SHA-256 of each, written last
+      state.json             the state of training: step, phase, figures not yet logged, and a
+                             mark of where each log of the run ended
+      manifest.json          length and SHA-256 of each file; written last
 
-A checkpoint is written aside, flushed to the disk and renamed. The newest few stay: one that
-is damaged is passed over for the one before, with a warning, and put aside when the run goes on.
+A checkpoint is written under a temporary name, flushed to the disk and renamed. The newest few
+are kept. If one is damaged, the one before it is used, with a warning, and the damaged one is
+renamed when the run resumes.
 
-That is all the next step depends on. Batches are a function of (seed, step, stream), so the
-step is the data's position, and no generator of theirs has a state; the schedule is a function
-of the step and of when the structure froze. The history of events is the run's events.jsonl.
+The next step depends on nothing else. Batches are a function of (seed, step, stream), so the data
+have no other state than the step. The schedule is a function of the step and of the step at which
+the structure was frozen. The history of events is in the run's events.jsonl.
 """
 
 import contextlib
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -36,13 +36,21 @@ from gaugelasso.errors import UserError, errors_of
 from gaugelasso.files.durable import remove, rename, sync, write_new
 from gaugelasso.files.tensors import encoded, read_tensors
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.runs.folder import CHECKPOINTS, read_json
 from gaugelasso.runs.logs import Mark, is_marks
 from gaugelasso.runs.manifest import NAME as MANIFEST
 from gaugelasso.runs.manifest import check_manifest, write_manifest
+from gaugelasso.runs.reading import is_folder, read_json
 from gaugelasso.runs.rng import rng_state, set_rng_state_
+from gaugelasso.runs.rotation import (
+    DAMAGED,
+    REPLACED,
+    name_of,
+    newest_first,
+    remove_older,
+    step_of,
+)
 
-# In a run, `train.checkpoint_keep` says how many.
+# Default of `save`. A run passes `train.checkpoint_keep`.
 KEPT = 2
 _PARTS = (
     "structure.json",
@@ -51,31 +59,26 @@ _PARTS = (
     "random.safetensors",
     "state.json",
 )
-# One that gives way to another of its step stays until that one has its name.
-_REPLACED = ".replaced"
-# Left for whoever wants to look at it; no checkpoint by its name.
-_DAMAGED = ".damaged"
-_NAME = re.compile(rf"step-(\d{{8,18}})({re.escape(_REPLACED)})?")
 _log = logging.getLogger(__name__)
 
 
 class Savable(Protocol):
-    """What `save` asks for; a Compressor is one."""
+    """What `save` needs; a Compressor provides it."""
 
     model: Compressible
     steps: int
 
     @property
     def structure(self) -> dict:
-        """JSON from which the model can be built."""
+        """JSON that the model can be built from."""
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything beside the model that the next step depends on."""
+        """Everything except the model that the next step depends on."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder whose files are, to the last bit, those that were written. Get one with `find`."""
+    """A folder whose files are bit-identical to those that were written. Get one with `find`."""
 
     path: Path
     step: int
@@ -85,22 +88,23 @@ class Checkpoint:
 
     def model(self, device: str = "cpu") -> Transformer:
         path, spec = self.path / "model.safetensors", self.spec()
-        # Before it is built: a structure must not ask for more memory than its weights take.
+        # Checked before the model is built: a damaged structure must not exhaust the memory.
         if 4 * spec.weights > path.stat().st_size:
             raise UserError(
-                f"{str(path)!r}: too short, the structure wants {spec.weights:,} weights"
+                f"{str(path)!r}: too short, the structure needs {spec.weights:,} weights"
             )
         model = Transformer(spec)
         fill_(model, read_tensors(path), path)
         return model.to(device)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the state of training, without the logs' marks, and the optimizer's tensors."""
         state = self._state()
         state.pop("logs", None)
         return state, read_tensors(self.path / "optimizer.safetensors")
 
     def marks(self) -> dict[str, Mark]:
-        """Of the run's logs, as they were then."""
+        """Return the marks of the run's logs at this step."""
         marks: Any = self._state().get("logs")
         if not is_marks(marks):
             path = self.path / "state.json"
@@ -116,7 +120,7 @@ class Checkpoint:
         return state
 
     def restore_random_(self) -> None:
-        """Let torch's generators go on from where they were."""
+        """Restore torch's random number generators."""
         path = self.path / "random.safetensors"
         tensors = read_tensors(path)
         with errors_of(path):
@@ -130,14 +134,12 @@ def save(
     keep: int = KEPT,
     spare: Collection[int] = (),
 ) -> None:
-    """Add a checkpoint to a folder of them, then let go of all but the newest `keep`.
+    """Add a checkpoint to a folder, then remove all but the newest `keep`.
 
-    Those of the steps in `spare` stay too.
-
-    UserError, with those before left as they were, if it cannot be written or holds a value
-    that is not finite.
+    Those of the steps in `spare` are kept too. UserError if the checkpoint cannot be written or
+    holds a value that is not finite; then the older ones stay as they were.
     """
-    path = folder / _name(compressor.steps)
+    path = folder / name_of(compressor.steps)
     aside = path.with_name(path.name + ".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,14 +147,14 @@ def save(
         aside.mkdir()
         _write(aside, compressor, state)
         if path.exists():
-            rename(path, path.with_name(path.name + _REPLACED))
+            rename(path, path.with_name(path.name + REPLACED))
         rename(aside, path)
     except (OSError, UserError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"checkpoint {str(path)!r} cannot be written: {reason}") from None
-    with contextlib.suppress(OSError):  # what cannot be removed does no harm
-        _let_go(folder, compressor.steps, keep, spare)
+    with contextlib.suppress(OSError):  # an old checkpoint that stays does no harm
+        remove_older(folder, compressor.steps, keep, spare)
 
 
 def _write(folder: Path, compressor: Savable, state: dict[str, Any]) -> None:
@@ -175,73 +177,36 @@ def _json(data: Any) -> bytes:
         raise UserError("its state holds a value that is not a finite number") from None
 
 
-def _let_go(folder: Path, newest: int, keep: int, spare: Collection[int]) -> None:
-    """Remove what is older than the newest `keep`, and what a crash or another course left."""
-    ring = [path for path in _ring(folder) if _step(path) <= newest]
-    ring = [path for path in ring if not path.name.endswith(_REPLACED)]
-    kept = ring[:keep] + [path for path in ring if _step(path) in spare]
-    for path in folder.iterdir():
-        if _NAME.fullmatch(path.name) and path not in kept:
-            # Under another name first: what is half removed is not taken for a checkpoint.
-            gone = path.with_name(path.name + ".tmp")
-            remove(gone)
-            os.replace(path, gone)
-            remove(gone)
-        elif _NAME.fullmatch(path.name.removesuffix(".tmp")) and path not in kept:
-            remove(path)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _step(path: Path) -> int:
-    """The step in a checkpoint's name; -1 where the name has none."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
-
-
-def _ring(folder: Path) -> list[Path]:
-    """The checkpoints of a run or of a folder, the newest first, damaged ones too."""
-    if (folder / MANIFEST).exists():
-        return [folder]
-    home = folder / CHECKPOINTS
-    home = home if home.is_dir() else folder
-    found = [path for path in home.iterdir() if _step(path) >= 0] if home.is_dir() else []
-    # Of one step, the one that was to replace the other comes first.
-    return sorted(found, key=lambda path: (-_step(path), path.name))
-
-
 def find(folder: Path | str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, of a folder of them, or the folder itself.
+    """Return the newest intact checkpoint of a run or of a folder, or the folder itself.
 
-    Each that is damaged is told as a warning. None if there never was one; UserError if there
-    was, but none is whole.
+    Logs a warning for each damaged one that is newer. None if there is no checkpoint; UserError if
+    all are damaged.
     """
     damage = []
-    for path in _ring(Path(folder)):
+    for path in newest_first(Path(folder)):
         try:
             found = _opened(path)
         except UserError as error:
             damage.append(str(error))
             continue
-        for said in damage:
-            _log.warning("warning: %s; going back to %r", said, str(path))
+        for message in damage:
+            _log.warning("warning: %s; going back to %r", message, str(path))
         return found
     if damage:
-        raise UserError(f"{damage[0]}; there is no whole checkpoint to go back to")
+        raise UserError(f"{damage[0]}; there is no intact checkpoint to go back to")
     return None
 
 
 def put_aside_newer(found: Checkpoint) -> None:
-    """Rename the damaged ones that were passed over for this one.
+    """Rename the damaged checkpoints that are newer than this one.
 
-    Or they would count among the newest, and sound ones be let go of for them.
+    Otherwise they would count among the newest few, and intact ones would be removed.
     """
-    ring = _ring(found.path.parent)
-    with contextlib.suppress(OSError):  # they are no worse than before
-        for path in filter(_is_damaged, ring[: ring.index(found.path)]):
-            aside = path.with_name(path.name + _DAMAGED)
+    every = newest_first(found.path.parent)
+    with contextlib.suppress(OSError):  # then they keep their names, as before
+        for path in filter(_is_damaged, every[: every.index(found.path)]):
+            aside = path.with_name(path.name + DAMAGED)
             remove(aside)
             os.replace(path, aside)
 
@@ -255,13 +220,13 @@ def _is_damaged(path: Path) -> bool:
 
 
 def at_step(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of one step; UserError if it is not there or damaged."""
-    return _opened(folder / _name(step))
+    """Return the checkpoint of one step; UserError if it is missing or damaged."""
+    return _opened(folder / name_of(step))
 
 
 def _opened(path: Path) -> Checkpoint:
     step = check_manifest(path, _PARTS)
-    if _step(path) not in (-1, step):
+    if step_of(path) not in (-1, step):
         raise UserError(f"{str(path / MANIFEST)!r}: damaged, it is of step {step}")
     return Checkpoint(path, step)
 
@@ -274,9 +239,9 @@ def _found(folder: Path | str) -> Checkpoint:
 
 
 def load_spec(path: Path | str) -> TransformerSpec:
-    """The structure in a run folder, a checkpoint folder, or a JSON file (alone or as a key)."""
+    """Read the structure of a run, of a checkpoint, or of a JSON file (alone or as a key)."""
     path = Path(path)
-    if path.is_dir():
+    if is_folder(path):
         return _found(path).spec()
     data = read_json(path)
     with errors_of(path):
@@ -286,8 +251,8 @@ def load_spec(path: Path | str) -> TransformerSpec:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 4 * spec.weights > memory:
         raise UserError(
-            f"{str(path)!r}: a structure of {spec.weights:.2g} weights, more than this machine "
-            f"has memory for ({memory / 2**30:.0f} GiB)"
+            f"{str(path)!r}: the structure has {spec.weights:.2g} weights, more than the "
+            f"{memory / 2**30:.0f} GiB of memory of this machine can hold"
         )
     return spec
 
@@ -298,7 +263,7 @@ def load_model(folder: Path | str, device: str = "cpu") -> Transformer:
 
 
 def load_state(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Where training stood, and the optimizer's tensors."""
+    """Return the state of training and the optimizer's tensors."""
     return _found(folder).state()
 
 
@@ -315,7 +280,7 @@ def fill_(model: Compressible, tensors: dict[str, Tensor], path: Path) -> None:
             if new.shape != tensor.shape or new.dtype != tensor.dtype:
                 raise UserError(
                     f"{str(path)!r}: tensor {name!r} is {_shape_and_dtype(new)}, "
-                    f"the structure wants {_shape_and_dtype(tensor)}"
+                    f"the structure needs {_shape_and_dtype(tensor)}"
                 )
             if not tensor.is_floating_point() and not torch.equal(new, tensor.cpu()):
                 raise UserError(f"{str(path)!r}: {name!r} names other sites than the structure")

@@ -1,8 +1,8 @@
-"""The logs of a run: each grows by a row at a time, and is known again by its mark.
+"""The logs of a run: each grows by one row at a time, and a mark identifies its content so far.
 
-A mark is the length of a log at some moment and the SHA-256 of all until there. A checkpoint
-keeps one of each, so that a run goes on from the very rows it had written by then. Both grow
-with the log: nothing is read again while a run goes on.
+A mark is the length of a log and the SHA-256 of its content up to there. A checkpoint stores a
+mark of each log, so that a resumed run continues from exactly the rows it had then. The digest
+grows with the log: nothing is read again while a run trains.
 """
 
 import hashlib
@@ -22,52 +22,53 @@ _BLOCK = 2**20
 
 
 class Log:
-    """A log that is being written, by nobody else. OSError where it cannot be."""
+    """A log that this process alone writes to. OSError if it cannot be written."""
 
     def __init__(self, path: Path):
-        """Nothing is known of what is there: `append` adds to it, `cut` removes it."""
+        """Start with an empty log: `truncate` removes what the file holds already."""
         self.path = path
         self._bytes, self._digest = 0, hashlib.sha256()
 
     @classmethod
-    def known(cls, path: Path, mark: Mark) -> "Log":
-        """The log as it was when it was marked; UserError where the file begins otherwise."""
+    def at_mark(cls, path: Path, mark: Mark) -> "Log":
+        """Return the log as it was when it was marked; UserError if the file starts otherwise."""
         log = cls(path)
         try:
             with open_plain(path, links=False) as file:
                 while block := file.read(min(_BLOCK, mark["bytes"] - log._bytes)):
-                    log._hear(block)
+                    log._update(block)
         except FileNotFoundError:
-            pass  # so it has no bytes, which may be as many as it had
+            pass  # correct if the log was empty when it was marked
         except OSError as error:
             raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
         if log._bytes < mark["bytes"]:
             raise UserError(
-                f"{str(path)!r}: damaged, {log._bytes:,} bytes where the checkpoint knows "
-                f"{mark['bytes']:,}; put it back as it was, or start anew with --overwrite"
+                f"{str(path)!r}: damaged, {log._bytes:,} bytes where the checkpoint recorded "
+                f"{mark['bytes']:,}"
             )
         if log.mark() != mark:
             raise UserError(
                 f"{str(path)!r}: damaged, its first {mark['bytes']:,} bytes are not those that the "
-                "checkpoint knows; put it back as it was, or start anew with --overwrite"
+                "checkpoint recorded"
             )
         return log
 
-    def _hear(self, data: bytes) -> None:
+    def _update(self, data: bytes) -> None:
         self._bytes += len(data)
         self._digest.update(data)
 
     def append(self, row: dict[str, Any]) -> None:
+        """Add a row. It is not flushed to the disk before `sync`."""
         line = (json.dumps(row) + "\n").encode()
         durable.append(self.path, line)
-        self._hear(line)
+        self._update(line)
 
     def sync(self) -> None:
-        """Flush it to the disk."""
+        """Flush the file to the disk."""
         durable.sync(self.path)
 
-    def cut(self) -> None:
-        """Remove what is in the file beyond what is known."""
+    def truncate(self) -> None:
+        """Remove everything in the file after the rows of this log."""
         durable.truncate(self.path, self._bytes)
 
     def mark(self) -> Mark:
@@ -75,10 +76,10 @@ class Log:
 
 
 def is_marks(data: Any) -> bool:
-    """Whether this is a mark for each of the logs."""
+    """Whether the data are one mark for each log."""
     return (
         isinstance(data, dict)
-        and data.keys() | {RESUMED} == set(NAMES)  # which early versions did not write
+        and data.keys() | {RESUMED} == set(NAMES)  # early versions did not write that log
         and all(_is_mark(each) for each in data.values())
     )
 
@@ -88,7 +89,7 @@ def _is_mark(data: Any) -> bool:
         isinstance(data, dict)
         and data.keys() == {"bytes", "sha256"}
         and type(data["bytes"]) is int
-        and 0 <= data["bytes"] < 2**63  # as many as a file can have
+        and 0 <= data["bytes"] < 2**63  # the range of file sizes
         and isinstance(data["sha256"], str)
         and re.fullmatch("[0-9a-f]{64}", data["sha256"]) is not None
     )

@@ -1,9 +1,8 @@
-"""The manifest of a checkpoint: the files it is made of, to the last bit.
+"""The manifest of a checkpoint: the length and SHA-256 of every file of the checkpoint.
 
-Written last: a folder without one never was a checkpoint. It names the files that a
-checkpoint has, no more and no fewer, each with its length and SHA-256, so what it says is
-read before anything in those files is believed. Files are hashed as they are read, a block
-at a time.
+It is written last, so a folder without a manifest is not a checkpoint. It must name exactly the
+files of a checkpoint. They are verified against it before any of their content is used. Files are
+hashed block by block, so a large file needs little memory.
 """
 
 import hashlib
@@ -17,14 +16,15 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.untrusted import open_plain
-from gaugelasso.runs.folder import read_json
+from gaugelasso.runs.reading import read_json
 
 NAME = "manifest.json"
-_LAYOUT = 1  # of a checkpoint; another layout takes another number
-_LARGEST = 2**14  # bytes: a line or three for each of a handful of files
+_LAYOUT = 1  # version of the checkpoint's layout; another layout takes another number
+_LARGEST = 2**14  # bytes; a manifest has a few lines for each of a few files
 
 
 def write_manifest(folder: Path, step: int, digests: Mapping[str, str]) -> None:
+    """Write the manifest of the files that have these SHA-256 digests."""
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
         for name, digest in digests.items()
@@ -34,18 +34,18 @@ def write_manifest(folder: Path, step: int, digests: Mapping[str, str]) -> None:
 
 
 def check_manifest(folder: Path, names: Collection[str]) -> int:
-    """The step of a checkpoint that is whole; UserError names the file that is not."""
+    """Return the step of an intact checkpoint; UserError names the file that is damaged."""
     path = folder / NAME
     _open(path).close()
     data = read_json(path, most=_LARGEST)
     if not _is_manifest(data):
-        raise UserError(f"{str(path)!r}: damaged, it is no manifest of layout {_LAYOUT}")
+        raise UserError(f"{str(path)!r}: damaged, it is not a manifest of layout {_LAYOUT}")
     if data["files"].keys() != set(names):
         odd = sorted(data["files"].keys() ^ set(names))
         raise UserError(f"{str(path)!r}: damaged, it must name {', '.join(names)}, not {odd[:3]}")
-    # There is one way to write a manifest: whoever changed a byte shows.
+    # A manifest has one valid text, so any changed byte is detected.
     if path.read_bytes() != _text(data).encode():
-        raise UserError(f"{str(path)!r}: damaged, it is not as it was written")
+        raise UserError(f"{str(path)!r}: damaged, it was changed after it was written")
     for name in names:
         _check_file(folder / name, data["files"][name])
     return data["step"]
@@ -66,23 +66,23 @@ def _is_manifest(data: Any) -> bool:
     )
 
 
-def _check_file(path: Path, said: dict[str, Any]) -> None:
+def _check_file(path: Path, entry: dict[str, Any]) -> None:
     try:
         with _open(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != said["bytes"]:
+            if size != entry["bytes"]:
                 raise UserError(
                     f"{str(path)!r}: damaged, {size:,} bytes where the manifest has "
-                    f"{said['bytes']!r}"
+                    f"{entry['bytes']!r}"
                 )
-            if hashlib.file_digest(file, "sha256").hexdigest() != said["sha256"]:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                 raise UserError(f"{str(path)!r}: damaged, its SHA-256 is not the manifest's")
     except OSError as error:
         raise UserError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
 
 
 def _open(path: Path) -> io.BufferedReader:
-    """A plain file; a link, which may point anywhere, or a pipe, which never ends, is refused."""
+    """Open a regular file. A link is refused: it may point anywhere. So is a pipe: it may block."""
     try:
         return open_plain(path, links=False)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The random number generators that torch keeps, as tensors: of the host and of every GPU.
+"""The state of torch's random number generators, of the CPU and of every GPU, as tensors.
 
-Nothing in this package draws from them; a loss, a model or a hook of yours may.
+Nothing in this package draws from them, but a user's loss, model or hook may.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from gaugelasso.errors import UserError
 
 
 def rng_state() -> dict[str, Tensor]:
-    """The generators by name; those of GPUs only where GPUs are in use."""
+    """Return the states by device; those of GPUs only if CUDA is in use."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state |= {f"cuda:{i}": each for i, each in enumerate(torch.cuda.get_rng_state_all())}
@@ -20,7 +20,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state_(state: Mapping[str, Tensor]) -> None:
-    """Take up a state; of GPUs that are not here nothing is taken up."""
+    """Restore the states; those of GPUs that this machine does not have are ignored."""
     here = rng_state()
     if "cpu" not in state:
         raise UserError("'cpu' is missing")

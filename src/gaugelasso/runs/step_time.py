@@ -1,6 +1,6 @@
-"""How long a step took at the full structure: one definition, for who trains and who reports.
+"""The time of a step at the full structure: one definition, for training and for reports.
 
-Read off the rows of metrics.jsonl alone, so that a run which goes on says what it said before.
+It depends on the rows of metrics.jsonl only, so a resumed run gives the same value as before.
 """
 
 import math
@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _ROWS = 10
-# A row may hold a graph capture, and the first pays for setting up: a median must outvote it.
+# A row may include a graph capture, and the first includes the setup: the median needs others.
 _FEWEST = 3
 
 
 def initial_step_ms(
     rows: Iterable[Mapping[str, Any]], fma_initial: float, *, going: bool = False
 ) -> float | None:
-    """Median step time in ms over the first rows of a log at the full structure.
+    """Return the median step time in ms over the first rows of a log at the full structure.
 
-    None where these are too few or, `going` on, where the next row might still be one of them:
-    what is told once stays.
+    None if there are too few such rows. While the run trains (`going`), also None if the next row
+    may still be one of them, so that a value once returned does not change.
     """
     times: list[float] = []
     for row in rows:

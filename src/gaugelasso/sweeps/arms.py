@@ -1,4 +1,4 @@
-"""What a sweep trains, seeds and arms, and what came of each."""
+"""The seeds and arms of a sweep, and the outcome of each arm."""
 
 import re
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from gaugelasso.errors import UserError
 
-# A name is a folder, a row of a table and a line of a legend.
+# A name is used for a folder, a row of a table and a line of a legend.
 _LONGEST_NAME = 60
-# Of a range; a typing error would else fill the memory.
+# The longest range; without a limit, a typing error could fill the memory.
 _MOST_SEEDS = 10_000
 
 
 def parse_seeds(text: str) -> list[int]:
-    """'42-46', '1,5,9' or a mix; UserError names what is wrong."""
+    """Parse '42-46', '1,5,9' or a mix of both; UserError names what is wrong."""
     seeds: dict[int, None] = {}
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
@@ -23,7 +23,7 @@ def parse_seeds(text: str) -> list[int]:
         except ValueError:
             raise UserError(f"--seeds {text!r}: give numbers as in 42-46 or 1,5,9") from None
         if last < first:
-            raise UserError(f"--seeds {text!r}: {part!r} runs backwards")
+            raise UserError(f"--seeds {text!r}: the range {part!r} ends before it starts")
         if last - first >= _MOST_SEEDS:
             raise UserError(f"--seeds {text!r}: {part!r} is more than {_MOST_SEEDS:,} seeds")
         seeds |= dict.fromkeys(range(first, last + 1))
@@ -32,9 +32,9 @@ def parse_seeds(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Arm:
-    """One condition: the settings that its runs change, and the folder they go to.
+    """One condition: the settings that its runs change, and the folder of its runs.
 
-    A sweep that compares nothing is one arm without a name.
+    A sweep without a comparison has one arm, whose name is empty.
     """
 
     name: str
@@ -44,14 +44,15 @@ class Arm:
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed{seed}"
 
-    def say(self, seed: int) -> str:
+    def label(self, seed: int) -> str:
+        """Return the name of one run in messages."""
         return f"{self.name}, seed {seed}" if self.name else f"seed {seed}"
 
 
 def parse_arms(texts: Sequence[str], out: Path) -> list[Arm]:
-    """'NAME: KEY=VALUE KEY=VALUE', a folder under `out` each; UserError names what is wrong.
+    """Parse 'NAME: KEY=VALUE KEY=VALUE', each with a folder under `out`; UserError if it is wrong.
 
-    Whether keys and values are right is for the config to say.
+    Does not check the keys and values: loading the config does.
     """
     if not texts:
         return [Arm("", (), out)]
@@ -73,7 +74,7 @@ def parse_arms(texts: Sequence[str], out: Path) -> list[Arm]:
             )
         for change in changes:
             if "=" not in change:
-                raise UserError(f"--arm {text!r}: write {change!r} as key=value, no spaces in it")
+                raise UserError(f"--arm {text!r}: write {change!r} as key=value, without spaces")
             if change.startswith("train.seed="):
                 raise UserError(f"--arm {text!r}: leave out {change}; seeds are given by --seeds")
         if (twin := arms.get(folder)) is not None:
@@ -87,9 +88,9 @@ def parse_arms(texts: Sequence[str], out: Path) -> list[Arm]:
 
 @dataclass(frozen=True)
 class ArmOutcome:
-    """Seeds of an arm: the runs that came to their end, and those that failed.
+    """The seeds of an arm whose runs ended, and those whose runs failed.
 
-    A run that missed its target is in both: it failed, and its figures count.
+    A run that missed its target is in both lists: it failed, but its figures count.
     """
 
     arm: Arm
@@ -102,15 +103,15 @@ class ArmOutcome:
 
 
 def failures_message(outcomes: Sequence[ArmOutcome], seeds: int) -> str:
-    """Which runs failed and which arms have no figures at all, in one line; "" if none did."""
+    """Name in one line the runs that failed and the arms without results; "" if no run failed."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     if not failed:
         return ""
-    said = []
+    parts = []
     for outcome in failed:
         numbers = f"seeds {', '.join(map(str, sorted(outcome.failed)))}"
-        said.append(f"{outcome.arm.name}, {numbers}" if outcome.arm.name else numbers)
+        parts.append(f"{outcome.arm.name}, {numbers}" if outcome.arm.name else numbers)
     runs = sum(len(outcome.failed) for outcome in failed)
-    text = f"{runs} of {seeds * len(outcomes)} runs failed: {'; '.join(said)}"
+    text = f"{runs} of {seeds * len(outcomes)} runs failed: {'; '.join(parts)}"
     lost = [outcome.arm.name for outcome in failed if outcome.arm.name and not outcome.ended]
     return text + (f"; not in the results: {', '.join(lost)}" if lost else "")

@@ -1,8 +1,8 @@
-"""Runs handed to a cluster through submitit (extra `slurm`).
+"""Runs as jobs of a cluster, submitted through submitit (extra `slurm`).
 
-A job is a command that takes up its run folder where it stands. Cut off, preempted or sent
-back to the queue, it is given to the cluster as it is, again. Which jobs nobody has collected
-yet is in the sweep's folder (jobs.json): the same sweep finds them there.
+A job is a command that resumes its run folder. If the job times out, is preempted or is requeued,
+the same command is submitted again. The file jobs.json in the sweep's folder lists the jobs whose
+result was not collected yet, so that the same sweep finds them again.
 """
 
 import contextlib
@@ -15,35 +15,36 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.runs.folder import read_json, write_json
-from gaugelasso.sweeps.worker import Worker, written_at
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.writing import write_json
+from gaugelasso.sweeps.worker import Worker, modified_ns
 
-# Time for a run to save itself before its job leaves.
+# Time for a run to save a checkpoint before its job ends.
 _GRACE_S = 30
-_LOOK_S = 0.2
-# Slurm takes a job away half a minute after it has told its processes to stop. If it does not,
-# the run goes on.
-_LEAVE_S = 60
+_POLL_S = 0.2
+# Slurm kills a job half a minute after it has sent the signal to stop. If the job is still there
+# after this time, the run is started again.
+_RESTART_AFTER_S = 60
 
 
 class Command:
-    """What a job does. On a signal of the cluster the run saves, and the job queues again."""
+    """What a job runs. On a signal of the cluster, the run saves and the job is queued again."""
 
     def __init__(self, words: Sequence[str], folder: Path, log: Path):
         self.words, self.folder, self.log = list(words), folder, log
         self._worker: Worker | None = None
 
     def __call__(self) -> int:
-        self._worker = Worker(self.words, self.folder, self.log, rest_s=_LEAVE_S)
-        # Not wait(): it would keep a signal's handler from waiting.
+        self._worker = Worker(self.words, self.folder, self.log, restart_after_s=_RESTART_AFTER_S)
+        # Not wait(): it holds a lock that the signal handler needs to wait, too.
         while (code := self._worker.poll()) is None:
-            time.sleep(_LOOK_S)
-        if self._worker.error:  # in no log: the job's own has it
+            time.sleep(_POLL_S)
+        if self._worker.error:  # not in the log of the run, so it goes to the log of the job
             raise UserError(self._worker.error)
         return code
 
     def checkpoint(self) -> Any:
-        """Called by submitit: the submission that takes this one's place."""
+        """Called by submitit when the job must end; returns the job to submit in its place."""
         from submitit.helpers import DelayedSubmission
 
         if (worker := self._worker) is not None:
@@ -56,7 +57,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Entry:
-    """A job in the book: what it does, and how to know it again."""
+    """A job in jobs.json: what it runs, and how to find it again."""
 
     cluster: str
     job: str
@@ -65,7 +66,7 @@ class Entry:
 
 
 class Submitted:
-    """A job as a sweep looks at it: a process elsewhere, which goes on when the sweep ends."""
+    """A job that a sweep polls: a process elsewhere, which continues when the sweep ends."""
 
     def __init__(
         self, job: Any, entry: Entry, done: Callable[[], bool], on_end: Callable[[], None]
@@ -76,25 +77,26 @@ class Submitted:
         self.error = ""
 
     @property
-    def aside(self) -> str:
-        # Slurm does not know a job yet, is not to be asked just now, or has forgotten it: none of
-        # these says that it has ended.
+    def status(self) -> str:
+        """What progress lines add to the figures of the run."""
+        # Unknown does not mean ended: Slurm may not list the job yet, may not answer now, or may
+        # have removed it from its records.
         return self._name + (", unknown to the cluster" if self._job.state == "UNKNOWN" else "")
 
     def poll(self) -> int | None:
         if self.returncode is None and self._done():
             if self._job.exception() is None:
                 self.returncode = self._job.result()
-            else:  # not the run's own failure, but the job's
+            else:  # the job failed, not the run
                 self.returncode, self.error = 1, f"see {self._job.paths.stderr}"
             self._on_end()
         return self.returncode
 
 
 class Cluster:
-    """Where jobs go: `name` is "slurm" or "local" (submitit's own), `settings` are submitit's.
+    """Submits jobs: `name` is "slurm" or "local" (submitit's own), `settings` are submitit's.
 
-    Its book is the sweep's folder's: jobs.json, and what submitit writes in jobs/.
+    Writes to the sweep's folder: jobs.json, and submitit's files in jobs/.
     """
 
     def __init__(self, name: str, settings: Mapping[str, str], folder: Path):
@@ -104,92 +106,97 @@ class Cluster:
             raise UserError(
                 f"--cluster {name}: needs submitit; pip install 'gaugelasso[slurm]'"
             ) from None
-        self.name, self._book = name, folder / "jobs.json"
-        self._jobs = _read_book(self._book)
+        self.name, self._jobs_file = name, folder / "jobs.json"
+        self._jobs = _read_jobs(self._jobs_file)
         try:
             self._executor = submitit.AutoExecutor(folder / "jobs", cluster=name)
-            self._executor.update_parameters(**{key: _read(text) for key, text in settings.items()})
+            self._executor.update_parameters(
+                **{key: _parse_value(text) for key, text in settings.items()}
+            )
         except (RuntimeError, ValueError, TypeError, NameError, OSError) as error:
             raise UserError(f"--cluster {name}: {first_line(error)}") from None
 
     def has(self, folder: Path) -> bool:
-        """Whether a run was submitted and not collected."""
+        """Whether a run has a job whose result was not collected."""
         return self._key(folder) in self._jobs
 
     def check(self, words: Sequence[str], folder: Path) -> None:
-        """UserError if a run's job is another than would be submitted."""
+        """UserError if a run has a job with another command or cluster."""
         entry = self._jobs.get(self._key(folder))
         if entry and (entry.cluster, entry.words) != (self.name, list(words)):
             raise UserError(
-                f"{str(folder)!r} has a job already ({entry.job}, --cluster {entry.cluster}), with "
-                f"other settings: give those, or cancel it and remove it from {str(self._book)!r}"
+                f"{str(folder)!r} already has a job ({entry.job}, --cluster {entry.cluster}) with "
+                "other settings; use those settings, or cancel the job and remove it from "
+                f"{str(self._jobs_file)!r}"
             )
 
     def start(self, words: Sequence[str], folder: Path, log: Path) -> Submitted:
-        """The job of a run: the one it has already, or a new one."""
+        """Return the job of a run: the one it already has, or a new one."""
         self.check(words, folder)
-        return self._found(folder) or self._submit(words, folder, log)
+        return self._find(folder) or self._submit(words, folder, log)
 
     def _submit(self, words: Sequence[str], folder: Path, log: Path) -> Submitted:
-        before = written_at(folder / "summary.json")
+        before = modified_ns(folder / "summary.json")
         try:
             job = self._executor.submit(Command(words, folder, log))
         except (RuntimeError, ValueError, TypeError, OSError) as error:
-            raise UserError(f"the cluster took no job: {first_line(error)}") from None
+            raise UserError(f"the cluster did not accept the job: {first_line(error)}") from None
         entry = Entry(self.name, job.job_id, list(words), before)
         self._write(self._jobs | {self._key(folder): entry})
         return Submitted(job, entry, job.done, lambda: self._forget(folder))
 
-    def _found(self, folder: Path) -> Submitted | None:
-        """The job that a run has; None if there is none, or it was lost without a word."""
+    def _find(self, folder: Path) -> Submitted | None:
+        """Return the job that a run has; None if it has none, or if the job left no result."""
         entry = self._jobs.get(self._key(folder))
         if entry is None:
             return None
         from submitit import LocalJob, SlurmJob
 
-        at = self._executor.folder
-        job: Any = (SlurmJob if self.name == "slurm" else LocalJob)(at, entry.job)
-        # Of a process that it did not start itself, submitit would say that it is done.
-        done = job.done if self.name == "slurm" else lambda: not _is_here(entry.job, at)
+        home = self._executor.folder
+        job: Any = (SlurmJob if self.name == "slurm" else LocalJob)(home, entry.job)
+        # For a process that it did not start itself, submitit always reports that it is done.
+        done = job.done if self.name == "slurm" else lambda: not _is_running(entry.job, home)
         if done() and not job.paths.result_pickle.exists():
             return None
         return Submitted(job, entry, done, lambda: self._forget(folder))
 
     def _key(self, folder: Path) -> str:
-        return str(folder.relative_to(self._book.parent))
+        return str(folder.relative_to(self._jobs_file.parent))
 
     def _forget(self, folder: Path) -> None:
         self._write({key: each for key, each in self._jobs.items() if key != self._key(folder)})
 
     def _write(self, jobs: dict[str, Entry]) -> None:
         self._jobs = jobs
-        write_json(self._book, {key: asdict(each) for key, each in jobs.items()})
+        write_json(self._jobs_file, {key: asdict(each) for key, each in jobs.items()})
 
 
-def _read_book(path: Path) -> dict[str, Entry]:
-    if not path.exists():
+def _read_jobs(path: Path) -> dict[str, Entry]:
+    if not exists(path):
         return {}
     try:
         jobs = {key: Entry(**each) for key, each in read_json(path).items()}
         if not all(isinstance(each.job, str) for each in jobs.values()):
             raise TypeError
     except (AttributeError, TypeError):
-        raise UserError(f"{str(path)!r}: not a list of jobs; remove it if none runs") from None
+        raise UserError(
+            f"{str(path)!r}: not a list of jobs; remove the file if no job is running"
+        ) from None
     return jobs
 
 
-def _is_here(job: str, folder: Path) -> bool:
-    """Whether a job of submitit's own cluster, which is a process, is there."""
+def _is_running(job: str, folder: Path) -> bool:
+    """Whether a job of submitit's own cluster, which is a local process, is running."""
     try:
         words = Path("/proc", job, "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    # Its number may have passed on to another.
+    # Another process may have the same number by now.
     return b"submitit.local._local" in words and os.fsencode(folder) in words
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, str]:
-    """'KEY=VALUE' each; UserError names what is wrong."""
+    """Parse 'KEY=VALUE' texts; UserError names what is wrong."""
     settings = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -202,7 +209,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _read(text: str) -> int | float | str:
+def _parse_value(text: str) -> int | float | str:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

@@ -1,7 +1,7 @@
-"""Many seeds, of one condition or of several arms: one process a run.
+"""Trains many seeds of one condition or of several arms, each run in its own process.
 
-All arms share one pool of processes, on this machine or on a cluster. A run that fails does
-not stop the others. On a GPU the processes share it, through CUDA MPS where that can be started.
+All arms share one pool of processes, on this machine or on a cluster. A run that fails does not
+stop the others. Processes on one GPU share it through CUDA MPS, if MPS can be started.
 """
 
 import contextlib
@@ -17,22 +17,24 @@ from pathlib import Path
 from rich.console import Console
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import Existing, RunFolder, last_row, make_folder
+from gaugelasso.runs.folder import Existing, RunFolder
+from gaugelasso.runs.reading import last_row
+from gaugelasso.runs.writing import make_folder
 from gaugelasso.signals import Stopped, stop_requests
 from gaugelasso.sweeps.arms import Arm, ArmOutcome
 from gaugelasso.sweeps.cluster import Cluster, Submitted
-from gaugelasso.sweeps.worker import Worker, open_log, written_at
+from gaugelasso.sweeps.worker import Worker, modified_ns, open_log
 
-# Seconds between looks at the runs, and between a run's progress lines.
-_LOOK_S = 1.0
-_REPORT_EVERY = 15.0
+# Seconds between polls of the runs, and between the progress lines of a run.
+_POLL_S = 1.0
+_REPORT_S = 15.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep trains: every seed of every arm, at most `jobs` at a time.
+    """What a sweep trains: every seed of every arm, at most `jobs` runs at a time.
 
-    An arm's changes come after those of all. With `on_gpu`, on this machine's.
+    The changes of an arm are applied after `changes`. `on_gpu`: the runs use this machine's GPU.
     """
 
     config: Path
@@ -45,7 +47,7 @@ class Plan:
     on_gpu: bool = False
 
     def words(self, arm: Arm, seed: int) -> list[str]:
-        """The command of one run, but for what is to become of an existing folder."""
+        """Return the command of one run, without the option for an existing folder."""
         folder = arm.run_folder(seed)
         words = [sys.executable, "-m", "gaugelasso", "train", str(self.config)]
         words += ["--out", str(folder), *(["--device", self.device] if self.device else [])]
@@ -53,7 +55,7 @@ class Plan:
         return words + [part for change in changes for part in ("--set", change)]
 
     def prepare(self, cluster: Cluster | None) -> None:
-        """Fail before any run starts: neither runs nor logs of an earlier sweep are touched."""
+        """Fail before any run starts, so that no run or log of an earlier sweep is changed."""
         runs = [(arm, seed) for arm in self.arms for seed in self.seeds]
         folders = [arm.run_folder(seed) for arm, seed in runs]
         if cluster:
@@ -81,14 +83,14 @@ class _Job:
         return self.outcome.arm.run_folder(self.seed)
 
     def __str__(self) -> str:
-        return self.outcome.arm.say(self.seed)
+        return self.outcome.arm.label(self.seed)
 
 
 def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> list[ArmOutcome]:
-    """Train all that is planned; one outcome an arm.
+    """Train all runs of the plan and return one outcome per arm.
 
-    All seeds of the first arm start first. Asked to stop, as runs are, it stops its runs and
-    raises Stopped; jobs of a cluster go on.
+    All seeds of the first arm start first. On a signal to stop, it stops its runs and raises
+    Stopped; jobs of a cluster continue.
     """
     plan.prepare(cluster)
     outcomes = [ArmOutcome(arm) for arm in plan.arms]
@@ -100,7 +102,7 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
             _train(plan, waiting, running, console, cluster)
     except Stopped as stopped:
         if old := _not_replaced(plan, waiting, running):
-            text = f"{stopped}, but first with --overwrite for what it has not come to: {old}"
+            text = f"{stopped}. Old runs that were not replaced yet need --overwrite first: {old}"
             raise Stopped(text, stopped.exit_code) from None
         raise
     return outcomes
@@ -113,32 +115,33 @@ def _train(
     console: Console,
     cluster: Cluster | None,
 ) -> None:
-    """Until nothing waits or runs any more. Stopped, the lists have what was not done."""
-    rest = "while its jobs go on" if cluster else "with its runs saved"
+    """Train until both lists are empty. After Stopped, they hold the runs that are not finished."""
+    state = "while its jobs continue" if cluster else "with its runs saved"
     with stop_requests() as request:
         try:
             while waiting or running:
                 while waiting and len(running) < plan.jobs:
                     running.append(_start(plan, *waiting.pop(0), console, cluster))
-                # Nowhere else: a process that was just started must not be forgotten.
-                with request.interruptible(f"{rest}; give the command again with --resume"):
-                    time.sleep(_LOOK_S)
+                # Interrupted only here, where every process that was started is in the list.
+                with request.interruptible(f"{state}; run the command again with --resume"):
+                    time.sleep(_POLL_S)
                 for job in list(running):
-                    # Asked by Ctrl-C, runs may be gone before the sweep has come to it.
+                    # Ctrl-C also reaches the runs, which may exit before this loop handles it.
                     if job.process.poll() is not None and not request.asked:
                         running.remove(job)
-                        _end(job, console)
+                        _record_end(job, console)
                 _report(running, console)
         finally:
             _stop([job.process for job in running if isinstance(job.process, Worker)])
 
 
 def _not_replaced(plan: Plan, waiting: list[tuple[ArmOutcome, int]], running: list[_Job]) -> str:
-    """The runs that were to be replaced and still stand as they did."""
+    """Name the old runs that should be replaced and still exist unchanged."""
     if plan.existing != "overwrite":
         return ""
-    old = [str(job) for job in running if isinstance(job.process, Worker) and job.process.to_come]
-    old += [outcome.arm.say(s) for outcome, s in waiting if outcome.arm.run_folder(s).exists()]
+    workers = [(str(job), job.process) for job in running if isinstance(job.process, Worker)]
+    old = [label for label, worker in workers if worker.old_run_remains]
+    old += [outcome.arm.label(s) for outcome, s in waiting if outcome.arm.run_folder(s).exists()]
     return "; ".join(old)
 
 
@@ -151,39 +154,39 @@ def _start(
     threads = max(1, (os.cpu_count() or 1) // plan.jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
-    def tell(text: str) -> None:
-        _say(console, f"{outcome.arm.say(seed)}: {text}; see {_log(folder)}")
+    def report(text: str) -> None:
+        _print(console, f"{outcome.arm.label(seed)}: {text}; see {_log(folder)}")
 
     log, existing = _log(folder), plan.existing
-    return _Job(outcome, seed, Worker(words, folder, log, existing, environment, tell=tell))
+    return _Job(outcome, seed, Worker(words, folder, log, existing, environment, on_restart=report))
 
 
 def _stop(workers: list[Worker]) -> None:
-    """All are asked before the first is waited for: they take as long as the slowest."""
+    """Stop all before waiting for the first, so that they save at the same time."""
     for worker in workers:
         worker.stop()
     try:
         for worker in workers:
             worker.wait()
-    except KeyboardInterrupt:  # a second Ctrl-C means now
+    except KeyboardInterrupt:  # a second Ctrl-C does not wait
         for worker in workers:
             worker.kill()
         raise
 
 
-def _end(job: _Job, console: Console) -> None:
-    """Close the books on a run whose process is gone."""
+def _record_end(job: _Job, console: Console) -> None:
+    """Add a run whose process has exited to the outcome of its arm."""
     code = job.process.returncode
-    # A refused run leaves an older summary behind: not this sweep's.
-    written = written_at(job.folder / "summary.json")
+    # A run that was refused leaves an older summary, which is not a result of this sweep.
+    written = modified_ns(job.folder / "summary.json")
     if code == 0 or written not in (None, job.process.summary_before):
         job.outcome.ended.append(job.seed)
     if code == 0:
-        _say(console, f"{job}: done, {_last(job.folder)}")
+        _print(console, f"{job}: done, {_last(job.folder)}")
     else:
         job.outcome.failed.append(job.seed)
-        why = job.process.error or f"see {_log(job.folder)}"
-        _say(console, f"{job}: failed with code {code}, {why}")
+        reason = job.process.error or f"see {_log(job.folder)}"
+        _print(console, f"{job}: failed with code {code}, {reason}")
 
 
 def _log(folder: Path) -> Path:
@@ -192,29 +195,36 @@ def _log(folder: Path) -> Path:
 
 def _report(running: list[_Job], console: Console) -> None:
     for job in running:
-        if time.monotonic() - job.reported_at >= _REPORT_EVERY:
+        if time.monotonic() - job.reported_at >= _REPORT_S:
             job.reported_at = time.monotonic()
-            said = filter(None, (job.process.aside, _last(job.folder)))
-            _say(console, f"{job}: {', '.join(said)}")
+            parts = filter(None, (job.process.status, _last(job.folder)))
+            _print(console, f"{job}: {', '.join(parts)}")
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _last(folder: Path) -> str:
+    """Format the newest row of a run's metrics; a warning if it is damaged.
+
+    The damage concerns this run only, so it must not stop the sweep.
+    """
+    path = folder / "metrics.jsonl"
     try:
-        row = last_row(folder / "metrics.jsonl")
-    except UserError as error:  # of one run: the others go on
-        return str(error)
-    if row is None:
-        return "starting"
-    return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
+        row = last_row(path)
+        if row is None:
+            return "starting"
+        return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
+    except UserError as error:
+        return f"warning: {error}"
+    except (KeyError, TypeError, ValueError, OverflowError):  # not the columns of a metrics row
+        return f"warning: {str(path)!r}: its last line is damaged, it has no loss or no FMA"
 
 
 @contextlib.contextmanager
 def _shared_gpu() -> Iterator[None]:
-    """CUDA MPS for as long as the sweep runs, if this machine lets us start it."""
+    """Run CUDA MPS during the sweep, if this machine has it and lets it start."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         yield

@@ -8,7 +8,8 @@ from typing import Any
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.runs import logs
-from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED, read_json, read_rows
+from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED
+from gaugelasso.runs.reading import read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import fingerprint
 

@@ -8,7 +8,7 @@ from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
-from gaugelasso.runs.folder import RunFolder
+from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.tasks import SELECTION
 from gaugelasso.training.evaluation import final_evaluation
 
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 class RunCheckpoints:
     """Finds checkpoints and measures their models; loads nothing into the run."""
 
-    def __init__(self, folder: RunFolder, config: Config, device: str, team: Team):
+    def __init__(self, folder: RunFolderBase, config: Config, device: str, team: Team):
         self._home = folder.checkpoints
         self._config, self._device, self._team = config, device, team
 

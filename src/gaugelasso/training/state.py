@@ -18,7 +18,8 @@ from gaugelasso.errors import errors_of
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
-from gaugelasso.runs.folder import RunFolder, environment
+from gaugelasso.runs.environment import environment
+from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.training.answers import EndOn, ReturnTo
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
@@ -41,7 +42,9 @@ _logger = logging.getLogger(__name__)
 class RunState:
     """A new run; with `resume` as the newest checkpoint of the folder has it, if there is one."""
 
-    def __init__(self, config: Config, device: str, folder: RunFolder, team: Team, resume: bool):
+    def __init__(
+        self, config: Config, device: str, folder: RunFolderBase, team: Team, resume: bool
+    ):
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)

@@ -22,7 +22,7 @@ from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder
+from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
@@ -64,7 +64,7 @@ class Trainer:
         configure_cpu_(config, self.device)
         self.on_progress = on_progress
         self._losses: list[Tensor] = []
-        self.folder: RunFolder = ReadOnlyRunFolder(out)
+        self.folder: RunFolderBase = ReadOnlyRunFolder(out)
         team.on_rank0(lambda: self._open(existing))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
