@@ -175,7 +175,7 @@ def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None
     said = io.StringIO()
     print_bench({"tiny": row}, Console(file=said))
     assert row["ms_exact"] > 0
-    assert "whole step at widths not rounded" in said.getvalue()
+    assert "whole step, widths not rounded" in said.getvalue()
     told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
     assert told + f"{row['fma_exact']:,.0f} without" in " ".join(said.getvalue().split())
 
@@ -255,7 +255,7 @@ def test_repetitions_that_disagree_are_told() -> None:
     assert busy({"calm": rows["calm"]}) == ""
     assert "repetitions disagree" in busy(rows)
     assert "wild, latency: ±52%" in busy(rows)
-    assert "is the machine busy? Run it again" in busy(rows)
+    assert "Is the machine busy? Run it again" in busy(rows)
 
 
 def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_a_setting_is_a_key_and_a_value(text: str) -> None:
         (["--cluster", "sun_grid"], "--cluster sun_grid: "),
         (["--cluster", "local", "--cluster-set", "timeout=5"], "--cluster local: "),
         (["--cluster-set", "timeout_min=5"], "--cluster-set timeout_min=5 needs --cluster"),
-        (["--cluster", "local", "--overwrite"], "--overwrite with --cluster: "),
+        (["--cluster", "local", "--overwrite"], "--overwrite cannot be used with --cluster"),
     ],
 )
 def test_bad_words_start_nothing(tmp_path: Path, words: list[str], said: str) -> None:

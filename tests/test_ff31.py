@@ -386,7 +386,7 @@ def test_figures_are_in_summary_report_and_results(run: Path) -> None:
     (result,) = collect_results([run])["runs"]
     assert result["figures"] == figures
     config = Config.from_dict(loaded.config)
-    again = final_figures(load_model(run), config, config.train.final_batches, "cpu")
+    again = final_figures(load_model(run), config, config.train.final_batches, "cpu", TEST)
     assert again == pytest.approx(figures)
 
 
@@ -394,7 +394,7 @@ def test_sampled_tasks_have_no_whole_figures(
     run: Path, tmp_path: Path, gaugelasso: Command
 ) -> None:
     for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
-        expected = f"--whole: task '{task}' knows no end of its held-out data; use --batches"
+        expected = f"--whole: the test data of task '{task}' are not finite; use --batches"
         assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), expected)
 
 

@@ -233,7 +233,7 @@ def test_eval_of_all_test_images(tmp_path: Path, gaugelasso: Command) -> None:
     assert out.startswith(f"loss {figures['loss']:.6f}")
     generated = ("--set", "task.path=generated", *options)
     answer = gaugelasso("eval", run, "--whole", *generated)
-    assert_told(answer, "--whole: task 'mae' knows no end of its held-out data; use --batches")
+    assert_told(answer, "--whole: the test data of task 'mae' are not finite; use --batches")
 
 
 def test_missing_data_keep_an_existing_run(tmp_path: Path) -> None:

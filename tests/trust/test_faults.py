@@ -154,7 +154,7 @@ def test_a_stop_in_the_last_evaluation_does_not_wait(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = start(tmp_path, **OFTEN)
-    monkeypatch.setattr(trainer, "_summary", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(trainer, "_summary", lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match="after step 40"):
         trainer.run()
     start(tmp_path, existing="resume", **OFTEN).run()
