@@ -173,7 +173,7 @@ def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None
     assert row["fma"] == work_per_token(Transformer(round_up(spec, 4)))
     assert row["fma_exact"] == work_per_token(Transformer(spec)) < row["fma"]
     said = io.StringIO()
-    print_bench({"tiny": row}, Console(file=said))
+    print_bench({"tiny": row}, Console(file=said, width=120))
     assert row["ms_exact"] > 0
     assert "whole step, widths not rounded" in said.getvalue()
     told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "

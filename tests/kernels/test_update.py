@@ -318,7 +318,7 @@ def test_a_late_backward_pass_is_refused(used: str, plain: bool) -> None:
     """It would take the new weights for those that the loss was made with."""
     store = matrices((3, 5))
     optimizer = CoupledOptimizer(store, {"m0": 1})
-    weight = next(p for p, _ in store._homes if p.shape == store.segments[used].shape)
+    weight = next(p for p, _ in store._gradients if p.shape == store.segments[used].shape)
     loss = weight.square().sum()
     with torch.no_grad(), kernels.reference_kernels(plain):
         optimizer.step_(draw(len(store)), scalar(0.0), scalar(0.1))
@@ -464,7 +464,7 @@ def test_whole_updates(name: str) -> None:
                 compressor.device_step.update_(loss)
         here, there = state(plain), state(fused)
         for key, tensor in here.items():
-            if key in plain.table.matrices:
+            if key in plain.state.table.matrices:
                 ways = [(run[key].detach() - before[key]) / options.lr for run in (here, there)]
                 near(*ways, ORTHOGONAL if options.optimizer == "muon" else 1e-4)
             else:
@@ -475,4 +475,4 @@ def test_whole_updates(name: str) -> None:
         assert len({event and tuple(event.widths.items()) for event in events}) == 1
     assert float(fused.skipped) == len(spoiled)
     assert fused.fma < fused.fma_initial
-    assert fused.finite()
+    assert fused.resume_state.finite()
