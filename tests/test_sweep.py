@@ -114,8 +114,8 @@ def test_results_have_their_shape(swept: Sweep) -> None:
     for run in results["runs"]:
         assert list(run) == [
             "seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression",
-            "loss", "metric", "held", "returns", "parameters_final", "resumed", "before_cooldown",
-            "training_fma", "wall_s", "structure",
+            "loss", "metric", "evaluated_on", "held", "returns", "parameters_final", "resumed",
+            "before_cooldown", "training_fma", "wall_s", "structure",
         ]  # fmt: skip
         folder = swept.out / f"seed{run['seed']}"
         row = next(row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 30)
