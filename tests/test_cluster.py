@@ -102,7 +102,7 @@ def test_a_run_that_fails_there_fails_here(tmp_path: Path) -> None:
     plan = Plan(config, [4], arms, changes=["compress.lr=1e30"])
     outcomes = run_sweep(plan, Console(), cluster)
     assert outcomes[0].failed == [4]
-    assert "not a number" in (tmp_path / "out" / "seed4.log").read_text()
+    assert "is NaN or infinite" in (tmp_path / "out" / "seed4.log").read_text()
 
 
 # --- broken off, and given again -----------------------------------------------------

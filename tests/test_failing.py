@@ -91,7 +91,8 @@ def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
     run = tmp_path / "run"
     assert [step for step, _ in returns(run)] == [30, 35, 40]
     seed = Draw(SEED, 44).seed
-    said = f"loss or gradient not a number at step 45 (batch seed {seed}); last good checkpoint: "
+    said = f"loss or gradient is NaN or infinite at step 45 (batch seed {seed}); "
+    said += "last good checkpoint: "
     assert said + repr(str(run / "checkpoints" / "step-00000040")) in str(told.value)
     assert not (run / "summary.json").exists()
     assert checkpoint.load_state(run)[0]["steps"] == 40
@@ -223,7 +224,7 @@ def test_without_a_checkpoint_the_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     poison(monkeypatch, range(400))
-    with pytest.raises(UserError, match=r"not a number at step \d .*no checkpoint yet"):
+    with pytest.raises(UserError, match=r"is NaN or infinite at step \d .*no checkpoint yet"):
         finish(tmp_path, train__log_every=every, train__skip_limit=5)
 
 

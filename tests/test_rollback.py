@@ -93,6 +93,9 @@ def test_pressure_comes_back_while_the_target_is_held(tmp_path: Path) -> None:
     assert (one.pressure, one.steps_on_target) == (0.5, every)
     one.after_interval(on, pressed=False)  # in the anneal nothing presses, so nothing is learned
     assert one.steps_on_target == every
+    one.pressure = 0.0  # of a checkpoint that was edited: no division by it
+    one.after_interval(on, pressed=True)
+    assert one.pressure == 0.0
 
 
 def test_a_checkpoint_of_version_0_1_0_has_the_pressure_it_had() -> None:

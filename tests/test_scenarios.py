@@ -85,7 +85,7 @@ def begun(folder: Path, name: str, scenario: Scenario, resume: bool = False) -> 
 def assert_nothing_passed_over(trainer: Trainer) -> None:
     """A run that misses its target has no state that holds it; a met work target is met still."""
     summary, config = read(trainer.folder.path / "summary.json"), trainer.config
-    if not summary["held"]:
+    if summary["selection_loss"] is None or summary["selection_loss"] > config.target.loss:
         for step in trainer.rollback.held:
             saved = checkpoint.at_step(trainer.folder.checkpoints, step)
             loss, _ = evaluate(saved.model(), config, config.train.final_batches, "cpu")

@@ -114,8 +114,8 @@ def test_results_have_their_shape(swept: Sweep) -> None:
     for run in results["runs"]:
         assert list(run) == [
             "seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression",
-            "loss", "metric", "held", "returns", "parameters_final", "resumed", "before_cooldown",
-            "training_fma", "wall_s", "structure",
+            "loss", "metric", "evaluated_on", "held", "returns", "parameters_final", "resumed",
+            "before_cooldown", "training_fma", "wall_s", "structure",
         ]  # fmt: skip
         folder = swept.out / f"seed{run['seed']}"
         row = next(row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 30)
@@ -220,7 +220,7 @@ def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
     assert f"base line, seed 4: done, step {summary['steps']}, " in compared.answer[1]
     log = compared.out / "lost" / "seed4.log"
     assert f"Lost, seed 4: failed with code 2, see {log}" in compared.answer[1]
-    assert "loss or gradient not a number" in log.read_text()
+    assert "loss or gradient is NaN or infinite" in log.read_text()
 
 
 def test_results_of_arms_have_their_shape(compared: Sweep) -> None:

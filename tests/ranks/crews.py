@@ -1,6 +1,6 @@
 """Runs of the tiny config on several ranks: real processes over gloo, without torchrun's start.
 
-The store that ranks meet in is this process's, as under torchrun it is the agent's.
+The store that ranks meet in is this process's, as under torchrun it is the launcher's.
 """
 
 import contextlib

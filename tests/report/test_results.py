@@ -33,6 +33,7 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
         "compression": 1000 / 101,
         "loss": 0.03,
         "metric": 0.9996,
+        "evaluated_on": None,
         "held": None,
         "returns": None,
         "parameters_final": 500,
@@ -50,7 +51,7 @@ def test_results_of_a_condition(tmp_path: Path) -> None:
 def test_results_copy_target_and_returns_from_the_summary(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     summary = json.loads((folder / "summary.json").read_text())
-    copied = {"held": True, "returns": 2, "parameters_final": 123}
+    copied = {"evaluated_on": "test", "held": True, "returns": 2, "parameters_final": 123}
     (folder / "summary.json").write_text(json.dumps(summary | copied))
     (run,) = collect_results([folder])["runs"]
     assert {key: run[key] for key in copied} == copied

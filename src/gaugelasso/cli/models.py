@@ -91,7 +91,7 @@ def _start_message(folder: Path, step: int) -> str:
 
 def eval_(
     run: RunPath,
-    batches: Annotated[int, typer.Option(min=1, help="Number of held-out batches.")] = 64,
+    batches: Annotated[int, typer.Option(min=1, help="Number of batches of test data.")] = 64,
     whole: Annotated[
         bool,
         typer.Option("--whole", help="Use all test data of a finite data set."),
@@ -99,7 +99,7 @@ def eval_(
     set_: Changes = None,
     device: Device = None,
 ) -> None:
-    """Evaluate a run's model on held-out data.
+    """Evaluate a run's model on test data.
 
     Example: gaugelasso eval runs/demo --batches 256
 

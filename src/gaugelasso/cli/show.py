@@ -11,7 +11,7 @@ from pathlib import Path
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.runs import checkpoint
-from gaugelasso.tasks import EVALUATION, FF31, Draw
+from gaugelasso.tasks import FF31, SELECTION, Draw
 from gaugelasso.tasks.division_grammar import Grammar
 from gaugelasso.training.evaluation import predictor
 
@@ -27,7 +27,7 @@ def show_divisions(run: Path, problems: int, seed: int, device: str) -> Iterator
             f"{str(run)!r} is a run of the task {config.task_name!r}; show needs a run of 'ff31'"
         )
     model = checkpoint.load_model(run, device)
-    tokens, _ = task.batch(problems, Draw(seed, 0, EVALUATION), device)
+    tokens, _ = task.batch(problems, Draw(seed, 0, SELECTION), device)
     written = task.solve(predictor(model, config, device), tokens).tolist()
     solved = 0
     for number, row in enumerate(written, 1):

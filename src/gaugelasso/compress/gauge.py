@@ -2,7 +2,7 @@
 
 Changes no output of a model: one side is multiplied by c, the other divided by it, and riders
 follow. With powers of two, no bit of the output changes. Also updates the slow norm weights,
-through which a dying channel leaves its normaliser smoothly. Knows nothing of losses, budgets
+through which a fading channel leaves its normaliser smoothly. Knows nothing of losses, budgets
 or data.
 """
 

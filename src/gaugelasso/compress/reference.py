@@ -1,7 +1,8 @@
 """Readable references of the equations, one axis or one normaliser at a time.
 
 No run executes these functions. Tests compare each of them with the function that runs, which
-does the same for a whole table in a few passes over flat storage. docs/equations.md names both.
+does the same for a whole table in a few passes over flat storage. docs/reference/equations.md
+names both.
 """
 
 import numpy as np

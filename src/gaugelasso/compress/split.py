@@ -1,7 +1,7 @@
 """Split: separate sites for two signals that use one site at different stages.
 
 A residual site can carry one signal early in the network and a much larger one later. Its gauge
-then fits the larger one. The smaller one looks as near to zero as a dying channel, although its
+then fits the larger one. The smaller one looks as near to zero as a fading channel, although its
 readers depend on it. What is left of the early signal in the late one is negligible, so the late
 writers and readers can move to a new site, at no cost. Knows nothing of losses or training.
 """

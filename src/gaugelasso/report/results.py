@@ -78,6 +78,8 @@ def _result(run: Run) -> dict[str, Any]:
         **{key: summary[key] for key in (*keys, "loss")},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
+        # Which held-out data these figures are of; null: those that also decided (version 0.1.0).
+        "evaluated_on": summary.get("evaluated_on"),
         # Summaries of early builds lack some of these.
         **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
         # On a GPU, a resumed run is not bit-identical to an uninterrupted one.

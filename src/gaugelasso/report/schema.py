@@ -118,7 +118,8 @@ _OPTIONAL: Mapping[str, Schema] = {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
     },
     "summary.json": {
-        "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE, "next_to_go": CHANNELS,
+        "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
+        "next_to_go": CHANNELS,
     },
 }  # fmt: skip
 

@@ -137,7 +137,7 @@ class Rollback:
         train = self.config.train
         self.steps_off_target = self.steps_off_target + train.log_every if off else 0
         self.steps_on_target = 0 if off else self.steps_on_target + train.log_every
-        if self.pressure < 1 and self.steps_on_target >= train.patience / self.pressure:
+        if self.pressure < 1 and self.steps_on_target * self.pressure >= train.patience:
             self.pressure, self.steps_on_target = 2 * self.pressure, 0
 
     def _is_off(self, record: RunRecord) -> bool | None:
@@ -202,7 +202,7 @@ class Rollback:
     def after_failure(self, reason: str, step: int, work_target_met: bool) -> Answer:
         """Return to the best checkpoint; after `TRIES` in a row end on one that held the target.
 
-        UserError where there is none either.
+        UserError if there is no such checkpoint either.
         """
         candidates = self.fallback_steps()
         if self.frozen_at == step:

@@ -138,7 +138,7 @@ class Trainer:
             if due:
                 self.compressor.scalars.reset_streak_()
                 if self.state.streak >= self.train.skip_limit:
-                    self._handle_failure("loss or gradient not a number")
+                    self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
@@ -222,7 +222,7 @@ class Trainer:
         if failing:
             self.compressor.resume_state.forget_energies_()
         if not self.compressor.resume_state.finite():
-            self._handle_failure("a weight is not a number")
+            self._handle_failure("a weight is NaN or infinite")
         elif owed and not failing:
             self.rollback.before_save_(self.record, step, self.compressor.fma)
         self.state.save()
