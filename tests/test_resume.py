@@ -333,6 +333,19 @@ def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(run: Path, tmp_path
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("pressure", [-0.5, 2.0, None, "half"])
+def test_a_pressure_that_is_not_a_share_is_not_resumed(
+    run: Path, tmp_path: Path, pressure: Any
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = newest(tmp_path / "run")
+    state = read(path / "state.json")
+    (path / "state.json").write_text(json.dumps({**state, "pressure": pressure}))
+    sign(path)
+    with pytest.raises(UserError, match=r"state\.json': not a run's state, pressure = "):
+        start(tmp_path, existing="resume")
+
+
 @pytest.mark.parametrize("state", ["{}", "[]", '{"steps": 40}'])
 def test_a_state_without_its_keys_is_not_resumed(run: Path, tmp_path: Path, state: str) -> None:
     shutil.copytree(run, tmp_path / "run")

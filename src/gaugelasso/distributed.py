@@ -61,6 +61,9 @@ class Team:
     def request_stop(self) -> None:
         """Request a stop of all ranks. A team of one has no other rank to notify."""
 
+    def clear_stop(self) -> None:
+        """Lower the flag: a run that begins is not stopped by a request to the one before."""
+
     def stop_flag(self, device: torch.device) -> Tensor:
         """The flag as a scalar on `device`, for the step's exchange: above 0 once it is raised."""
         return torch.zeros((), device=device)
@@ -157,6 +160,9 @@ class Ranks(Team):
 
     def request_stop(self) -> None:
         self._stop.fill_(1.0)
+
+    def clear_stop(self) -> None:
+        self._stop.zero_()
 
     def stop_flag(self, device: torch.device) -> Tensor:
         if self._stop.device != device:

@@ -125,6 +125,8 @@ def test_a_request_is_a_flag_of_the_team_alone() -> None:
     team._stop = torch.zeros(())
     team.request_stop()
     assert team.stop_requested
+    team.clear_stop()
+    assert not team.stop_requested
     # One process has no other rank to notify, and its team serves all its runs.
     ALONE.request_stop()
     assert not ALONE.stop_requested

@@ -120,7 +120,8 @@ def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, 
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
     for key, value in state.items():
         past = not key.endswith(("_at", "_step")) or value is None or _is_past(value, steps)
-        if not (past and _fits(value, fresh[key], steps)):
+        fits = past and _fits(value, fresh[key], steps)
+        if not fits or (key == "pressure" and not 0 <= value <= 1):
             raise UserError(f"{str(path)!r}: not a run's state, {key} = {str(value)[:60]}")
 
 

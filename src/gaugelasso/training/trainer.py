@@ -107,6 +107,7 @@ class Trainer:
 
         On SIGTERM or Ctrl-C it saves and raises Stopped.
         """
+        self.team.clear_stop()
         with contextlib.closing(self.folder), stop_requests() as request:
             while True:
                 self._train(request)
