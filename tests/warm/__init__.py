@@ -1,6 +1,6 @@
 """A Python whose processes start in milliseconds: torch and the package are already imported.
 
-`python` is a program that takes the arguments of Python: -m, -c and -u. The program (client.py) passes its
+`python` is a program that takes the arguments of Python. It (client.py) passes its
 arguments, environment and open files to a server (server.py), which forks the process that does
 the work. Signals are forwarded in one direction, the exit status in the other. A process that is
 killed takes its counterpart with it, so callers see an ordinary process.

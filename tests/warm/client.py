@@ -9,7 +9,7 @@ import socket
 import sys
 from array import array
 
-FORWARDED = "SIGHUP SIGINT SIGQUIT SIGUSR1 SIGUSR2 SIGTERM SIGCONT SIGABRT".split()
+FORWARDED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT", "SIGABRT")
 
 
 def is_open(descriptor: int) -> bool:

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import submitit.core.submission
-import submitit.local.local
+import submitit.local.local  # noqa: F401
 import torch
 import torch.distributed.launcher.api
 
