@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gaugelasso import cli
+from tests import warm
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
@@ -35,14 +36,14 @@ def calling(
     torch.set_float32_matmul_precision(precision)
 
 
-def for_real(*arguments: str | Path) -> Answer:
+def run_process(*arguments: str | Path) -> Answer:
     """Run the command in a new process."""
-    command = [sys.executable, "-m", "gaugelasso", *map(str, arguments)]
+    command = [warm.python(), "-m", "gaugelasso", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 
-def assert_told(answer: Answer, message: str) -> None:
+def assert_user_error(answer: Answer, message: str) -> None:
     """Exit code 2, and one line on stderr that contains the message."""
     code, _, err = answer
     assert code == 2
@@ -57,7 +58,7 @@ def until(condition: Callable[[], object], most_s: float = 120) -> None:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < most_s
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def write_script(path: Path, text: str) -> str:

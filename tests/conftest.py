@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests import warm
 from tests.command import Command, calling
 
 torch.set_num_threads(1)
@@ -26,6 +28,12 @@ def gaugelasso(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
     yield from calling(monkeypatch, capsys)
+
+
+@pytest.fixture
+def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that code under test starts with `sys.executable` start fast."""
+    monkeypatch.setattr(sys, "executable", warm.python())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
 from gaugelasso.runs import checkpoint
 from gaugelasso.version import __version__
-from tests.command import Answer, Command, assert_told, for_real
+from tests.command import Answer, Command, assert_user_error, run_process
 from tests.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.test_config import write_tiny
 from tests.training import contents, newest, sign
@@ -36,7 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(config: Path) -> tuple[Path, Answer]:
     """A run made by the command itself, and the command's output."""
     out = config.parent / "a folder with [brackets]"
-    return out, for_real("train", config, "--out", out)
+    return out, run_process("train", config, "--out", out)
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def test_train_prints_its_run_folder(trained: tuple[Path, Answer]) -> None:
 
 
 def test_a_diverging_run_stops_with_a_line(config: Path, tmp_path: Path) -> None:
-    answer = for_real("train", config, "--out", tmp_path / "run", "--set", "compress.lr=1e30")
-    assert_told(answer, "loss or gradient is NaN or infinite at step ")
+    answer = run_process("train", config, "--out", tmp_path / "run", "--set", "compress.lr=1e30")
+    assert_user_error(answer, "loss or gradient is NaN or infinite at step ")
     assert re.search(r"\(batch seed \d+\); no checkpoint yet", answer[2])
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_misspelt_key_is_one_line(config: Path, tmp_path: Path) -> None:
-    answer = for_real("train", config, "--out", tmp_path / "run", "--set", "train.stpes=5")
-    assert_told(answer, "unknown key train.stpes; did you mean 'steps'?")
+    answer = run_process("train", config, "--out", tmp_path / "run", "--set", "train.stpes=5")
+    assert_user_error(answer, "unknown key train.stpes; did you mean 'steps'?")
     assert not (tmp_path / "run").exists()
 
 
@@ -101,29 +101,29 @@ def test_a_misspelt_key_is_one_line(config: Path, tmp_path: Path) -> None:
 def test_bad_input_is_refused(
     gaugelasso: Command, config: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    assert_told(gaugelasso("train", config, "--out", tmp_path / "run", *arguments), message)
+    assert_user_error(gaugelasso("train", config, "--out", tmp_path / "run", *arguments), message)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_or_broken_config_is_refused(gaugelasso: Command, tmp_path: Path) -> None:
-    assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
+    assert_user_error(gaugelasso("train", tmp_path / "none.toml"), "no such file")
     (tmp_path / "bad.toml").write_text("[task\n")
-    assert_told(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
+    assert_user_error(gaugelasso("train", tmp_path / "bad.toml"), "not valid TOML")
     (tmp_path / "bad.toml").write_text("[model]\nwidth = 8\n")
     message = "task.name is missing; set it in [task] to one of: retrieval"
-    assert_told(gaugelasso("train", tmp_path / "bad.toml"), message)
+    assert_user_error(gaugelasso("train", tmp_path / "bad.toml"), message)
 
 
 def test_a_run_folder_below_a_file_is_refused(
     gaugelasso: Command, config: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert_told(gaugelasso("train", config, "--out", tmp_path / "file" / "run"), "file")
+    assert_user_error(gaugelasso("train", config, "--out", tmp_path / "file" / "run"), "file")
 
 
 def test_brackets_in_an_error_are_not_markup(gaugelasso: Command) -> None:
     for name in ("[bold]", "[red]x[", "[/]"):
-        assert_told(gaugelasso("train", f"{name}.toml"), f"{name}.toml")
+        assert_user_error(gaugelasso("train", f"{name}.toml"), f"{name}.toml")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,9 @@ def test_invalid_arguments_are_a_usage_error(gaugelasso: Command, arguments: lis
 def test_an_existing_run_is_refused(gaugelasso: Command, config: Path, run: Path) -> None:
     before = contents(run)
     answer = gaugelasso("train", config, "--out", run)
-    assert_told(answer, "already exists; add --resume to go on with it, --overwrite to replace it")
+    assert_user_error(
+        answer, "already exists; add --resume to go on with it, --overwrite to replace it"
+    )
     assert contents(run) == before
 
 
@@ -161,7 +163,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(
     gaugelasso: Command, config: Path, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
-    assert_told(gaugelasso("train", config, "--out", tmp_path, how), "nothing was changed")
+    assert_user_error(gaugelasso("train", config, "--out", tmp_path, how), "nothing was changed")
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable"}
 
 
@@ -182,7 +184,7 @@ def test_resume_with_other_settings_is_refused(
     before = contents(run)
     for change in ("model.width=6", "task.vocabulary=12", "compress.trust=1"):
         answer = gaugelasso("train", config, "--out", run, "--resume", "--set", change)
-        assert_told(answer, change.split("=")[0])
+        assert_user_error(answer, change.split("=")[0])
     assert contents(run) == before
 
 
@@ -193,7 +195,7 @@ def test_resume_of_a_damaged_checkpoint_is_refused(
     WEIGHTS["a wrong shape"][0](path)
     sign(path)
     before = contents(run)
-    assert_told(gaugelasso("train", config, "--out", run, "--resume"), "the structure needs")
+    assert_user_error(gaugelasso("train", config, "--out", run, "--resume"), "the structure needs")
     assert contents(run) == before
 
 
@@ -248,7 +250,7 @@ def test_a_launcher_receives_a_user_error(
 ) -> None:
     """Without it torchrun prints only its own traceback."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    assert_told(gaugelasso("train", tmp_path / "none.toml"), "no such file")
+    assert_user_error(gaugelasso("train", tmp_path / "none.toml"), "no such file")
     failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
     message = ChildFailedError("gaugelasso", {0: failure}).format_msg()
     assert f"config {str(tmp_path / 'none.toml')!r}: no such file" in message
@@ -285,7 +287,7 @@ def test_a_target_never_reached_is_an_error_and_the_model_is_kept(
 ) -> None:
     run = tmp_path / "run"
     answer = gaugelasso("train", config, "--out", run, "--set", "target.loss=0.001")
-    assert_told(answer, "target.loss = 0.001 was never reached in 40 steps")
+    assert_user_error(answer, "target.loss = 0.001 was never reached in 40 steps")
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["compression"], summary["target_reached_step"]) == (1.0, None)
     initial = json.loads((run / "initial.json").read_text())
@@ -328,7 +330,7 @@ def test_a_path_that_is_not_a_run_is_named(
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     (tmp_path / "file").write_text("")
     for name in ("", "nowhere", "file"):
-        assert_told(gaugelasso(command, tmp_path / name), str(tmp_path / name))
+        assert_user_error(gaugelasso(command, tmp_path / name), str(tmp_path / name))
     assert contents(tmp_path) == {"thesis.txt": b"irreplaceable", "file": b""}
 
 
@@ -348,31 +350,31 @@ def test_advise_replaces_a_file_only_with_overwrite(
     assert gaugelasso("advise", run, "--out", out)[0] == 0
     text = out.read_text()
     out.write_text("mine")
-    assert_told(gaugelasso("advise", run, "--out", out), "already exists; add --overwrite")
+    assert_user_error(gaugelasso("advise", run, "--out", out), "already exists; add --overwrite")
     assert out.read_text() == "mine"
     assert gaugelasso("advise", run, "--out", out, "--overwrite")[0] == 0
     assert out.read_text() == text
     answer = gaugelasso("advise", run, "--out", out.parent, "--overwrite")
-    assert_told(answer, "cannot be written")
+    assert_user_error(answer, "cannot be written")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "new"}
 
 
 def test_advise_refuses_a_config_that_cannot_be_trained(gaugelasso: Command, run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"task": {"name": "lm"}}))
-    assert_told(gaugelasso("advise", run), "task.name = 'lm' is unknown")
+    assert_user_error(gaugelasso("advise", run), "task.name = 'lm' is unknown")
     assert not (run / "next.toml").exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"task": 3}', '{"tsk": {}}'])
 def test_eval_of_a_damaged_config_is_refused(gaugelasso: Command, run: Path, text: str) -> None:
     (run / "config.json").write_text(text)
-    assert_told(gaugelasso("eval", run), "")
+    assert_user_error(gaugelasso("eval", run), "")
 
 
 def test_eval_without_a_checkpoint_is_refused(gaugelasso: Command, run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    assert_told(gaugelasso("eval", run), "holds no checkpoint")
+    assert_user_error(gaugelasso("eval", run), "holds no checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -387,13 +389,13 @@ def test_eval_of_a_damaged_checkpoint_is_refused(
         corrupt(path)
         sign(path)
     before = contents(run)
-    assert_told(gaugelasso("eval", run), str(run / "checkpoints"))
+    assert_user_error(gaugelasso("eval", run), str(run / "checkpoints"))
     assert contents(run) == before
 
 
 def test_eval_needs_a_batch_and_a_device(gaugelasso: Command, run: Path) -> None:
     assert gaugelasso("eval", run, "--batches", "0")[0] == 2
-    assert_told(gaugelasso("eval", run, "--device", "tpu"), "device 'tpu' is unknown")
+    assert_user_error(gaugelasso("eval", run, "--device", "tpu"), "device 'tpu' is unknown")
 
 
 # --- help ----------------------------------------------------------------------------
@@ -469,7 +471,7 @@ def test_bench_warns_of_a_busy_machine(
 
 def test_inference_needs_a_run_folder(gaugelasso: Command, config: Path) -> None:
     answer = gaugelasso("bench", config, "--inference")
-    assert_told(answer, "--inference needs a run folder")
+    assert_user_error(answer, "--inference needs a run folder")
 
 
 def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:
@@ -485,4 +487,4 @@ def test_inference_refuses_options_it_does_not_use(
     gaugelasso: Command, run: Path, option: tuple[str, str]
 ) -> None:
     answer = gaugelasso("bench", run, "--inference", *option)
-    assert_told(answer, "--inference takes structure and settings from RUN")
+    assert_user_error(answer, "--inference takes structure and settings from RUN")

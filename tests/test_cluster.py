@@ -18,10 +18,12 @@ from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.sweeps.cluster import Cluster, Command, Submitted, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep
 from gaugelasso.sweeps.worker import holder
-from tests.command import assert_told, for_real, until
+from tests import warm
+from tests.command import assert_user_error, run_process, until
 from tests.test_config import write_tiny
 from tests.training import assert_same_run, read
 
+pytestmark = pytest.mark.usefixtures("warm_python")
 SETTINGS = {"timeout_min": "5"}
 
 
@@ -29,12 +31,12 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     config, out = write_tiny(tmp_path), tmp_path / "out"
     command = ["sweep", config, "--seeds", "4", "--jobs", "2", "--out", out]
     command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
-    code, said, _ = for_real(*command)
+    code, said, _ = run_process(*command)
     assert code == 0, said
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     # The same command trains nothing again and gives the same results.
     before = read(out / "seed4" / "summary.json")
-    assert for_real(*command, "--resume")[0] == 0
+    assert run_process(*command, "--resume")[0] == 0
     assert read(out / "seed4" / "summary.json") == before | {
         "wall_s": read(out / "seed4" / "summary.json")["wall_s"]
     }
@@ -84,6 +86,7 @@ def preempt(submitted: Submitted) -> None:
 
 
 def children(pid: int) -> list[int]:
+    pid = warm.worker_of(pid)
     try:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # it has exited meanwhile
@@ -92,7 +95,7 @@ def children(pid: int) -> list[int]:
 
 def family(pid: int) -> list[int]:
     """Return a process and all its descendants."""
-    return [pid, *(each for child in children(pid) for each in family(child))]
+    return [pid, warm.worker_of(pid), *(each for child in children(pid) for each in family(child))]
 
 
 def test_a_run_that_fails_there_fails_here(tmp_path: Path) -> None:
@@ -118,14 +121,14 @@ def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
     until(lambda: (out / "jobs.json").exists() and holder(out / "seed4"))
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    code, said, _ = for_real(*command)
+    code, said, _ = run_process(*command)
     assert code == 0, said
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     assert len(list((out / "jobs").glob("*_submitted.pkl"))) == 1
     assert "in use" not in (out / "seed4.log").read_text()
     assert read(out / "jobs.json") == {}
     # All results were collected, so the runs belong to an earlier sweep.
-    assert_told(for_real(*command), "already exists; add --resume")
+    assert_user_error(run_process(*command), "already exists; add --resume")
 
 
 class Jobs:
@@ -285,6 +288,6 @@ def test_a_setting_is_a_key_and_a_value(text: str) -> None:
     ],
 )
 def test_bad_words_start_nothing(tmp_path: Path, words: list[str], said: str) -> None:
-    answer = for_real("sweep", write_tiny(tmp_path), "--out", tmp_path / "out", *words)
-    assert_told(answer, said)
+    answer = run_process("sweep", write_tiny(tmp_path), "--out", tmp_path / "out", *words)
+    assert_user_error(answer, said)
     assert not list((tmp_path / "out").glob("seed*"))

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -198,17 +199,27 @@ def test_every_reference_is_on_the_equations_page() -> None:
     assert public == REFERENCES.keys()
 
 
+@functools.cache
+def functions_of_tests() -> list[str]:
+    """The source of every test function."""
+    sources = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = read(path)
+        lines = text.splitlines(keepends=True)
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                sources.append("".join(lines[node.lineno - 1 : node.end_lineno]))
+    return sources
+
+
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_test_compares_every_reference_with_what_runs(name: str) -> None:
     """Some test function calls both the reference and a function that the page names for it."""
     runs = {full.rpartition(".")[2] for full in REFERENCES[name]}
     call = f"reference.{name.rpartition('.')[2]}("
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.parse(text := read(path)).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                source = ast.get_source_segment(text, node) or ""
-                if call in source and any(re.search(rf"\b{each}\(", source) for each in runs):
-                    return
+    for source in functions_of_tests():
+        if call in source and any(re.search(rf"\b{each}\(", source) for each in runs):
+            return
     raise AssertionError(f"no test calls {name} and one of {sorted(runs)}")
 
 

@@ -24,7 +24,7 @@ from gaugelasso.tasks import FF31, SELECTION, TASKS, TEST, TRAINING, Draw, WithF
 from gaugelasso.tasks.division_grammar import SYMBOLS, is_given, is_name, words_of
 from gaugelasso.training.evaluation import final_figures
 from gaugelasso.training.trainer import Trainer
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.training import finish
 
 ROOT = Path(__file__).parents[1]
@@ -395,7 +395,7 @@ def test_sampled_tasks_have_no_whole_figures(
 ) -> None:
     for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
         expected = f"--whole: the test data of task '{task}' are not finite; use --batches"
-        assert_told(gaugelasso("eval", folder, "--whole", "--device", "cpu"), expected)
+        assert_user_error(gaugelasso("eval", folder, "--whole", "--device", "cpu"), expected)
 
 
 def test_a_task_without_figures_has_none(tmp_path: Path) -> None:
@@ -431,8 +431,8 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
     assert code == 0
     assert "problem 2, over Z/3" in out
     answer = gaugelasso("show", finish(tmp_path))
-    assert_told(answer, "is a run of the task 'retrieval'; show needs a run of 'ff31'")
-    assert_told(gaugelasso("show", tmp_path / "nowhere"), "no such file")
+    assert_user_error(answer, "is a run of the task 'retrieval'; show needs a run of 'ff31'")
+    assert_user_error(gaugelasso("show", tmp_path / "nowhere"), "no such file")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
 from gaugelasso.tasks import SELECTION, TEST, Draw, MaskedAutoencoder, image_sources, images
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.faces import encoded, pack, packed, pictures, seen
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -314,5 +314,7 @@ def test_bad_images_end_a_command_with_an_error_of_one_line(
     make, words = BAD[name]
     change = f"task.path={make(tmp_path / 'bad')}"
     run = tmp_path / "run"
-    assert_told(gaugelasso("train", CONFIGS / "small.toml", "--out", run, "--set", change), words)
+    assert_user_error(
+        gaugelasso("train", CONFIGS / "small.toml", "--out", run, "--set", change), words
+    )
     assert not run.exists()

@@ -18,7 +18,7 @@ from gaugelasso.report.data import load_run
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw, MaskedAutoencoder, images
 from gaugelasso.training.evaluation import predictor
 from gaugelasso.training.trainer import Trainer
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.faces import encoded, pack, packed, pictures, seen
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -147,7 +147,7 @@ def test_a_model_without_positions_is_rejected(
 ) -> None:
     small = CONFIGS / "small.toml"
     answer = gaugelasso("train", small, "--out", tmp_path / "run", "--set", change)
-    assert_told(answer, "set model.positions = true and model.rope = false")
+    assert_user_error(answer, "set model.positions = true and model.rope = false")
 
 
 def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_eval_of_all_test_images(tmp_path: Path, gaugelasso: Command) -> None:
     assert out.startswith(f"loss {figures['loss']:.6f}")
     generated = ("--set", "task.path=generated", *options)
     answer = gaugelasso("eval", run, "--whole", *generated)
-    assert_told(answer, "--whole: the test data of task 'mae' are not finite; use --batches")
+    assert_user_error(answer, "--whole: the test data of task 'mae' are not finite; use --batches")
 
 
 def test_missing_data_keep_an_existing_run(tmp_path: Path) -> None:

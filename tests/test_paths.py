@@ -9,7 +9,7 @@ import pytest
 from gaugelasso import load_model
 from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import exists, is_folder
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.test_config import write_tiny
 from tests.training import finish
 
@@ -56,7 +56,7 @@ def test_a_name_that_is_too_long(
     places = {"PATH": tmp_path / name, "CONFIG": write_tiny(tmp_path), "RUN": run}
     for key, path in places.items():
         words = words.replace(key, str(path))
-    assert_told(gaugelasso(*words.split()), "File name too long")
+    assert_user_error(gaugelasso(*words.split()), "File name too long")
 
 
 def test_a_model_of_a_name_that_is_too_long(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import Arm, parse_arms
 from gaugelasso.sweeps.sweep import Plan
 from gaugelasso.sweeps.worker import Worker, holder
+from tests import warm
 from tests.command import until, write_script
 from tests.report.folders import make_run
 from tests.test_config import write_tiny
@@ -35,7 +36,7 @@ class Endless:
         self.config = write_tiny(folder)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "gaugelasso", "sweep", str(self.config)]
+        command = [warm.python(), "-m", "gaugelasso", "sweep", str(self.config)]
         command += ["--seeds", "4-5", "--jobs", "2", "--out", str(self.out), *words]
         for key in ("steps", "checkpoint_every"):
             command += ["--set", f"train.{key}=100000000"]
@@ -105,6 +106,7 @@ def test_a_run_that_has_begun_but_replaced_nothing_is_told_too(
     for seed in (4, 5):
         make_run(arm.run_folder(seed))
     before = contents(tmp_path / "seed4")
+    monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     monkeypatch.setattr(sweep, "_report", lambda *_: signal.raise_signal(signal.SIGTERM))
     plan = Idle(tmp_path / "any.toml", [4, 5, 6], [arm], existing="overwrite")
     with pytest.raises(signals.Stopped, match=r"need --overwrite first: seed 4; seed 5$"):

@@ -17,7 +17,8 @@ from gaugelasso.runs.reading import read_rows
 from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import ArmOutcome, failures_message, parse_arms
 from gaugelasso.sweeps.sweep import Plan
-from tests.command import Command, assert_told, for_real, write_script
+from tests import warm
+from tests.command import Command, assert_user_error, run_process, write_script
 from tests.report.folders import make_run
 from tests.test_config import write_tiny
 from tests.training import contents, finish
@@ -45,7 +46,7 @@ def test_bad_input_starts_nothing(
     gaugelasso: Command, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     out = tmp_path / "out"
-    assert_told(gaugelasso("sweep", write_tiny(tmp_path), "--out", out, *arguments), said)
+    assert_user_error(gaugelasso("sweep", write_tiny(tmp_path), "--out", out, *arguments), said)
     assert not out.exists()
 
 
@@ -81,7 +82,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     config, out = write_tiny(folder), folder / "out"
     command = ["sweep", str(config), "--seeds", f"{BROKEN},5,4", "--jobs", "2", "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-c", watch, *command], capture_output=True, text=True, timeout=300
+        [warm.python(), "-c", watch, *command], capture_output=True, text=True, timeout=300
     )
     lines = done.stderr.splitlines()
     alive = [int(line.split()[1]) for line in lines if line.startswith("alive ")]
@@ -90,7 +91,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def test_one_failure_does_not_stop_the_rest(swept: Sweep) -> None:
-    assert_told(swept.answer, f"1 of 3 runs failed: seeds {BROKEN}")
+    assert_user_error(swept.answer, f"1 of 3 runs failed: seeds {BROKEN}")
     for seed in (4, 5):
         assert (swept.out / f"seed{seed}" / "summary.json").exists()
         assert f"seed {seed}: done, step 40, " in swept.answer[1]
@@ -155,7 +156,7 @@ def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_pa
     out = tmp_path / "out"
     (out / "seed5.log").mkdir(parents=True)
     answer = gaugelasso("sweep", write_tiny(tmp_path), "--seeds", "4-5", "--out", out)
-    assert_told(answer, f"output '{out}/seed5.log' cannot be written: Is a directory")
+    assert_user_error(answer, f"output '{out}/seed5.log' cannot be written: Is a directory")
     assert not (out / "seed4").exists()
 
 
@@ -163,9 +164,10 @@ def test_a_log_that_fails_later_stops_its_own_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full when the restart is noted in the log; the other run continues."""
-    other = "until [ -e $0.1 ]; do sleep 0.05; done; sleep 2; exit 3"
+    other = "until [ -e $0.1 ]; do sleep 0.05; done; sleep 0.5; exit 3"
     text = f'case "$*" in *seed=1*) touch $0.1; kill -9 $$;; esac; {other}'
     monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
+    monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "seed1.log").symlink_to("/dev/full")
     plan = Plan(tmp_path / "c.toml", [1, 2], parse_arms([], tmp_path / "out"), jobs=2)
@@ -180,6 +182,7 @@ def test_a_log_that_fails_later_stops_its_own_run_alone(
 def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "[ -e $0.died ] && exit 3; touch $0.died; kill -ABRT $$"
     monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
+    monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     plan = Plan(tmp_path / "c.toml", [1], parse_arms([], tmp_path / "out"))
     said = io.StringIO()
     sweep.run_sweep(plan, Console(file=said, width=200))
@@ -210,12 +213,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     before = {path: contents(done)[path] for path in ("metrics.jsonl", "events.jsonl")}
     command = ["sweep", folder / "tiny.toml", "--seeds", "4", "--jobs", "2", "--out", out, *ARMS]
     command += ["--set", "compress.trust=8", "--results", folder / "kept" / "all.json", "--resume"]
-    return Sweep(out, for_real(*command), before=before)
+    return Sweep(out, run_process(*command), before=before)
 
 
 def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
     said = "1 of 3 runs failed: Lost, seeds 4; not in the results: Lost"
-    assert_told(compared.answer, said)
+    assert_user_error(compared.answer, said)
     summary = json.loads((compared.out / "base-line" / "seed4" / "summary.json").read_text())
     assert f"base line, seed 4: done, step {summary['steps']}, " in compared.answer[1]
     log = compared.out / "lost" / "seed4.log"
@@ -258,7 +261,7 @@ def test_arms_over_existing_runs_are_refused(gaugelasso: Command, compared: Swee
     config = write_tiny(compared.out.parent)
     arms = ["--arm", "new:", "--arm", "base line:"]
     answer = gaugelasso("sweep", config, "--seeds", "4", "--out", compared.out, *arms)
-    assert_told(answer, "already exists; add --resume")
+    assert_user_error(answer, "already exists; add --resume")
     assert contents(compared.out) == before
 
 
@@ -407,7 +410,7 @@ def test_a_damaged_run_is_left_out_of_the_results(
     monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     command = ["sweep", write_tiny(tmp_path), "--seeds", "1-3", "--out", tmp_path / "out"]
     answer = gaugelasso(*command, "--resume")
-    assert_told(answer, "1 of 3 runs failed: seeds 2")
+    assert_user_error(answer, "1 of 3 runs failed: seeds 2")
     assert "warning: seed 2: " in answer[1]
     assert "left out of the results" in answer[1]
     results = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -14,7 +14,7 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.tasks import CharLM, Draw, stored, text
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.prose import PROSE, fake_datasets, write
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -345,7 +345,7 @@ def test_bad_text_ends_a_command_with_an_error_of_one_line(
     keys = {"length": 512} | settings(tmp_path)
     changes = [f"--set=task.{key}={value}" for key, value in keys.items()]
     answer = gaugelasso("train", CONFIGS / "small.toml", "--out", tmp_path / "run", *changes)
-    assert_told(answer, "")
+    assert_user_error(answer, "")
     assert re.search(expected, answer[2])
     assert not (tmp_path / "run").exists()
 

@@ -22,6 +22,7 @@ import torch
 from torch.distributed import TCPStore
 
 from gaugelasso.training.trainer import Trainer
+from tests import warm
 from tests.test_config import TINY
 from tests.trust.children import _CONTEXT
 
@@ -180,7 +181,7 @@ class Crews:
         self, name: str, size: int, faults: list[Fault]
     ) -> subprocess.CompletedProcess[str]:
         """The run as a shell would start it, with a fault each time that it is started."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [warm.python(), "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={size}", f"--max-restarts={len(faults)}"]
         command += ["-m", "tests.ranks.dying", json.dumps([astuple(fault) for fault in faults])]
         command += self.arguments(name, "--resume")

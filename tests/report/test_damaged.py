@@ -10,7 +10,7 @@ import pytest
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.folder import CONFIG_SECTIONS
-from tests.command import Command, assert_told
+from tests.command import Command, assert_user_error
 from tests.report.folders import NEXT, make_run
 
 COMMANDS = ("report", "advise", "info", "pareto")
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named(
     run = make_run(tmp_path / "run")
     rewrite(run / name, change, line)
     answer = gaugelasso(command, run)
-    assert_told(answer, str(run / name))
+    assert_user_error(answer, str(run / name))
     assert message in answer[2]
     assert not (run / "report").exists()
 
@@ -77,7 +77,7 @@ def test_a_folder_where_a_file_should_go_is_named(
     run = make_run(tmp_path / "run")
     (run / name).mkdir(parents=True)
     message = f"output '{run / name}' cannot be written: Is a directory"
-    assert_told(gaugelasso(Path(name).parent, run), message)
+    assert_user_error(gaugelasso(Path(name).parent, run), message)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "summary.json"])
@@ -87,7 +87,7 @@ def test_a_folder_where_a_file_should_be_is_named(
     run = make_run(tmp_path / "run")
     (run / name).unlink()
     (run / name).mkdir()
-    assert_told(gaugelasso("info", run), str(run / name))
+    assert_user_error(gaugelasso("info", run), str(run / name))
 
 
 WRONG_VALUES = (None, -1, 1.5, "x", True, [1], {"a": "b"}, float("nan"), 10**400)
@@ -116,7 +116,7 @@ def test_no_value_causes_a_traceback(
             rewrite(run / name, lambda data, new={key: value}: data | new, line)
             answer = gaugelasso("info", run)
             if answer[0]:
-                assert_told(answer, str(run / name))
+                assert_user_error(answer, str(run / name))
             refused += bool(answer[0])
             (run / name).write_text(original)
     assert refused >= 6 * len(keys)
