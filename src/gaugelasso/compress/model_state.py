@@ -135,6 +135,7 @@ class ModelState:
         momentum, second = optimizer.momentum, optimizer.second
         states, share = optimizer.states(), self.options.anchor
         least: Tensor | float = self._least
+        optimizer.bound_memory_()
         for _ in range(max(sweeps, 1)):
             if sweeps:
                 self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
