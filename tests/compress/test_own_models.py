@@ -111,3 +111,10 @@ def test_the_state_of_a_drifting_unit_stays_finite() -> None:
     compressor, loss = train(seeded(1, "perceptron"), 1, 800, 0.5)
     assert compressor.optimizer.second.max() < 1e7
     assert loss < 0.6
+
+
+def test_a_large_bias_does_not_grow_at_every_balance() -> None:
+    """By its weights alone a unit that became a constant looks small, and its bias is enlarged."""
+    compressor, loss = train(seeded(21, "perceptron"), 21, 500, 0.5)
+    assert compressor.model.bias.abs().max() < 5
+    assert loss < 0.6

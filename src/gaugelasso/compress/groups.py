@@ -5,11 +5,11 @@ device, once per structure. Knows nothing of what is measured.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, spread, width
 from gaugelasso.compress.flat import FlatStore, pick
@@ -48,6 +48,31 @@ def waves(table: AxisTable) -> list[list[Axis]]:
             result.append([])
         result[place].append(axis)
     return result
+
+
+def weighed_with_riders(table: AxisTable, tensors: Tensors) -> AxisTable:
+    """The table with every trained rider that is rescaled like a side, on that side.
+
+    A balance must weigh such a rider too. A unit with small weights and a large bias is large: by
+    its weights alone, every balance would enlarge the bias.
+    """
+
+    def moved(axis: Axis, power: int) -> tuple[Slot, ...]:
+        return tuple(
+            slot
+            for slot in axis.riders
+            if slot.power == power and isinstance(tensors[slot.tensor], nn.Parameter)
+        )
+
+    if not any(moved(axis, power) for axis in table.axes for power in (1, -1)):
+        return table
+    axes = []
+    for axis in table.axes:
+        on_a, on_b = moved(axis, 1), moved(axis, -1)
+        left = tuple(slot for slot in axis.riders if slot not in on_a + on_b)
+        sides = axis.side_a + on_a, axis.side_b + on_b
+        axes.append(replace(axis, side_a=sides[0], side_b=sides[1], riders=left))
+    return replace(table, axes=tuple(axes))
 
 
 class Groups:
