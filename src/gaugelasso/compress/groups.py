@@ -115,7 +115,8 @@ class Groups:
             for side, side_slots in table[name].sides()
             for slot in side_slots
         ]
-        self.ids = self.per_element(slots, tensors)
+        # At least one vector: a table without axes has no slots.
+        self.ids = self.per_element(slots, tensors) or [self._nowhere()]
         self.members = self._gather_members(table, tensors, spans)
 
     def _counts(
@@ -134,18 +135,21 @@ class Groups:
 
     def per_element(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> list[Tensor]:
         """For each element the values of the slots on its tensor, as flat vectors; else `none`."""
-        segments, weight = self._store.segments, self._store.weight
+        segments = self._store.segments
         result: list[Tensor] = []
         used = dict.fromkeys(segments, 0)
         for slot, values in slots:
             if used[slot.tensor] == len(result):
-                result.append(
-                    torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
-                )
+                result.append(self._nowhere())
             view = segments[slot.tensor].view(result[used[slot.tensor]])
             view.copy_(spread(values, slot, tensors))
             used[slot.tensor] += 1
         return result
+
+    def _nowhere(self) -> Tensor:
+        """Ids of elements that are in no group."""
+        weight = self._store.weight
+        return torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
 
     def _gather_members(
         self, table: AxisTable, tensors: Tensors, spans: Mapping[str, GroupRange]

@@ -72,6 +72,8 @@ class MatrixPlan:
         grids: dict[tuple[int, int], list[Tensor]] = {}
         for name, rows in rows_of.items():
             grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
+            if not grid.numel():
+                continue
             if grid.shape[0] > grid.shape[1]:
                 grid = grid.T
             size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
