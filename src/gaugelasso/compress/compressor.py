@@ -157,7 +157,7 @@ class Compressor:
     @property
     def work_target_met(self) -> bool:
         """Whether there is a work target and it is met."""
-        return 0 < self.fma <= self.fma_target
+        return self.fma_target > 0 and self.fma <= self.fma_target
 
     @property
     def parameters(self) -> int:

@@ -81,7 +81,7 @@ def trust_drop(
     """
     keeps = {name: (values > threshold) | held[name] for name, values in rms.items()}
     for axis in table.axes:
-        if not axis.silences:
+        if not axis.silences and len(rms[axis.name]):
             keeps[axis.name][rms[axis.name].argmax()] = True
     return keeps
 
@@ -131,7 +131,11 @@ def next_to_go(
 
     As in `trust_drop`, an axis that does not silence its owner keeps its strongest index.
     """
-    kept = {(a.name, int(utility[a.name].argmax())) for a in table.axes if not a.silences}
+    kept = {
+        (axis.name, int(utility[axis.name].argmax()))
+        for axis in table.axes
+        if not axis.silences and len(utility[axis.name])
+    }
     rows = [
         {
             "axis": name,

@@ -5,11 +5,11 @@ device, once per structure. Knows nothing of what is measured.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, spread, width
 from gaugelasso.compress.flat import FlatStore, pick
@@ -48,6 +48,31 @@ def waves(table: AxisTable) -> list[list[Axis]]:
             result.append([])
         result[place].append(axis)
     return result
+
+
+def weighed_with_riders(table: AxisTable, tensors: Tensors) -> AxisTable:
+    """The table with every trained rider that is rescaled like a side, on that side.
+
+    A balance must weigh such a rider too. A unit with small weights and a large bias is large: by
+    its weights alone, every balance would enlarge the bias.
+    """
+
+    def moved(axis: Axis, power: int) -> tuple[Slot, ...]:
+        return tuple(
+            slot
+            for slot in axis.riders
+            if slot.power == power and isinstance(tensors[slot.tensor], nn.Parameter)
+        )
+
+    if not any(moved(axis, power) for axis in table.axes for power in (1, -1)):
+        return table
+    axes = []
+    for axis in table.axes:
+        on_a, on_b = moved(axis, 1), moved(axis, -1)
+        left = tuple(slot for slot in axis.riders if slot not in on_a + on_b)
+        sides = axis.side_a + on_a, axis.side_b + on_b
+        axes.append(replace(axis, side_a=sides[0], side_b=sides[1], riders=left))
+    return replace(table, axes=tuple(axes))
 
 
 class Groups:
@@ -90,7 +115,8 @@ class Groups:
             for side, side_slots in table[name].sides()
             for slot in side_slots
         ]
-        self.ids = self.per_element(slots, tensors)
+        # At least one vector: a table without axes has no slots.
+        self.ids = self.per_element(slots, tensors) or [self._nowhere()]
         self.members = self._gather_members(table, tensors, spans)
 
     def _counts(
@@ -109,18 +135,21 @@ class Groups:
 
     def per_element(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> list[Tensor]:
         """For each element the values of the slots on its tensor, as flat vectors; else `none`."""
-        segments, weight = self._store.segments, self._store.weight
+        segments = self._store.segments
         result: list[Tensor] = []
         used = dict.fromkeys(segments, 0)
         for slot, values in slots:
             if used[slot.tensor] == len(result):
-                result.append(
-                    torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
-                )
+                result.append(self._nowhere())
             view = segments[slot.tensor].view(result[used[slot.tensor]])
             view.copy_(spread(values, slot, tensors))
             used[slot.tensor] += 1
         return result
+
+    def _nowhere(self) -> Tensor:
+        """Ids of elements that are in no group."""
+        weight = self._store.weight
+        return torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
 
     def _gather_members(
         self, table: AxisTable, tensors: Tensors, spans: Mapping[str, GroupRange]

@@ -16,6 +16,7 @@ from gaugelasso.compress import gauge, pricing, surgery
 from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.groups import Groups, weighed_with_riders
 from gaugelasso.compress.optim import CoupledOptimizer
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.penalty import Penalty
@@ -135,6 +136,7 @@ class ModelState:
         momentum, second = optimizer.momentum, optimizer.second
         states, share = optimizer.states(), self.options.anchor
         least: Tensor | float = self._least
+        optimizer.bound_memory_()
         for _ in range(max(sweeps, 1)):
             if sweeps:
                 self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
@@ -199,12 +201,14 @@ class ModelState:
         links = on_host(tensors, table.links())
         prices = pricing.prices(table, self._accounting, {**tensors, **links})
         penalty = Penalty(table, tensors, store, prices, options.penalty, options.calibration)
+        weighed = weighed_with_riders(table, tensors)
+        groups = penalty.groups if weighed is table else Groups(weighed, tensors, store)
         return PerStructure(
             store=store,
             means=means,
             slow=gauge.SlowNorms(table.norms, tensors, options.powers_of_two),
             penalty=penalty,
-            balance=gauge.Balance(table, tensors, penalty.groups, options.powers_of_two),
+            balance=gauge.Balance(weighed, tensors, groups, options.powers_of_two),
             links=links,
             prices=prices,
             fma=pricing.total_fma(table, self._accounting, tensors),

@@ -22,6 +22,9 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
 # Added to denominators: to a matrix's norm, and to an element's spread.
 _TINY_NORM, _TINY = 1e-20, 1e-12
+# The largest element of a moving average before a balance, in norms of the last gradient. Averages
+# of gradients stay near one norm, so only repeated rescaling reaches this bound.
+MEMORY = 1e4
 # The launches of one more batch on a GPU, in multiply-adds that could be done in that time.
 _BUCKET_COST = 5e9
 
@@ -69,6 +72,8 @@ class MatrixPlan:
         grids: dict[tuple[int, int], list[Tensor]] = {}
         for name, rows in rows_of.items():
             grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
+            if not grid.numel():
+                continue
             if grid.shape[0] > grid.shape[1]:
                 grid = grid.T
             size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
@@ -184,6 +189,19 @@ class CoupledOptimizer:
         matrices = int((kept < self.matrix_end).sum())
         self.second = pick(self.second, kept[matrices:] - self.matrix_end)
         self.momentum = pick(self.momentum, kept)
+
+    def bound_memory_(self) -> None:
+        """|m| <= MEMORY ||g|| and v <= (MEMORY ||g||)^2, where g is the last gradient.
+
+        A balance multiplies the averages by 1/c. Where an index's gauge drifts by the same factor
+        in every interval, c is the same at every event, and an average that forgets more slowly
+        than the gauge drifts would grow geometrically although the gradients do not.
+        """
+        norm = self.store.grad.norm()
+        # Without a gradient since the last change of structure there is no bound.
+        limit = torch.where(norm > 0, MEMORY * norm, torch.inf)
+        self.momentum.clamp_(-limit, limit)
+        self.second.clamp_(max=limit.square())
 
     def observe_(self, sound: Tensor) -> None:
         """Update momentum and second moment by the task gradient, if the step is `sound`."""
