@@ -19,7 +19,7 @@ from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command
-from tests.training import assert_same_run, final_tensors, read, rows
+from tests.tiny_runs import assert_same_run, final_tensors, read, rows
 
 LEGACY = Path(__file__).parent / "legacy"
 NEW = {"selection_loss", "evaluated_on"}

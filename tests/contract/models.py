@@ -88,7 +88,20 @@ CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) f
 
 def make(case: Case) -> Any:
     """The case's model, in eval mode, free to be changed."""
-    return copy.deepcopy(_made(case))
+    return clone(_made(case))
+
+
+def clone(model: Compressible, share_tensors: bool = False) -> Any:
+    """A copy of a model. It shares frozen dataclasses, such as specs, as nothing changes them."""
+    shared = [value for module in model.modules() for value in vars(module).values()]
+    shared = [each for each in shared if _is_frozen(each)]
+    shared += named_tensors(model).values() if share_tensors else []
+    return copy.deepcopy(model, {id(each): each for each in shared})
+
+
+def _is_frozen(value: Any) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 @functools.cache

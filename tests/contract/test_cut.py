@@ -1,6 +1,5 @@
 """Cutting: zero-then-drop equals drop, savings are as predicted, state and spec follow."""
 
-import copy
 import json
 
 import pytest
@@ -18,6 +17,7 @@ from tests.contract.models import (
     CASES,
     SEEDS,
     Case,
+    clone,
     difference,
     make,
     output,
@@ -142,23 +142,24 @@ def test_predicted_saving_is_the_counted_one(case: Case, name: str) -> None:
             keeps[table.home(slot)] &= (tensors[slot.link] != index).cpu()
         decision = cascade(table, tensors, keeps)
         assert decision is not None
+        alone, closed = _cut(model, keeps), _cut(model, decision.keeps, decision.removed)
         for way in ways:
-            assert before[way] - _work(model, way, keeps) == predicted[way][index]
-            saved = before[way] - _work(model, way, decision.keeps, decision.removed)
-            assert saved >= predicted[way][index]
+            assert before[way] - _work(alone, way) == predicted[way][index]
+            assert before[way] - _work(closed, way) >= predicted[way][index]
 
 
-def _work(
-    model: Compressible,
-    way: pricing.Accounting,
-    keeps: dict[str, torch.Tensor],
-    removed: tuple[str, ...] = (),
-) -> float:
-    """What the model costs once these keep-sets are applied to a copy of it."""
+def _cut(
+    model: Compressible, keeps: dict[str, torch.Tensor], removed: tuple[str, ...] = ()
+) -> Compressible:
+    """A copy of the model with these keep-sets applied."""
     # A cut replaces tensors and writes into none, so the copy may share them.
-    smaller = copy.deepcopy(model, {id(t): t for t in named_tensors(model).values()})
+    smaller = clone(model, share_tensors=True)
     cut_(smaller, model.axis_table(), keeps, removed)
-    return pricing.total_fma(smaller.axis_table(), way, named_tensors(smaller))
+    return smaller
+
+
+def _work(model: Compressible, way: pricing.Accounting) -> float:
+    return pricing.total_fma(model.axis_table(), way, named_tensors(model))
 
 
 def trained(case: Case, kind: str = "adam") -> tuple[Compressible, CoupledOptimizer]:

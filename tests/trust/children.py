@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.test_config import TINY
-from tests.training import assert_same_run, newest, read
+from tests.tiny import TINY
+from tests.tiny_runs import assert_same_run, newest, read
 from tests.trust.traps import Bytes, Lines, Trap
 
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -24,7 +24,7 @@ from gaugelasso.files.untrusted import read_arrays
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.tasks import images, text
 from gaugelasso.training.trainer import Trainer
-from tests.training import sign
+from tests.tiny_runs import sign
 from tests.trust import damage
 
 PARTS = (

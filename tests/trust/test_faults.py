@@ -17,7 +17,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.files.lock import NAME as LOCK
 from gaugelasso.runs.folder import RunFolder
 from gaugelasso.signals import Stopped
-from tests.training import assert_same_run, contents, finish, newest, read, start, stop_at
+from tests.tiny_runs import assert_same_run, contents, finish, newest, read, start, stop_at
 from tests.trust.children import assert_intact
 from tests.trust.traps import Bytes, Flushes, ReadOnly, Signals, Trap
 

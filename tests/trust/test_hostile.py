@@ -16,8 +16,8 @@ from gaugelasso.errors import UserError
 from gaugelasso.files import untrusted
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.training.trainer import Trainer
-from tests.test_config import TINY, tiny
-from tests.training import start, stop_at
+from tests.tiny import TINY, tiny
+from tests.tiny_runs import start, stop_at
 from tests.trust import damage, heavy
 from tests.trust.mutants import (
     Patient,

@@ -15,7 +15,7 @@ from torch import Tensor
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.tasks import Retrieval
-from tests.training import assert_same_run, finish, start, stop_at
+from tests.tiny_runs import assert_same_run, finish, start, stop_at
 from tests.trust.children import Runs, assert_resumes
 from tests.trust.traps import Bytes, Lines, Where
 

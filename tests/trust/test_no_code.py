@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_config import tiny
-from tests.training import finish
+from tests.tiny import tiny
+from tests.tiny_runs import finish
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "gaugelasso").rglob("*.py"))

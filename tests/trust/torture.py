@@ -22,8 +22,8 @@ from typing import Any
 
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
-from tests.ranks.torture import lost_ranks
-from tests.training import assert_same_run, newest, read
+from tests.distributed.torture import lost_ranks
+from tests.tiny_runs import assert_same_run, newest, read
 from tests.trust.children import Runs, assert_intact, assert_resumes
 from tests.trust.memory import memory_over_events, peaks_of_a_run
 from tests.trust.traps import Bytes, Flushes, Lines, ReadOnly, Signals, Trap

@@ -9,8 +9,8 @@ from typing import Any
 
 from gaugelasso.errors import UserError
 from gaugelasso.runs import checkpoint
-from tests.test_config import TINY, tiny
-from tests.training import start, stop_at
+from tests.tiny import TINY, tiny
+from tests.tiny_runs import start, stop_at
 from tests.trust import damage, heavy, mutants
 from tests.trust.memory import Peak
 from tests.trust.mutants import Patient

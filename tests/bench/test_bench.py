@@ -1,0 +1,293 @@
+"""Benchmarks: the measured parts, one row per work, and the three models at inference."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.paper_structure import LAYERS, structure
+from rich.console import Console
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.bench import measure, stopwatch
+from gaugelasso.bench.measure import (
+    bench_inference,
+    bench_run,
+    bench_step,
+    record,
+    uniform_like,
+    work_per_token,
+)
+from gaugelasso.bench.stopwatch import in_turns, median_ms, quartiles
+from gaugelasso.compress import pricing
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer, round_up
+from gaugelasso.report.timing import busy, print_bench
+from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.trainer import Trainer
+from tests.tiny import tiny
+from tests.tiny_runs import newest
+
+PARTS = ("forward_ms", "optimizer_ms", "baseline_ms", "eager_ms", "event_ms")
+
+
+def test_the_median_leaves_out_the_warm_calls() -> None:
+    calls = []
+    assert median_ms(lambda: calls.append(1), "cpu", repeats=4, warm=3) >= 0
+    assert len(calls) == 7
+
+
+def test_slow_work_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "MAX_SECONDS", 0.0)
+    calls = []
+    median_ms(lambda: calls.append(1), "cpu", repeats=30)
+    assert len(calls) == 1 + stopwatch.FEWEST
+
+
+def test_actions_take_turns_each_told_of_before() -> None:
+    calls: list[str] = []
+    actions: dict[str, Callable[[], Any]] = {
+        name: lambda name=name: calls.append(name) for name in "ab"
+    }
+    times = in_turns(actions, "cpu", 3, 2, before=lambda name: calls.append(f"<{name}>"))
+    warm = ["<a>", "a"] * 2 + ["<b>", "b"] * 2
+    assert calls == warm + ["<a>", "a", "<b>", "b"] * 3
+    assert {name: len(series) for name, series in times.items()} == {"a": 3, "b": 3}
+
+
+def test_a_busy_while_slows_down_all_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = 0.0, 0
+
+    def work() -> None:
+        nonlocal clock, calls
+        calls += 1
+        # Slower after the warm-up calls and two rounds of five.
+        clock += 0.02 if calls > 14 else 0.001
+
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock)
+    times = in_turns({"a": work, "b": work}, "cpu", 5)
+    assert times["a"] == pytest.approx([1, 1, 20, 20, 20])
+    assert times["b"] == pytest.approx(times["a"])
+    assert quartiles(times["a"]) == pytest.approx([1, 20])
+
+
+def test_models_are_served_in_turns(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    spec, served = config.model.spec(config.task), []
+    models = {name: Transformer(spec) for name in ("one", "two")}
+    for name, model in models.items():
+        model.register_forward_pre_hook(lambda *_, name=name: served.append(name))
+    rows = bench_inference(models, config, "cpu", repeats=3)
+    once = ["one"] * 5 + ["two"] * 5 + ["one", "two"] * 3
+    assert served == once * 2
+    for row in rows.values():
+        for figure in ("latency_ms", "batch_ms"):
+            low, high = row["quartiles"][figure]
+            assert low <= row[figure] <= high
+
+
+def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the full step records energies, and no part adds to older gradients."""
+    groups: list[list[str]] = []
+    now, seen = "", set()
+    forward = TrainingStep.forward
+
+    def spied(actions: Any, *args: Any, before: Any = None, **kwargs: Any) -> Any:
+        def told(name: str) -> None:
+            nonlocal now
+            now = name
+            if before:
+                before(name)
+
+        groups.append(list(actions))
+        return in_turns(actions, *args, before=told, **kwargs)
+
+    def look(step: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
+        fresh = all(parameter.grad is None for parameter in step.model.parameters())
+        seen.add((now, step.model.training, fresh))
+        return forward(step, *batch)
+
+    config = tiny(tmp_path, train__accumulate=1, train__probe=False)
+    monkeypatch.setattr(measure, "in_turns", spied)
+    monkeypatch.setattr(TrainingStep, "forward", look)
+    bench_step(config, config.model.spec(config.task), "cpu", 3, multiple=4)
+    parts = ["forward_ms", "gradients_ms", "baseline_ms"]
+    assert groups == [["ms", "ms_exact", *parts], [""]]
+    whole = {(name, True, True) for name in ("", "ms", "ms_exact")}
+    assert seen == whole | {(name, False, True) for name in parts}
+
+
+def test_captures_are_held_at_once_only_where_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each captured graph holds the memory of its step. Without a GPU they are plain functions."""
+    groups: list[list[str]] = []
+
+    def spied(actions: Any, *args: Any, **kwargs: Any) -> Any:
+        groups.append(list(actions))
+        return in_turns(actions, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "in_turns", spied)
+    monkeypatch.setattr(measure, "GraphedStep", lambda action, on: action)
+    config = tiny(tmp_path)
+    step, exact = (measure._step(config, config.model.spec(config.task), "cpu") for _ in range(2))
+    times = measure._part_times(step, exact, graph=True, repeats=3)
+    assert groups == [["ms", "ms_exact"], ["forward_ms"], ["gradients_ms"], ["baseline_ms"]]
+    assert {name: len(series) for name, series in times.items()} == dict.fromkeys(times, 3)
+    assert step.model.training
+
+
+def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    assert all(row[part] > 0 for part in PARTS)
+    tokens = config.train.batch * config.train.accumulate * config.task.length
+    assert row["tokens_per_s"] == pytest.approx(1000 * tokens / row["ms"])
+    assert row["tflops"] == pytest.approx(6 * row["fma"] * tokens / (row["ms"] * 1e9))
+    assert row["machinery_ms"] == pytest.approx(row["ms"] - row["baseline_ms"])
+
+
+def test_timing_leaves_the_structure_alone(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    spec = config.model.spec(config.task)
+    row = bench_step(config, spec, "cpu", repeats=3)
+    assert row["fma"] == work_per_token(Transformer(spec))
+
+
+def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None:
+    """Events keep the channels that rounding added, even those without effect."""
+    config = tiny(tmp_path, model__width=7, model__d_f=5, model__d_v=3)
+    spec = config.model.spec(config.task)
+    attention, mlp = spec.operators
+    # Attention reads sites 0, 1, 2, which no operator before it writes.
+    operators = (replace(attention, reads=(4,)), mlp)
+    spec = replace(spec, embed=(3, 4, 5, 6), operators=operators)
+    row = bench_step(config, spec, "cpu", 3, multiple=4)
+    assert row["fma"] == work_per_token(Transformer(round_up(spec, 4)))
+    assert row["fma_exact"] == work_per_token(Transformer(spec)) < row["fma"]
+    said = io.StringIO()
+    print_bench({"tiny": row}, Console(file=said, width=120))
+    assert row["ms_exact"] > 0
+    assert "whole step, widths not rounded" in said.getvalue()
+    told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
+    assert told + f"{row['fma_exact']:,.0f} without" in " ".join(said.getvalue().split())
+
+
+def test_a_row_replaces_the_older_one_of_its_work(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bench.json"
+    for work, ms in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
+        record(path, "cpu", "rows", {"work": work, "ms": ms})
+    kept = json.loads(path.read_text())
+    assert {row["work"]: row["ms"] for row in kept["rows"]} == {"a": 3.0, "b": 2.0}
+    assert {"commit", "hardware", "date", "versions"} <= kept.keys()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_uniform_model_is_the_nearest_in_work(tmp_path: Path, share: float) -> None:
+    config = tiny(tmp_path)
+    full = work_per_token(Transformer(config.model.spec(config.task)))
+    near = work_per_token(Transformer(uniform_like(config, share * full)))
+    assert near == pytest.approx(share * full, rel=0.5 if share < 0.5 else 0.2)
+    assert near <= full
+
+
+def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = tiny(tmp_path, target__loss=10.0)
+    summary = Trainer(config, run).run()
+    rows = dict(bench_run(run, "run", config, "cpu", repeats=3))
+    assert list(rows) == ["run-ancestor-cpu", "run-uniform-cpu", "run-compressed-cpu"]
+    ways = pricing.ACCOUNTINGS["fma"]
+    model = Transformer(load_spec(run))
+    count = pricing.total_fma(model.axis_table(), ways, named_tensors(model))
+    assert rows["run-compressed-cpu"]["fma"] == count
+    assert rows["run-ancestor-cpu"]["fma"] == summary["fma_initial"]
+    assert all(row["latency_ms"] > 0 and row["tokens_per_s"] > 0 for row in rows.values())
+
+
+def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    step = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    served = {
+        f"r-{model}-cpu": served_row(model, speed)
+        for model, speed in (("ancestor", 1000.0), ("compressed", 3000.0))
+    }
+    said = io.StringIO()
+    print_bench({"tiny": step} | served, Console(file=said, width=120))
+    assert "forward" in said.getvalue()
+    assert "3.00×" in said.getvalue()
+    assert "2.00 ms ±5%" in said.getvalue()
+    assert "not rounded" not in said.getvalue()
+
+
+def served_row(model: str, speed: float, high: float = 2.1) -> dict[str, Any]:
+    return {
+        "model": model,
+        "device": "cpu",
+        "fma": 100,
+        "latency_ms": 2.0,
+        "batch_ms": 4.0,
+        "tokens_per_s": speed,
+        "quartiles": {"latency_ms": [1.9, high], "batch_ms": [4.0, 4.0]},
+    }
+
+
+def test_a_step_without_a_graph_has_no_line_for_itself(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
+    for graph in (row["graph"], True):
+        said = io.StringIO()
+        print_bench({"tiny": row | {"graph": graph}}, Console(file=said, width=120))
+        assert ("without a graph" in said.getvalue()) == graph
+    assert not row["graph"]
+    assert row["eager_ms"] == row["ms"]
+
+
+def test_repetitions_that_disagree_are_told() -> None:
+    rows = {"calm": served_row("ancestor", 1000.0), "wild": served_row("compressed", 1.0, high=4.0)}
+    assert busy({"calm": rows["calm"]}) == ""
+    assert "repetitions disagree" in busy(rows)
+    assert "wild, latency: ±52%" in busy(rows)
+    assert "Is the machine busy? Run it again" in busy(rows)
+
+
+def test_a_structure_is_found_in_runs_summaries_and_plain_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer(tiny(tmp_path, target__loss=10.0), run).run()
+    spec = load_spec(run)
+    assert load_spec(run / "summary.json") == spec
+    assert load_spec(newest(run) / "structure.json") == spec
+    (tmp_path / "odd.json").write_text('{"structure": {"sites": 3}}')
+    with pytest.raises(UserError, match=r"odd\.json"):
+        load_spec(tmp_path / "odd.json")
+
+
+def test_the_papers_structure_has_the_widths_of_its_table() -> None:
+    model = Transformer(structure())
+    widths = model.axis_table().widths(named_tensors(model))
+    kinds = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
+    for layer, row in enumerate(LAYERS):
+        names = [
+            f"operators.{'attention' if kind in kinds[:4] else 'mlp'}_{layer}.{kind}"
+            for kind in kinds
+        ]
+        assert [widths[name] for name in names] == list(row)
+    assert load_spec(Path("benchmarks/charlm-12l-paper.json")) == structure()
+
+
+def test_noise_is_a_function_of_its_seed() -> None:
+    from gaugelasso.tasks import Draw, Noise
+
+    task = Noise(vocabulary=5, classes=3, length=7)
+    first, again, other = (task.batch(2, Draw(seed), "cpu") for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert first[0].shape == (2, 7)
+    assert int(first[1].max()) < 3

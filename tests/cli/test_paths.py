@@ -1,0 +1,74 @@
+"""Names that a file system refuses: every command reports them in one line, with exit code 2."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso import load_model
+from gaugelasso.errors import UserError
+from gaugelasso.runs.reading import exists, is_folder
+from tests.command import Command, assert_user_error
+from tests.tiny import write_tiny
+from tests.tiny_runs import finish
+
+# One name is too long, or the whole path is.
+TOO_LONG = {"a name": "a" * 300, "a path": "/".join(["b" * 200] * 30)}
+# PATH is the name, CONFIG a valid config and RUN a valid run.
+COMMANDS = (
+    "info PATH",
+    "eval PATH",
+    "generate PATH",
+    "show PATH",
+    "advise PATH",
+    "advise RUN --out PATH",
+    "report PATH",
+    "report RUN --out PATH",
+    "pareto PATH",
+    "pareto RUN --out PATH",
+    "train PATH",
+    "train CONFIG --out PATH",
+    "train CONFIG --out PATH --resume",
+    "train CONFIG --out PATH --overwrite",
+    "bench PATH",
+    "bench PATH --inference",
+    "bench CONFIG --structure PATH",
+    "bench CONFIG --repeats 3 --out PATH",
+    "sweep PATH",
+    "sweep CONFIG --out PATH",
+    "sweep CONFIG --out PATH --resume",
+    "sweep CONFIG --out PATH --cluster local",
+    "sweep CONFIG --results PATH/results.json",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finish(tmp_path_factory.mktemp("paths"))
+
+
+@pytest.mark.parametrize("name", TOO_LONG.values(), ids=TOO_LONG.keys())
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_name_that_is_too_long(
+    gaugelasso: Command, run: Path, tmp_path: Path, words: str, name: str
+) -> None:
+    places = {"PATH": tmp_path / name, "CONFIG": write_tiny(tmp_path), "RUN": run}
+    for key, path in places.items():
+        words = words.replace(key, str(path))
+    assert_user_error(gaugelasso(*words.split()), "File name too long")
+
+
+def test_a_model_of_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="File name too long"):
+        load_model(tmp_path / TOO_LONG["a name"])
+
+
+def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    for look in (exists, is_folder):
+        with pytest.raises(UserError, match=r"'private': cannot be read \(Permission denied\)"):
+            look(Path("private"))

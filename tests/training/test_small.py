@@ -1,0 +1,37 @@
+"""The small configs at work: each learns, and shrinks, before a coffee is made.
+
+Shorter than a user would run them, and so at a target that is sooner reached.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from gaugelasso.config import load_config
+from gaugelasso.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+# By task: steps, and a target that leaves most of them to compression.
+SHORT = {"charlm": (250, 3.0), "ff31": (400, 0.15), "mae": (250, 0.8)}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_small_config_reaches_its_target_and_shrinks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # the path of charlm's corpus is relative to it
+    monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
+    steps, target = SHORT[name]
+    changes = {
+        "target.loss": target, "train.steps": steps, "train.warmup": steps // 15,
+        "train.cooldown": steps // 5, "train.eval_every": steps, "train.final_batches": 4,
+        "train.device": "cpu",
+    }  # fmt: skip
+    config = load_config(
+        ROOT / "configs" / name / "small.toml", {key: str(value) for key, value in changes.items()}
+    )
+    summary = Trainer(config, tmp_path / "run").run()
+    assert summary["target_reached_step"] is not None
+    assert summary["fma_final"] < 0.75 * summary["fma_initial"]
+    # Held-out data has no promise; but what was learned holds there too.
+    assert summary["loss"] < 1.2 * target
