@@ -73,12 +73,13 @@ def newest(folder: Path) -> Path:
 
 def sign(path: Path) -> None:
     """Write the manifest of a checkpoint as its files are now: whoever changed them knew how."""
-    said = read(path / "manifest.json")
-    if all((path / name).exists() for name in said["files"]):
+    manifest = read(path / "manifest.json")
+    if all((path / name).exists() for name in manifest["files"]):
         digests = {
-            name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in said["files"]
+            name: hashlib.sha256((path / name).read_bytes()).hexdigest()
+            for name in manifest["files"]
         }
-        write_manifest(path, said["step"], digests)
+        write_manifest(path, manifest["step"], digests)
 
 
 PARTS = ("model", "optimizer", "random")

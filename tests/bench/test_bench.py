@@ -100,14 +100,14 @@ def test_parts_of_a_step_are_timed_in_turns_each_in_its_mode(
     forward = TrainingStep.forward
 
     def spied(actions: Any, *args: Any, before: Any = None, **kwargs: Any) -> Any:
-        def told(name: str) -> None:
+        def note(name: str) -> None:
             nonlocal now
             now = name
             if before:
                 before(name)
 
         groups.append(list(actions))
-        return in_turns(actions, *args, before=told, **kwargs)
+        return in_turns(actions, *args, before=note, **kwargs)
 
     def look(step: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
         fresh = all(parameter.grad is None for parameter in step.model.parameters())
@@ -172,12 +172,12 @@ def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None
     row = bench_step(config, spec, "cpu", 3, multiple=4)
     assert row["fma"] == work_per_token(Transformer(round_up(spec, 4)))
     assert row["fma_exact"] == work_per_token(Transformer(spec)) < row["fma"]
-    said = io.StringIO()
-    print_bench({"tiny": row}, Console(file=said, width=120))
+    output = io.StringIO()
+    print_bench({"tiny": row}, Console(file=output, width=120))
     assert row["ms_exact"] > 0
-    assert "whole step, widths not rounded" in said.getvalue()
-    told = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
-    assert told + f"{row['fma_exact']:,.0f} without" in " ".join(said.getvalue().split())
+    assert "whole step, widths not rounded" in output.getvalue()
+    expected = f"{row['fma']:,.0f} FMA per token with widths rounded up to multiples of 4, "
+    assert expected + f"{row['fma_exact']:,.0f} without" in " ".join(output.getvalue().split())
 
 
 def test_a_row_replaces_the_older_one_of_its_work(tmp_path: Path) -> None:
@@ -219,12 +219,12 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
         f"r-{model}-cpu": served_row(model, speed)
         for model, speed in (("ancestor", 1000.0), ("compressed", 3000.0))
     }
-    said = io.StringIO()
-    print_bench({"tiny": step} | served, Console(file=said, width=120))
-    assert "forward" in said.getvalue()
-    assert "3.00×" in said.getvalue()
-    assert "2.00 ms ±5%" in said.getvalue()
-    assert "not rounded" not in said.getvalue()
+    output = io.StringIO()
+    print_bench({"tiny": step} | served, Console(file=output, width=120))
+    assert "forward" in output.getvalue()
+    assert "3.00×" in output.getvalue()
+    assert "2.00 ms ±5%" in output.getvalue()
+    assert "not rounded" not in output.getvalue()
 
 
 def served_row(model: str, speed: float, high: float = 2.1) -> dict[str, Any]:
@@ -243,9 +243,9 @@ def test_a_step_without_a_graph_has_no_line_for_itself(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     row = bench_step(config, config.model.spec(config.task), "cpu", repeats=3)
     for graph in (row["graph"], True):
-        said = io.StringIO()
-        print_bench({"tiny": row | {"graph": graph}}, Console(file=said, width=120))
-        assert ("without a graph" in said.getvalue()) == graph
+        output = io.StringIO()
+        print_bench({"tiny": row | {"graph": graph}}, Console(file=output, width=120))
+        assert ("without a graph" in output.getvalue()) == graph
     assert not row["graph"]
     assert row["eager_ms"] == row["ms"]
 

@@ -10,7 +10,7 @@ from tests.distributed.crews import CANONICAL, Crews, Fault
 from tests.tiny_runs import assert_same_run, outcome
 
 
-def assert_left(crews: Crews, name: str, fault: Fault, size: int, said: str) -> float:
+def assert_left(crews: Crews, name: str, fault: Fault, size: int, message: str) -> float:
     """All ranks but the victim leave with code 2 and one line; returns the seconds it took."""
     crew = crews.start(name, size, fault=fault)
     victim = crew.processes[fault.rank]
@@ -23,7 +23,7 @@ def assert_left(crews: Crews, name: str, fault: Fault, size: int, said: str) -> 
         assert codes[rank] == 2, crews.log(name, rank)
         errors = [line for line in crews.log(name, rank).splitlines() if "error:" in line]
         assert len(errors) == 1, errors
-        assert said in errors[0]
+        assert message in errors[0]
         assert "--resume" in errors[0]
         assert "Traceback" not in crews.log(name, rank)
     return took
@@ -43,10 +43,10 @@ def test_a_hanging_rank_is_given_up(tmp_path: Path) -> None:
 
 def test_a_weight_that_differs_by_one_bit_stops_all_at_once(crews: Crews) -> None:
     """Step 15 ends in an event."""
-    said = "rank 1 is not in the state of rank 0 before the event of step 15"
+    message = "rank 1 is not in the state of rank 0 before the event of step 15"
     assert crews.run("odd", 2, fault=Fault("perturb", 1, 14)) == [2, 2]
     for rank in range(2):
-        assert said in crews.log("odd", rank)
+        assert message in crews.log("odd", rank)
         assert "Traceback" not in crews.log("odd", rank)
 
 

@@ -83,15 +83,15 @@ def test_a_fingerprint_sees_every_bit_name_and_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "said"),
+    ("rank", "size", "message"),
     [("2", "2", "must be below WORLD_SIZE=2"), ("x", "2", "RANK='x'"), ("0", "-1", "WORLD_SIZE")],
 )
 def test_variables_that_are_not_torchruns(
-    monkeypatch: pytest.MonkeyPatch, rank: str, size: str, said: str
+    monkeypatch: pytest.MonkeyPatch, rank: str, size: str, message: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         started_as()
 
 

@@ -183,17 +183,17 @@ def test_a_damaged_one_is_passed_over_aloud(
     older = Path(shutil.copytree(newest(trainer.folder.path), folder.with_name("copy")))
     state = json.loads((older / "state.json").read_text())
     (older / "state.json").write_text(json.dumps(state | {"steps": 30}))
-    said = json.loads((older / "manifest.json").read_text())
-    (older / "manifest.json").write_text(json.dumps(said | {"step": 30}))
+    manifest = json.loads((older / "manifest.json").read_text())
+    (older / "manifest.json").write_text(json.dumps(manifest | {"step": 30}))
     sign(older)
     older.rename(folder.with_name("step-00000030"))
     assert checkpoint.load_state(folder.parent)[0]["steps"] == 40
     assert not caplog.messages
     truncate(folder)
     assert checkpoint.load_state(folder.parent)[0]["steps"] == 30
-    (told,) = caplog.messages
-    assert re.search(r"^warning: '.*40/model\.safetensors': damaged, .* bytes", told)
-    assert "step-00000030" in told
+    (warning,) = caplog.messages
+    assert re.search(r"^warning: '.*40/model\.safetensors': damaged, .* bytes", warning)
+    assert "step-00000030" in warning
     truncate(folder.with_name("step-00000030"))
     with pytest.raises(UserError, match=r"40/model\.safetensors'.*no intact checkpoint"):
         checkpoint.load_state(folder.parent)
@@ -312,26 +312,28 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize(("corrupt", "said"), WEIGHTS.values(), ids=WEIGHTS.keys())
+@pytest.mark.parametrize(("corrupt", "message"), WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_tensors_that_do_not_match_are_refused(
-    folder: Path, corrupt: Corruption, said: str
+    folder: Path, corrupt: Corruption, message: str
 ) -> None:
     corrupt(folder)
     sign(folder)
-    with pytest.raises(UserError, match=rf"model\.safetensors'.*{said}"):
+    with pytest.raises(UserError, match=rf"model\.safetensors'.*{message}"):
         checkpoint.load_model(folder)
 
 
-@pytest.mark.parametrize(("corrupt", "said"), STRUCTURES.values(), ids=STRUCTURES.keys())
-def test_a_structure_that_is_none_is_refused(folder: Path, corrupt: Corruption, said: str) -> None:
+@pytest.mark.parametrize(("corrupt", "message"), STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_a_structure_that_is_none_is_refused(
+    folder: Path, corrupt: Corruption, message: str
+) -> None:
     corrupt(folder)
     sign(folder)
-    with pytest.raises(UserError, match=rf"(structure\.json|model\.safetensors)'.*({said})"):
+    with pytest.raises(UserError, match=rf"(structure\.json|model\.safetensors)'.*({message})"):
         checkpoint.load_model(folder)
 
 
 @pytest.mark.parametrize(
-    ("corrupt", "said"),
+    ("corrupt", "message"),
     [
         (text("optimizer.safetensors", "garbage"), "not a readable safetensors file"),
         (lambda folder: (folder / "optimizer.safetensors").unlink(), "no such file"),
@@ -340,9 +342,9 @@ def test_a_structure_that_is_none_is_refused(folder: Path, corrupt: Corruption, 
     ids=["garbage", "absent", "no JSON"],
 )
 def test_a_state_that_cannot_be_read_is_refused(
-    folder: Path, corrupt: Corruption, said: str
+    folder: Path, corrupt: Corruption, message: str
 ) -> None:
     corrupt(folder)
     sign(folder)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         checkpoint.load_state(folder)

@@ -77,10 +77,11 @@ def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("a" * 300, "cannot be made: File name too long"), ("\udcff", "not UTF-8")]
+    ("name", "message"),
+    [("a" * 300, "cannot be made: File name too long"), ("\udcff", "not UTF-8")],
 )
-def test_names_that_no_run_can_have(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_names_that_no_run_can_have(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         start(tmp_path, name)
 
 

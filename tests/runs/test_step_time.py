@@ -49,7 +49,7 @@ def test_the_first_rows_at_the_full_structure(
     assert initial_step_ms(rows, 1000.0) == finished
 
 
-def said(log: Path, rows: list[dict[str, Any]]) -> list[str]:
+def progress_lines(log: Path, rows: list[dict[str, Any]]) -> list[str]:
     """Return what a new display prints as the step time of each row, once the row is in the log."""
     lines = []
     with show_progress(Console(file=(file := io.StringIO())), "title", log) as note:
@@ -63,17 +63,20 @@ def said(log: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 def test_lines_say_it_once_it_is_known_and_say_it_again_when_a_run_goes_on(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
-    assert said(log, [*FULL, CUT]) == [
+    assert progress_lines(log, [*FULL, CUT]) == [
         "90.0 ms/step", "20.0 ms/step", "22.0 ms/step", "21.0 ms/step", "23.0 ms/step",
         "5.0 ms/step (from 22.0)",
     ]  # fmt: skip
-    assert said(log, [CUT, FULL[0]]) == ["5.0 ms/step (from 22.0)", "90.0 ms/step (from 22.0)"]
+    assert progress_lines(log, [CUT, FULL[0]]) == [
+        "5.0 ms/step (from 22.0)",
+        "90.0 ms/step (from 22.0)",
+    ]
 
 
 def test_a_log_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text("spoiled\n")
-    assert said(log, [CUT]) == ["5.0 ms/step"]
+    assert progress_lines(log, [CUT]) == ["5.0 ms/step"]
 
 
 def test_lines_and_table_agree(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_lines_and_table_agree(tmp_path: Path) -> None:
     whole = [{**one, "step": 3 + k} for k, one in enumerate(FULL)]
     rows = [*whole, *load_run(folder).metrics[1:]]
     (folder / "metrics.jsonl").unlink()
-    *_, last = said(folder / "metrics.jsonl", rows)
+    *_, last = progress_lines(folder / "metrics.jsonl", rows)
     assert last == "5.0 ms/step (from 22.0)"
     run = load_run(folder)
     for one in (run, replace(run, summary=None)):

@@ -43,7 +43,7 @@ def test_arms_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["compress.trust=4"], "write it as 'NAME: KEY=VALUE ...'"),
         ([": compress.trust=4"], "give it a name of letters or digits"),
@@ -55,8 +55,8 @@ def test_arms_are_read() -> None:
         (["k = 4:", "K 4: compress.trust=4"], "the folder 'k-4' is taken by the arm 'k = 4'"),
     ],
 )
-def test_what_are_no_arms_is_refused(texts: list[str], said: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_what_are_no_arms_is_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
         parse_arms(texts, Path("out"))
-    assert said in str(told.value)
-    assert f"--arm {texts[-1]!r}: " in str(told.value)
+    assert message in str(error.value)
+    assert f"--arm {texts[-1]!r}: " in str(error.value)

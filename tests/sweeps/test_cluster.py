@@ -31,8 +31,8 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     config, out = write_tiny(tmp_path), tmp_path / "out"
     command = ["sweep", config, "--seeds", "4", "--jobs", "2", "--out", out]
     command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
-    code, said, _ = run_process(*command)
-    assert code == 0, said
+    code, message, _ = run_process(*command)
+    assert code == 0, message
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     # The same command trains nothing again and gives the same results.
     before = read(out / "seed4" / "summary.json")
@@ -121,8 +121,8 @@ def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
     until(lambda: (out / "jobs.json").exists() and holder(out / "seed4"))
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    code, said, _ = run_process(*command)
-    assert code == 0, said
+    code, message, _ = run_process(*command)
+    assert code == 0, message
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     assert len(list((out / "jobs").glob("*_submitted.pkl"))) == 1
     assert "in use" not in (out / "seed4.log").read_text()
@@ -236,8 +236,8 @@ def test_a_job_that_slurm_does_not_know_is_waited_for_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After it is removed from jobs.json, as documented, its run is submitted again."""
-    for name, said in (("srun", ""), ("sbatch", "job 7$(date +%N)"), ("sacct", "JobID|State")):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}"\n')
+    for name, message in (("srun", ""), ("sbatch", "job 7$(date +%N)"), ("sacct", "JobID|State")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{message}"\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
@@ -279,7 +279,7 @@ def test_a_setting_is_a_key_and_a_value(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--cluster", "sun_grid"], "--cluster sun_grid: "),
         (["--cluster", "local", "--cluster-set", "timeout=5"], "--cluster local: "),
@@ -287,7 +287,7 @@ def test_a_setting_is_a_key_and_a_value(text: str) -> None:
         (["--cluster", "local", "--overwrite"], "--overwrite cannot be used with --cluster"),
     ],
 )
-def test_bad_words_start_nothing(tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_words_start_nothing(tmp_path: Path, words: list[str], message: str) -> None:
     answer = run_process("sweep", write_tiny(tmp_path), "--out", tmp_path / "out", *words)
-    assert_user_error(answer, said)
+    assert_user_error(answer, message)
     assert not list((tmp_path / "out").glob("seed*"))

@@ -31,7 +31,7 @@ class Endless:
     """A sweep in its own process; its runs never end and save only when they are stopped."""
 
     def __init__(self, folder: Path):
-        self.out, self.said = folder / "out", folder / "said"
+        self.out, self.log = folder / "out", folder / "log"
         self.runs = [self.out / "seed4", self.out / "seed5"]
         self.config = write_tiny(folder)
 
@@ -41,11 +41,11 @@ class Endless:
         for key in ("steps", "checkpoint_every"):
             command += ["--set", f"train.{key}=100000000"]
         command += ["--set", "target.loss=1e-9"]  # never held, so no checkpoint is saved for it
-        with self.said.open("wb") as said:
-            return subprocess.Popen(command, stdout=said, stderr=said)
+        with self.log.open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     def text(self) -> str:
-        return self.said.read_text()
+        return self.log.read_text()
 
     def at_work(self, after: Sequence[int] = (0, 0)) -> list[int]:
         """Return the processes of both runs, once each has a row after that step."""
@@ -132,9 +132,9 @@ def test_runs_that_outlive_their_sweep_are_waited_for(endless: Endless) -> None:
     assert second.wait(timeout=120) == 128 + signal.SIGTERM
     assert "failed" not in endless.text()
     for run in endless.runs:
-        said = run.with_suffix(".log").read_text()
-        assert "in use by another run" not in said
-        assert said.count("stopped by SIGTERM after step ") == 2
+        log = run.with_suffix(".log").read_text()
+        assert "in use by another run" not in log
+        assert log.count("stopped by SIGTERM after step ") == 2
 
 
 @pytest.mark.usefixtures("hangup_heard")

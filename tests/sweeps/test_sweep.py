@@ -28,7 +28,7 @@ BROKEN = 2**62 + 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--seeds", "x"], "--seeds 'x': give numbers as in 42-46 or 1,5,9"),
         (["--seeds", "5-3"], "the range '5-3' ends before it starts"),
@@ -43,10 +43,10 @@ BROKEN = 2**62 + 1
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_starts_nothing(
-    gaugelasso: Command, tmp_path: Path, arguments: list[str], said: str
+    gaugelasso: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
-    assert_user_error(gaugelasso("sweep", write_tiny(tmp_path), "--out", out, *arguments), said)
+    assert_user_error(gaugelasso("sweep", write_tiny(tmp_path), "--out", out, *arguments), message)
     assert not out.exists()
 
 
@@ -86,8 +86,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     )
     lines = done.stderr.splitlines()
     alive = [int(line.split()[1]) for line in lines if line.startswith("alive ")]
-    told = "".join(line + "\n" for line in lines if not line.startswith("alive "))
-    return Sweep(out, (done.returncode, done.stdout, told), alive)
+    errors = "".join(line + "\n" for line in lines if not line.startswith("alive "))
+    return Sweep(out, (done.returncode, done.stdout, errors), alive)
 
 
 def test_one_failure_does_not_stop_the_rest(swept: Sweep) -> None:
@@ -171,12 +171,12 @@ def test_a_log_that_fails_later_stops_its_own_run_alone(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "seed1.log").symlink_to("/dev/full")
     plan = Plan(tmp_path / "c.toml", [1, 2], parse_arms([], tmp_path / "out"), jobs=2)
-    said = io.StringIO()
-    (outcome,) = sweep.run_sweep(plan, Console(file=said, width=200))
+    output = io.StringIO()
+    (outcome,) = sweep.run_sweep(plan, Console(file=output, width=200))
     assert outcome.failed == [1, 2]
     first = f"output '{tmp_path}/out/seed1.log' cannot be written: No space left on device"
-    assert f"seed 1: failed with code 2, {first}" in said.getvalue()
-    assert "seed 2: failed with code 3, see " in said.getvalue()
+    assert f"seed 1: failed with code 2, {first}" in output.getvalue()
+    assert "seed 2: failed with code 3, see " in output.getvalue()
 
 
 def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +184,11 @@ def test_a_killed_run_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", write_script(tmp_path / "python", text))
     monkeypatch.setattr(sweep, "_POLL_S", 0.05)
     plan = Plan(tmp_path / "c.toml", [1], parse_arms([], tmp_path / "out"))
-    said = io.StringIO()
-    sweep.run_sweep(plan, Console(file=said, width=200))
+    output = io.StringIO()
+    sweep.run_sweep(plan, Console(file=output, width=200))
     log = tmp_path / "out" / "seed1.log"
-    told = f"seed 1: killed by SIGABRT; starts again in 0 s; see {log}"
-    assert told in said.getvalue().splitlines()
+    expected = f"seed 1: killed by SIGABRT; starts again in 0 s; see {log}"
+    assert expected in output.getvalue().splitlines()
 
 
 # --- arms ----------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
-    said = "1 of 3 runs failed: Lost, seeds 4; not in the results: Lost"
-    assert_user_error(compared.answer, said)
+    message = "1 of 3 runs failed: Lost, seeds 4; not in the results: Lost"
+    assert_user_error(compared.answer, message)
     summary = json.loads((compared.out / "base-line" / "seed4" / "summary.json").read_text())
     assert f"base line, seed 4: done, step {summary['steps']}, " in compared.answer[1]
     log = compared.out / "lost" / "seed4.log"
@@ -300,8 +300,8 @@ def test_all_seeds_of_an_arm_come_before_the_next(runs: list[sweep._Job], tmp_pa
         "two, seed 1",
     ]
     assert [(one.ended, sorted(one.failed)) for one in outcomes] == [([], [1, 3])] * 2
-    said = "4 of 4 runs failed: one, seeds 1, 3; two, seeds 1, 3; not in the results: one, two"
-    assert failures_message(outcomes, 2) == said
+    message = "4 of 4 runs failed: one, seeds 1, 3; two, seeds 1, 3; not in the results: one, two"
+    assert failures_message(outcomes, 2) == message
 
 
 def test_an_older_summary_is_not_this_sweeps_unless_written_again(
@@ -331,16 +331,17 @@ def test_a_gpu_is_shared_where_it_can_be(
     starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA MPS starts and ends with the sweep; if it was running before, it stays."""
-    said = tmp_path / "said"
+    calls = tmp_path / "calls"
     control = tmp_path / "nvidia-cuda-mps-control"
+    code = 0 if starts else 1
     control.write_text(
-        f'#!/bin/sh\n[ -n "$1" ] && echo $1 >> {said} && exit {0 if starts else 1}\ncat >> {said}\n'
+        f'#!/bin/sh\n[ -n "$1" ] && echo $1 >> {calls} && exit {code}\ncat >> {calls}\n'
     )
     control.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with sweep._shared_gpu():
-        assert said.read_text() == "-d\n"
-    assert said.read_text() == ("-d\nquit\n" if starts else "-d\n")
+        assert calls.read_text() == "-d\n"
+    assert calls.read_text() == ("-d\nquit\n" if starts else "-d\n")
 
 
 def test_without_mps_a_sweep_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +365,7 @@ def test_of_a_long_log_the_last_row_alone_is_read(
     read: list[bytes] = []
     parse = reading._row
     monkeypatch.setattr(reading, "_row", lambda line: read.append(line) or parse(line))
-    for text, said in (
+    for text, message in (
         ("", "starting"),
         (rows[0][:9], "starting"),
         (rows[0], "step 0, "),
@@ -375,7 +376,7 @@ def test_of_a_long_log_the_last_row_alone_is_read(
     ):
         read.clear()
         log.write_text(text)
-        assert said in sweep._last(tmp_path)
+        assert message in sweep._last(tmp_path)
         assert len(read) <= 1
 
 

@@ -29,11 +29,11 @@ class Script:
         words = ["sh", "-c", f'cd "{self.home}"; echo "run $1"; {text}', "run"]
         return Worker(words, self.folder, self.log, **how)
 
-    def said(self) -> list[str]:
+    def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
 
     def begun(self) -> list[str]:
-        return [line for line in self.said() if line.startswith("run ")]
+        return [line for line in self.lines() if line.startswith("run ")]
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ def test_a_killed_run_goes_on(script: Script, existing: Any) -> None:
     """Whatever option it started with, a restart resumes and does not replace its work."""
     (script.folder / "config.json").write_text("old")
     new = "rm run/config.json; echo new > run/config.json"
-    told: list[str] = []
-    run = script(f"{ONCE}; {new}; kill -9 $$", existing=existing, on_restart=told.append)
+    restarts: list[str] = []
+    run = script(f"{ONCE}; {new}; kill -9 $$", existing=existing, on_restart=restarts.append)
     assert code(run) == 0
     first = {"refuse": "run ", "overwrite": "run --overwrite", "resume": "run --resume"}[existing]
-    assert script.said() == [
+    assert script.lines() == [
         first,
         "killed by SIGKILL; starts again in 0 s",
         "run --resume",
     ]
-    assert told == script.said()[1:2]
+    assert restarts == script.lines()[1:2]
 
 
 def test_an_old_run_is_replaced_however_often_that_is_broken_off(
@@ -76,7 +76,7 @@ def test_an_old_run_is_replaced_however_often_that_is_broken_off(
     run = script(f"{stages}; kill -9 $$", existing="overwrite")
     assert code(run) == 0
     assert script.begun() == ["run --overwrite", "run --overwrite", "run --resume"]
-    assert len(script.said()) == 5
+    assert len(script.lines()) == 5
     assert run._newest_step == 5
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_always_dies_has_failed(script: Script) -> None:
     assert code(script("kill -9 $$")) == -9
     assert len(script.begun()) == TRIES + 1
     end = f"killed {TRIES + 1} times without a new checkpoint; not started again"
-    assert script.said()[-1] == end
+    assert script.lines()[-1] == end
 
 
 def test_a_run_that_comes_further_may_die_more_often(
@@ -125,7 +125,7 @@ def test_a_folder_in_use_is_waited_for(script: Script) -> None:
     for _ in range(3):
         assert run.poll() is None
     assert run.status == f"waits for process {os.getpid()}, which uses its folder"
-    assert script.said() == [run.status]
+    assert script.lines() == [run.status]
     other.release()
     assert holder(script.folder) is None
     assert code(run) == 0
@@ -144,11 +144,11 @@ def test_a_look_at_a_lock_refuses_nobody(script: Script) -> None:
 
 def test_a_pipe_in_the_place_of_a_lock_is_no_lock(script: Script) -> None:
     os.mkfifo(script.folder / lock.NAME)
-    said: list[str | None] = []
-    look = threading.Thread(target=lambda: said.append(holder(script.folder)), daemon=True)
+    holders: list[str | None] = []
+    look = threading.Thread(target=lambda: holders.append(holder(script.folder)), daemon=True)
     look.start()
     look.join(timeout=10)
-    assert said == [None]
+    assert holders == [None]
 
 
 def test_a_run_refused_for_another_was_faster_waits(script: Script) -> None:
@@ -183,9 +183,9 @@ def test_an_older_summary_is_the_one_before_the_run(script: Script) -> None:
 def test_logs_are_replaced_with_their_run_and_else_kept(script: Script) -> None:
     script.log.write_text("before\n")
     assert code(script("exit 0", existing="resume")) == 0
-    assert script.said() == ["before", "run --resume"]
+    assert script.lines() == ["before", "run --resume"]
     assert code(script("exit 0", existing="overwrite")) == 0
-    assert script.said() == ["run --overwrite"]
+    assert script.lines() == ["run --overwrite"]
 
 
 def test_a_log_that_cannot_be_written_is_the_runs_failure(script: Script) -> None:

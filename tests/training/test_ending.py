@@ -275,9 +275,9 @@ def test_a_stop_while_the_way_on_is_sought_is_no_damage(
         return honest(*arguments)
 
     monkeypatch.setattr(checkpoint, where, disturbed)
-    with pytest.raises(Stopped) as told:
+    with pytest.raises(Stopped) as error:
         trainer.run()
-    assert told.value.exit_code == 143
+    assert error.value.exit_code == 143
     again = start(tmp_path, existing="resume", train__checkpoint_every=5)
     spoil_ends(again)
     again.run()

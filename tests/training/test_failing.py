@@ -86,14 +86,13 @@ def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
 ) -> None:
     poison(monkeypatch, range(22, 400))
     settings = {"train__skip_limit": 5, "train__steps": 100, "train__checkpoint_every": 20}
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         finish(tmp_path, target__loss=1e-9, **settings)
     run = tmp_path / "run"
     assert [step for step, _ in returns(run)] == [30, 35, 40]
     seed = Draw(SEED, 44).seed
-    said = f"loss or gradient is NaN or infinite at step 45 (batch seed {seed}); "
-    said += "last good checkpoint: "
-    assert said + repr(str(run / "checkpoints" / "step-00000040")) in str(told.value)
+    message = f"loss or gradient is NaN or infinite at step 45 (batch seed {seed}); last good checkpoint: "
+    assert message + repr(str(run / "checkpoints" / "step-00000040")) in str(error.value)
     assert not (run / "summary.json").exists()
     assert checkpoint.load_state(run)[0]["steps"] == 40
     assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())

@@ -342,13 +342,13 @@ def test_progress_shows_every_row(tmp_path: Path) -> None:
 
 
 def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
-    with pytest.raises(TargetMissed) as told:
+    with pytest.raises(TargetMissed) as error:
         finish(tmp_path, target__loss=0.01)
     run = tmp_path / "run"
     for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoints")):
-        assert part in str(told.value)
+        assert part in str(error.value)
     best = min(row["loss"] for row in rows(run, "metrics.jsonl"))
-    assert f"(best training loss {best:.4g})" in str(told.value)
+    assert f"(best training loss {best:.4g})" in str(error.value)
     summary = read(run / "summary.json")
     assert summary["target_reached_step"] is None
     assert summary["compression"] == 1.0
@@ -378,10 +378,10 @@ def test_a_held_out_loss_that_is_no_number_is_a_miss(
 
 def test_a_missed_target_does_not_claim_a_full_model_that_is_none(tmp_path: Path) -> None:
     """A solver that presses without a target may shrink the model and still miss it."""
-    with pytest.raises(TargetMissed) as told:
+    with pytest.raises(TargetMissed) as error:
         finish(tmp_path, target__loss=0.01, compress__solver="fixed", compress__rho=1.0)
     assert read(tmp_path / "run" / "summary.json")["compression"] > 1
-    assert "nothing was compressed" not in str(told.value)
+    assert "nothing was compressed" not in str(error.value)
 
 
 def ruin(trainer: Trainer, at: int) -> None:

@@ -101,8 +101,8 @@ def knowing_json(
     found = list(leaves(data))
     for path, value in chance.sample(found, min(most, len(found))):
         where = ".".join(map(str, path))
-        for said, wrong in _wrong(value, counts):
-            yield f"{where} = {said}", _text(_with(data, path, wrong))
+        for kind, wrong in _wrong(value, counts):
+            yield f"{where} = {kind}", _text(_with(data, path, wrong))
         yield f"{where} missing", _text(_without(data, path))
     yield "an unknown key", _text({**data, "stranger": 1})
     key = next(iter(data))
@@ -125,8 +125,8 @@ def _wrong(value: Any, counts: bool) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, int | float):
         yield "a word", "many"
         yield "true", True
-        for said, text in _NO_NUMBERS.items():
-            yield said, _MARK + text
+        for kind, text in _NO_NUMBERS.items():
+            yield kind, _MARK + text
         if isinstance(value, int):
             yield "beyond a float", 10**400
             if counts:
@@ -189,9 +189,9 @@ def knowing_tensors(data: bytes, chance: random.Random, most: int) -> Iterator[t
             "backwards": {"data_offsets": [end + 1, start]},
             "at a negative place": {"data_offsets": [-8, end]},
         }
-        for said, change in changes.items():
-            if (end > start and len(names) > 1) or said != "over another":
-                yield f"{name} {said}", _packed({**header, name: {**entry, **change}}, body)
+        for kind, change in changes.items():
+            if (end > start and len(names) > 1) or kind != "over another":
+                yield f"{name} {kind}", _packed({**header, name: {**entry, **change}}, body)
         rest = {key: value for key, value in header.items() if key != name}
         yield f"{name} missing", _packed(rest, body)
         yield f"{name} renamed", _packed({**rest, f"../{name}": entry}, body)
@@ -201,13 +201,13 @@ def knowing_tensors(data: bytes, chance: random.Random, most: int) -> Iterator[t
         if entry["dtype"] == "F32" and end > start:
             nan = body[:start] + b"\0\0\xc0\x7f" + body[start + 4 :]
             yield f"{name} holds a NaN", _packed(header, nan)
-    for said, number in {
+    for kind, number in {
         "none": 0,
         "short": length - 1,
         "of all": len(data),
         "giant": 2**63,
     }.items():
-        yield f"header length {said}", lambda _, n=number: n.to_bytes(8, "little") + data[8:]
+        yield f"header length {kind}", lambda _, n=number: n.to_bytes(8, "little") + data[8:]
     yield "no header", _raw(b"{}", body)
     yield "a header that is a list", _raw(b"[]", body)
     yield "deep header", _raw(b"[" * 100_000, body)

@@ -104,10 +104,10 @@ def weigh(patient: Patient, kind: Kind, data: bytes, home: Path) -> str | None:
     else:
         changed(path.name, lambda _: data, signed=path.name != "manifest.json")(path.parent)
     with Peak() as peak:
-        said = met(kind, run)
+        message = met(kind, run)
     most = 2 * len(data) + _ITS_OWN
     heavy = f"{peak.bytes:,} bytes of memory for {len(data):,}"
-    return said or (heavy if peak.bytes > most else None)
+    return message or (heavy if peak.bytes > most else None)
 
 
 def met(kind: Kind, run: Path) -> str | None:
@@ -126,10 +126,10 @@ def piped(patient: Patient, kind: Kind, home: Path) -> str | None:
     run = patient.copy(home)
     (run / kind.file).unlink(missing_ok=True)
     os.mkfifo(run / kind.file)
-    said = _in_time(kind, run)
+    message = _in_time(kind, run)
     # A resumed run does not read the others.
-    if said or not re.search(r"checkpoints|config\.json|jsonl", kind.file):
-        return said
+    if message or not re.search(r"checkpoints|config\.json|jsonl", kind.file):
+        return message
     return _in_time(Kind(kind.file, lambda run: Trainer(patient.config, run, "resume")), run)
 
 

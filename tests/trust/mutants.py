@@ -144,10 +144,10 @@ def _told(attempt: Callable[[], object], name: str) -> str | None:
     try:
         attempt()
     except UserError as error:
-        said = str(error)
-        if name not in said:
-            return f"does not name the file: {said}"
-        return None if len(said.splitlines()) == 1 else f"several lines: {said}"
+        message = str(error)
+        if name not in message:
+            return f"does not name the file: {message}"
+        return None if len(message.splitlines()) == 1 else f"several lines: {message}"
     except Exception as error:  # any other exception is a fault
         return f"{type(error).__name__}: {error}"
     return "accepted"
@@ -207,9 +207,9 @@ def met_text(data: bytes, suffix: str, home: Path) -> str | None:
     path.write_bytes(data)
     held: list[bytes] = []
     cache = Path(tempfile.mkdtemp(dir=home))
-    said = _told(lambda: held.append(text.load([path], cache).tobytes()), str(path))
+    message = _told(lambda: held.append(text.load([path], cache).tobytes()), str(path))
     if not held or held == [b""]:  # empty, which the task refuses
-        return said if not held else None
+        return message if not held else None
     return "the same" if held == [_TEXT] else "another text"
 
 
@@ -228,9 +228,9 @@ def met_array(data: bytes, home: Path) -> str | None:
     path = home / "images.npz"
     path.write_bytes(data)
     held: list[dict[str, np.ndarray]] = []
-    said = _told(lambda: held.append(read_arrays(path)), str(path))
+    message = _told(lambda: held.append(read_arrays(path)), str(path))
     if not held:
-        return said
+        return message
     kept = {name: array for name, array in held[0].items() if name in _ARRAYS}
     missing = _ARRAYS.keys() - kept.keys()  # which the task refuses
     same = all(np.array_equal(array, _ARRAYS[name]) for name, array in kept.items())

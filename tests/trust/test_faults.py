@@ -38,12 +38,12 @@ def size(whole: Path) -> int:
     return disk.seen
 
 
-def assert_survives(whole: Path, folder: Path, trap: Trap, said: str) -> None:
+def assert_survives(whole: Path, folder: Path, trap: Trap, message: str) -> None:
     """The run ends with one line, its newest checkpoint is intact, and it can be resumed."""
-    with trap, pytest.raises(UserError, match=said) as told:
+    with trap, pytest.raises(UserError, match=message) as error:
         start(folder, **OFTEN).run()
-    assert "\n" not in str(told.value)
-    assert str(folder / "run") in str(told.value)
+    assert "\n" not in str(error.value)
+    assert str(folder / "run") in str(error.value)
     assert assert_intact(whole, folder / "run") > 0
     start(folder, existing="resume", **OFTEN).run()
     assert_same_run(whole, folder / "run")
@@ -91,8 +91,8 @@ def test_a_limit_of_the_kernel(whole: Path, tmp_path: Path) -> None:
 def test_a_second_run_is_refused(whole: Path, tmp_path: Path, existing: Any) -> None:
     first = start(tmp_path, **OFTEN)
     before = contents(tmp_path / "run")
-    said = "already exists" if existing == "refuse" else f"in use by another run .*{os.getpid()}"
-    with pytest.raises(UserError, match=said):
+    message = "already exists" if existing == "refuse" else f"in use by another run .*{os.getpid()}"
+    with pytest.raises(UserError, match=message):
         start(tmp_path, existing=existing, **OFTEN)
     assert contents(tmp_path / "run") == before
     first.run()
@@ -139,11 +139,11 @@ def test_a_lock_is_not_followed_elsewhere(tmp_path: Path) -> None:
 )
 def test_a_stop_saves(whole: Path, tmp_path: Path, number: int, name: str, code: int) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    with Signals(22, number), pytest.raises(Stopped) as told:
+    with Signals(22, number), pytest.raises(Stopped) as error:
         start(tmp_path, **OFTEN).run()
-    assert told.value.exit_code == code
+    assert error.value.exit_code == code
     for part in (f"stopped by {name} after step 23", "--resume", str(tmp_path / "run")):
-        assert part in str(told.value)
+        assert part in str(error.value)
     assert read(newest(tmp_path / "run") / "state.json")["steps"] == 23
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
     start(tmp_path, existing="resume", **OFTEN).run()

@@ -68,7 +68,7 @@ def test_spoiled_checkpoints_are_refused(patient: Patient, tmp_path: Path, canar
     tried = list(mutants(ring / "step-00000020", ring / "step-00000010", often=2, most=2))
     assert len(tried) > 250
     met = {str(mutant): refusal(patient, mutant, tmp_path) for mutant in tried}
-    assert {name: said for name, said in met.items() if said} == {}
+    assert {name: message for name, message in met.items() if message} == {}
     assert not canary.exists()
 
 
@@ -77,20 +77,20 @@ def test_spoiled_structures_are_refused(patient: Patient, tmp_path: Path) -> Non
     tried = list(lone_structures(good, most=20))
     assert len(tried) > 100
     met = {name: refused_structure(text, tmp_path / "structure.json") for name, text in tried}
-    assert {name: said for name, said in met.items() if said} == {}
+    assert {name: message for name, message in met.items() if message} == {}
 
 
 def test_spoiled_configs_are_refused_or_mean_something_else(tmp_path: Path) -> None:
     tried = list(blind_configs(TINY.encode(), often=30))
     met = [refused_config(text, tmp_path / "config.toml") for _, text in tried]
-    assert {said for said in met if said} <= {"accepted"}
+    assert {message for message in met if message} <= {"accepted"}
     assert met.count(None) > 0.8 * len(met)
 
 
 def test_spoiled_data_is_refused_or_the_same(tmp_path: Path, canary: Path) -> None:
     met = [met_text(data, suffix, tmp_path) for suffix, data in blind_texts(often=10)]
     met += [met_array(data, tmp_path) for data in blind_arrays(often=10)]
-    assert {said for said in met if said} <= {"the same"}
+    assert {message for message in met if message} <= {"the same"}
     assert met.count(None) > 0.8 * len(met)
     assert not canary.exists()
 
@@ -124,7 +124,7 @@ def test_no_file_takes_much_more_memory_than_it_has_bytes(patient: Patient, tmp_
         for name, data in heavy.contents(kind)
     }
     assert len(met) > 15
-    assert {name: said for name, said in met.items() if said} == {}
+    assert {name: message for name, message in met.items() if message} == {}
 
 
 def test_the_scales_show_a_file_that_grows(patient: Patient, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_scales_show_a_file_that_grows(patient: Patient, tmp_path: Path) -> 
 
 def test_a_pipe_keeps_nobody_waiting(patient: Patient, tmp_path: Path) -> None:
     met = {kind.file: heavy.piped(patient, kind, tmp_path) for kind in heavy.kinds(patient)}
-    assert {name: said for name, said in met.items() if said} == {}
+    assert {name: message for name, message in met.items() if message} == {}
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])

@@ -199,14 +199,14 @@ def _refused(runs: Runs, option: str) -> None:
         while not (runs.home / name / "metrics.jsonl").exists():
             assert first.is_alive(), runs.log(name)
             time.sleep(0.002)
-        code, said = runs.run(name, option), runs.log(name)
+        code, message = runs.run(name, option), runs.log(name)
     finally:
         while first.is_alive():
             assert first.pid
             os.kill(first.pid, signal.SIGCONT)
             first.join(0.05)
-    assert code == 2, said
-    assert "is in use by another run" in said
+    assert code == 2, message
+    assert "is in use by another run" in message
     assert first.exitcode == 0
     assert_same_run(runs.home / "whole", runs.home / name)
 

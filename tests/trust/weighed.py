@@ -65,33 +65,33 @@ def _work(home: Path, queue: Any) -> None:
             _load(patient, mutant, work)
         if peak.bytes > most:
             most, heaviest = peak.bytes, str(mutant)
-        said = mutants.refusal(patient, mutant, work)
+        message = mutants.refusal(patient, mutant, work)
         counts[f"checkpoint, {'knowing' if mutant.knowing else 'blind'}"] += 1
-        faults += [f"{mutant}: {said}"] if said else []
+        faults += [f"{mutant}: {message}"] if message else []
     for name, data in mutants.lone_structures(newest / "structure.json", most=40):
-        said = mutants.refused_structure(data, home / "structure.json")
+        message = mutants.refused_structure(data, home / "structure.json")
         counts["structure alone"] += 1
-        faults += [f"structure alone, {name}: {said}"] if said else []
+        faults += [f"structure alone, {name}: {message}"] if message else []
     accepted: Counter[str] = Counter()
     for name, data in mutants.blind_configs(TINY.encode(), often=100):
-        said = mutants.refused_config(data, home / "config.toml")
+        message = mutants.refused_config(data, home / "config.toml")
         counts["config"] += 1
-        accepted["config"] += said == "accepted"
-        faults += [f"config, {name}: {said}"] if said not in (None, "accepted") else []
+        accepted["config"] += message == "accepted"
+        faults += [f"config, {name}: {message}"] if message not in (None, "accepted") else []
     data_met = [mutants.met_text(data, suffix, work) for suffix, data in mutants.blind_texts(100)]
     data_met += [mutants.met_array(data, work) for data in mutants.blind_arrays(100)]
     counts["data"] += len(data_met)
     accepted["data"] += data_met.count("the same")
-    faults += [f"data: {said}" for said in data_met if said not in (None, "the same")]
+    faults += [f"data: {message}" for message in data_met if message not in (None, "the same")]
     for kind in heavy.kinds(patient):
         for name, data in heavy.contents(kind):
             (home / "last").write_text(f"{kind.file}, {name}")
-            said = heavy.weigh(patient, kind, data, work)
+            message = heavy.weigh(patient, kind, data, work)
             counts["makes much of little"] += 1
-            faults += [f"{kind.file}, {name}: {said}"] if said else []
-        said = heavy.piped(patient, kind, work)
+            faults += [f"{kind.file}, {name}: {message}"] if message else []
+        message = heavy.piped(patient, kind, work)
         counts["pipe"] += 1
-        faults += [f"{kind.file}, a pipe: {said}"] if said else []
+        faults += [f"{kind.file}, a pipe: {message}"] if message else []
     if most > 2 * size:
         faults.append(f"{heaviest}: {most:,} bytes of memory for a checkpoint of {size:,}")
     if heard or any(home.rglob(damage.CANARY)):
