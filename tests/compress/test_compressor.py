@@ -542,14 +542,10 @@ def test_a_step_that_is_no_number_changes_nothing(gradient: str | None) -> None:
     assert compressor.resume_state.finite()
 
 
-@pytest.mark.parametrize("loss_target", [1.0, 1e9])
-def test_a_table_without_costs_compresses_nothing(loss_target: float) -> None:
+def test_a_table_without_costs_is_refused() -> None:
     class Free(Transformer):
         def axis_table(self) -> AxisTable:
             return replace(super().axis_table(), costs=())
 
-    model = Free(SPEC)
-    compressor = Compressor(model, loss_target, CompressorOptions(interval=2, lr=0.1))
-    train(compressor, 6)
-    assert compressor.history == []
-    assert compressor.resume_state.finite()
+    with pytest.raises(UserError, match="no index has a price under the accounting 'fma'"):
+        Compressor(Free(SPEC), 1.0)

@@ -3,10 +3,11 @@
 Declarations only. Knows nothing of tensors' values.
 """
 
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,10 +15,20 @@ from gaugelasso.errors import UserError
 
 Tensors = Mapping[str, Tensor]
 Side = Literal["a", "b"]
+CostKind = Literal["matmul", "lookup", "scale", "rotation", "scores", "mix"]
 
 
 class AxisError(UserError):
     """A model's axis table contradicts its tensors."""
+
+
+def check_tuple(name: str, value: Any, kind: type) -> None:
+    """AxisError unless the value is a tuple of this kind; a missing comma makes it a single one."""
+    if not isinstance(value, tuple):
+        raise AxisError(f"{name} = {value!r} is not a tuple of {kind.__name__}: write (x,)")
+    for entry in value:
+        if not isinstance(entry, kind):
+            raise AxisError(f"{name} contains {entry!r}, which is not a {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,10 @@ class Axis:
     owner: str | None = None
     silences: bool = True
 
+    def __post_init__(self) -> None:
+        for part in ("side_a", "side_b", "riders"):
+            check_tuple(f"axis {self.name!r}: {part}", getattr(self, part), Slot)
+
     def sides(self) -> Iterator[tuple[Side, tuple[Slot, ...]]]:
         yield "a", self.side_a
         yield "b", self.side_b
@@ -93,10 +108,16 @@ class Cost:
     (2 for a RoPE pair).
     """
 
-    kind: Literal["matmul", "lookup", "scale", "rotation", "scores", "mix"]
+    kind: CostKind
     factor: int
     axes: tuple[str, ...]
     unit: int = 1
+
+    def __post_init__(self) -> None:
+        known = typing.get_args(CostKind)
+        if self.kind not in known:
+            raise AxisError(f"cost kind {self.kind!r} is unknown; use one of {', '.join(known)}")
+        check_tuple(f"cost {self.kind!r}: axes", self.axes, str)
 
 
 @dataclass(frozen=True)

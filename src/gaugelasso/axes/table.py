@@ -12,7 +12,7 @@ from functools import cached_property
 from torch import nn
 
 from gaugelasso.axes.check import check
-from gaugelasso.axes.slots import Axis, Cost, Norm, Slot, Tensors
+from gaugelasso.axes.slots import Axis, AxisError, Cost, Norm, Slot, Tensors, check_tuple
 from gaugelasso.axes.tensors import width
 
 
@@ -34,6 +34,13 @@ class AxisTable:
     costs: tuple[Cost, ...] = ()
     required: frozenset[str] = frozenset()
     context: tuple[int, float] = (1, 1.0)
+
+    def __post_init__(self) -> None:
+        parts = {"axes": Axis, "fixed": Slot, "norms": Norm, "costs": Cost}
+        for name, kind in parts.items():
+            check_tuple(name, getattr(self, name), kind)
+        if isinstance(self.required, str):
+            raise AxisError(f"required = {self.required!r} is a string; write a set of owners")
 
     def __getitem__(self, name: str) -> Axis:
         return self._by_name[name]

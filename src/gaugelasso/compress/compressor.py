@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible
+from gaugelasso.compress.checks import StepChecks, check_model, check_number, check_prices
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
 from gaugelasso.compress.model_state import ModelState
@@ -60,11 +61,13 @@ class Compressor:
         team: Team = ALONE,
         execution: ExecutionOptions | None = None,
     ):
-        if not isinstance(model, Compressible):
-            raise TypeError(
-                f"{type(model).__name__} does not say what can be cut out of it: give a "
-                "gaugelasso.Transformer, or a Compressible of your own (docs/how-to/own-model.md)"
-            )
+        check_model(model)
+        check_number("loss_target", loss_target)
+        check_number("fma_target", fma_target, least=0)
+        if options is not None and not isinstance(options, CompressorOptions):
+            raise TypeError(f"options = {options!r}: must be a CompressorOptions")
+        if probe is not None and not callable(probe):
+            raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
         self.options = options = options or CompressorOptions()
         self.solver = RhoSolver(options.solver, loss_target, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
@@ -72,6 +75,8 @@ class Compressor:
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
+        check_prices(self.state)
+        self._checks = StepChecks(self.state, loss_target)
         self.optimizer = self.state.optimizer
         # `norm_rate` is the share that slow weights follow in one interval; this is one step's.
         norm_rate = 1 - (1 - options.norm_rate) ** (1 / options.interval)
@@ -87,12 +92,11 @@ class Compressor:
 
     def step(self, loss: Tensor) -> Event | None:
         """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
-        if not isinstance(loss, Tensor):
-            raise TypeError(
-                f"step wants the loss that backward was called on, a tensor, not {loss!r}"
-            )
-        self.device_step.update_(loss.detach())
-        return self.finish_step_()
+        self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
+        self.device_step.update_(loss.detach().reshape(()))
+        event = self.finish_step_()
+        self._checks.after_step()
+        return event
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step, after `device_step.update_`: counts, holds an event if due."""
@@ -104,6 +108,7 @@ class Compressor:
 
     def set_lr_(self, lr: float) -> None:
         """Set the learning rate of the next steps."""
+        check_number("lr", lr, least=0)
         self.scalars.set_lr_(lr)
 
     def set_pressure_(self, share: float) -> None:
@@ -112,6 +117,7 @@ class Compressor:
         Has no effect once the work target is met: pressure after every batch with a low loss would
         keep the mean loss above its target. Call it again after setting a lower work target.
         """
+        check_number("pressure", share, least=0)
         self.scalars.set_pressure_(0.0 if self.work_target_met else float(share))
 
     def _end_pressure_at_target_(self) -> None:

@@ -73,6 +73,33 @@ class FlatStore:
         if sources:
             torch._foreach_copy_(targets, sources)
 
+    def has_grads(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter, _ in self._gradients)
+
+    def separated(self, model: nn.Module) -> str | None:
+        """The name of a parameter of the model that is not a view of `weight` any more, or None.
+
+        Compares objects and addresses, so it does not wait for the device.
+        """
+        own = dict(model.named_parameters())
+        for (name, segment), (parameter, _) in zip(
+            self.segments.items(), self._gradients, strict=True
+        ):
+            if own.get(name) is not parameter or not self._holds(parameter, segment):
+                return name
+        return None
+
+    def converted(self) -> bool:
+        """As `separated`, by one parameter: a conversion of the model changes them all."""
+        segment, (parameter, _) = next(iter(self.segments.values())), self._gradients[0]
+        return not self._holds(parameter, segment)
+
+    def _holds(self, parameter: nn.Parameter, segment: Segment) -> bool:
+        start = self.weight.data_ptr() + segment.start * self.weight.element_size()
+        same = parameter.dtype is self.weight.dtype and parameter.device == self.weight.device
+        return same and (not parameter.numel() or parameter.data_ptr() == start)
+
     def __len__(self) -> int:
         return self.weight.numel()
 
@@ -94,20 +121,29 @@ def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     every = dict(model.named_parameters(remove_duplicate=False))
     for name in every.keys() - parameters.keys():
         raise UserError(
-            f"parameter {name!r} is shared between modules; shared weights are not supported"
+            f"parameter {name!r} is shared between modules (tied weights); give each module a "
+            "parameter of its own"
         )
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise UserError(f"parameter {name!r} is frozen; make a constant a buffer")
+    if not parameters:
+        raise UserError(f"{type(model).__name__} has no parameters to train")
     first, *others = parameters
+    one = parameters[first]
     for name in others:
-        one, other = parameters[first], parameters[name]
+        other = parameters[name]
         if (one.dtype, one.device) != (other.dtype, other.device):
             raise UserError(
                 f"parameter {first!r} is {one.dtype} on {one.device}, parameter {name!r} is "
                 f"{other.dtype} on {other.device}; all parameters must have one dtype and one "
                 "device, so call model.to(device, dtype) first"
             )
+    if one.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"the parameters are {one.dtype}, in which small steps are rounded away; keep the "
+            "weights in torch.float32 and run the forward pass in torch.autocast"
+        )
 
 
 def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -76,6 +76,11 @@ class ModelState:
         here = weight.is_cuda and weight.device.index == torch.cuda.current_device()
         self._balancing = GraphedStep(self._balance_, on=execution.graph and here)
 
+    @property
+    def collects_microbatches(self) -> bool:
+        """Whether `add_microbatch_` takes the gradients, so that parameters have none at a step."""
+        return self._execution.canonical
+
     # --- figures ------------------------------------------------------------------
 
     @property

@@ -17,6 +17,8 @@ from torch.autograd.graph import increment_version
 from gaugelasso.compress.flat import FlatStore, pick
 from gaugelasso.kernels.dispatch import fused_flat
 
+Kind = Literal["muon", "adam"]
+
 # Quintic of Jordan et al. 2024: brings singular values into about [0.7, 1.2] in so many rounds.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
@@ -162,7 +164,7 @@ class CoupledOptimizer:
         self,
         store: FlatStore,
         matrices: Mapping[str, int],
-        kind: Literal["muon", "adam"] = "muon",
+        kind: Kind = "muon",
         beta: float = 0.95,
         beta_second: float = 0.99,
         weight_decay: float = 0.0,

@@ -1,10 +1,13 @@
 """The options of the method, checked, and how its steps are executed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import get_args
 
 from gaugelasso.compress import pricing
+from gaugelasso.compress.optim import Kind
 from gaugelasso.compress.penalty import Calibration, Form
 from gaugelasso.compress.solver import Method
 from gaugelasso.errors import UserError
@@ -47,32 +50,42 @@ class CompressorOptions:
     solver: Method = "conservative"
     rho: float = 0.0
     loss_smoothing: float = 0.0
-    optimizer: Literal["muon", "adam"] = "muon"
+    optimizer: Kind = "muon"
     beta: float = 0.95
     beta_second: float = 0.99
     weight_decay: float = 0.0
     relative_step: float = 0.05
 
     def __post_init__(self) -> None:
+        for key, allowed in _CHOICES.items():
+            value = getattr(self, key)
+            if value not in allowed:
+                names = ", ".join(allowed)
+                raise UserError(f"compress.{key} = {value!r}; choose one of: {names}")
         for key in ("lr", "trust"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must be more than 0")
+            self._check(key, "a finite number above 0", lambda value: 0 < value < math.inf)
         for key in ("norm_rate", "split_share", "loss_smoothing", "beta", "beta_second"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must be in [0, 1)")
-        for key in (
-            "rho",
-            "weight_decay",
-            "sinkhorn_sweeps",
-            "anchor",
-            "drop_tolerance",
-            "relative_step",
-        ):
-            if getattr(self, key) < 0:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must not be negative")
+            self._check(key, "a number in [0, 1)", lambda value: 0 <= value < 1)
+        for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor", "drop_tolerance",
+                    "relative_step"):  # fmt: skip
+            self._check(key, "a number of 0 or more", lambda value: value >= 0)
         for key in ("interval", "multiple"):
-            if getattr(self, key) < 1:
-                raise UserError(f"compress.{key} = {getattr(self, key)}: must be at least 1")
-        if self.accounting not in pricing.ACCOUNTINGS:
-            known = ", ".join(pricing.ACCOUNTINGS)
-            raise UserError(f"compress.accounting = {self.accounting!r}; choose one of: {known}")
+            self._check(key, "a whole number of at least 1", lambda value: value >= 1)
+        for key in ("interval", "multiple", "sinkhorn_sweeps"):
+            if not isinstance(getattr(self, key), Integral):
+                raise UserError(f"compress.{key} = {getattr(self, key)}: must be a whole number")
+
+    def _check(self, key: str, wanted: str, fits: Callable[[float], bool]) -> None:
+        """UserError unless the option is a number that fits; NaN fits nothing."""
+        value = getattr(self, key)
+        if not isinstance(value, Real) or not fits(float(value)):
+            raise UserError(f"compress.{key} = {value!r}: must be {wanted}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "accounting": tuple(pricing.ACCOUNTINGS),
+    "penalty": get_args(Form),
+    "calibration": get_args(Calibration),
+    "solver": get_args(Method),
+    "optimizer": get_args(Kind),
+}

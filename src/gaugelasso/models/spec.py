@@ -112,6 +112,9 @@ class TransformerSpec:
         norm: Literal["slow", "tied"] = "slow",
     ) -> "TransformerSpec":
         """Equal layers of full width: the structure before compression."""
+        # Here, where the value is the one given: below they are numbers of sites and of pairs.
+        _positive("width", width)
+        _positive("d_k", d_k)
         if rope and d_k % 2:
             raise SpecError(f"d_k = {d_k} is odd; RoPE rotates pairs, give an even d_k")
         everywhere = tuple(range(width))
@@ -127,7 +130,7 @@ class TransformerSpec:
                 kv_heads=kv_heads or heads,
                 keys=pairs if rope else d_k,
                 values=d_v,
-                scale=1 / math.sqrt(d_k) if d_k > 0 else 0.0,
+                scale=1 / math.sqrt(d_k),
                 frequencies=frequencies,
             )
             operators += [attention, MlpSpec(depth, everywhere, everywhere, d_f)]

@@ -1,0 +1,131 @@
+"""Checks of what a training loop passes to a compressor: each error says what would be right.
+
+All of them run on the host and read no value from the device. The trainer calls the halves of a
+step itself and does not pay for the checks of a step.
+"""
+
+import logging
+import math
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from gaugelasso.axes import AxisTable, Compressible
+from gaugelasso.compress.model_state import ModelState
+from gaugelasso.errors import UserError
+
+_log = logging.getLogger(__name__)
+# So many steps in a row find weights that something else has changed: an optimizer does that at
+# every step, a loop that loads or initialises weights does not.
+_FOREIGN_STEPS = 3
+
+
+def check_number(name: str, value: Any, least: float = -math.inf) -> None:
+    """TypeError unless the value is a number, UserError unless it is finite and not below."""
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} = {value!r}: must be a number, not {type(value).__name__}")
+    if not math.isfinite(value) or value < least:
+        above = "" if least == -math.inf else f" of {least:g} or more"
+        raise UserError(f"{name} = {value}: must be a finite number{above}")
+
+
+def check_model(model: Any) -> None:
+    """TypeError unless the model is a Compressible that defines its methods."""
+    if not isinstance(model, Compressible):
+        raise TypeError(
+            f"{type(model).__name__} does not say what can be cut out of it: give a "
+            "gaugelasso.Transformer, or a Compressible of your own (docs/how-to/own-model.md)"
+        )
+    missing = [name for name in ("axis_table", "structure") if not _defines(model, name)]
+    if not missing and not _defines(model, "remove_operator"):
+        removable = removable_owners(model.axis_table())
+        missing += ["remove_operator"] if removable else []
+    if missing:
+        methods = " and ".join(f"{name}()" for name in missing)
+        raise TypeError(
+            f"{type(model).__name__} does not define {methods}; a Compressible must "
+            "(docs/how-to/own-model.md)"
+        )
+
+
+def _defines(model: Compressible, method: str) -> bool:
+    inherited = getattr(type(model), method) is getattr(Compressible, method)
+    return method in vars(model) or not inherited
+
+
+def removable_owners(table: AxisTable) -> set[str]:
+    """The operators that an event may remove."""
+    return set(table.owners()) - set(table.required)
+
+
+def check_prices(state: ModelState) -> None:
+    """UserError if there are indices to remove, and none of them has a price."""
+    prices = list(state.prices.values())
+    if any(len(price) for price in prices) and not any((price > 0).any() for price in prices):
+        raise UserError(
+            f"no index has a price under the accounting {state.options.accounting!r}, so nothing "
+            "would be removed: declare the work in the axis table, as in "
+            "costs=(Cost('matmul', factor, ('axis',)),)"
+        )
+
+
+class StepChecks:
+    """What must be true before each step of a training loop."""
+
+    def __init__(self, state: ModelState, loss_target: float):
+        self._state, self._loss_target = state, loss_target
+        self._version: int | None = None
+        self._foreign = 0
+
+    def before_step(self, loss: Any, thorough: bool) -> None:
+        """Check one call of `step`; `thorough` looks at every parameter."""
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"step wants the loss that backward was called on, a tensor, not {loss!r}"
+            )
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise UserError(
+                f"step wants the loss as one number, not a {loss.dtype} tensor of shape "
+                f"{tuple(loss.shape)}; average it first, as in loss.mean()"
+            )
+        model, store = self._state.model, self._state.plan.store
+        if not model.training:
+            raise UserError(
+                "the model is in eval mode, in which it does not measure what a step needs; call "
+                "model.train() before the forward pass"
+            )
+        graded = store.has_grads() or self._state.collects_microbatches
+        look = thorough or not graded or store.converted()
+        if look and (name := store.separated(model)) is not None:
+            raise UserError(
+                f"parameter {name!r} was converted, moved or replaced after the compressor was "
+                "created, so a step would not train it; call model.to(...) first, then create "
+                "the compressor, and write values in place"
+            )
+        if not graded:
+            raise UserError(
+                "no parameter has a gradient; call loss.backward() before step, and step once "
+                "for each time, because it clears the gradients"
+            )
+        self._check_foreign(store.weight)
+        if self._version is None and self._loss_target < 0:
+            _log.warning(
+                "warning: loss_target = %g is below zero; a cross-entropy or squared error never "
+                "gets there, so that nothing would be removed",
+                self._loss_target,
+            )
+
+    def _check_foreign(self, weight: Tensor) -> None:
+        """UserError if something else has changed the weights between several steps in a row."""
+        changed = self._version is not None and weight._version != self._version
+        self._foreign = self._foreign + 1 if changed else 0
+        if self._foreign >= _FOREIGN_STEPS:
+            raise UserError(
+                f"something else changed the weights before each of the last {self._foreign} "
+                "steps; the compressor is the optimizer, so remove your own optimizer's step()"
+            )
+
+    def after_step(self) -> None:
+        """Remember the weights as the compressor leaves them."""
+        self._version = self._state.plan.store.weight._version
