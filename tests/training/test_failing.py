@@ -91,7 +91,8 @@ def test_a_run_that_finds_no_way_on_stops_with_its_last_good_checkpoint(
     run = tmp_path / "run"
     assert [step for step, _ in returns(run)] == [30, 35, 40]
     seed = Draw(SEED, 44).seed
-    message = f"loss or gradient is NaN or infinite at step 45 (batch seed {seed}); last good checkpoint: "
+    message = f"loss or gradient is NaN or infinite at step 45 (batch seed {seed}); "
+    message += "last good checkpoint: "
     assert message + repr(str(run / "checkpoints" / "step-00000040")) in str(error.value)
     assert not (run / "summary.json").exists()
     assert checkpoint.load_state(run)[0]["steps"] == 40
