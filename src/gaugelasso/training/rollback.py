@@ -11,7 +11,7 @@ runs of retrieval and two of ff31 at the paper's size (docs/development/log.md).
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +25,16 @@ from gaugelasso.training.schedule import Phase, Schedule
 
 # How many times in a row a run goes back because steps fail.
 TRIES = 3
-_NOT_SAVED: Any = {"saved": False}
+NOT_SAVED: Any = {"saved": False}
 
 
 @dataclass
 class Rollback:
     """Fields that end in `_at` or `_step` are steps; a checkpoint keeps all but the first three."""
 
-    config: Config = field(metadata=_NOT_SAVED, repr=False)
-    states: SavedStates = field(metadata=_NOT_SAVED, repr=False)
-    schedule: Schedule = field(metadata=_NOT_SAVED, repr=False)
+    config: Config = field(metadata=NOT_SAVED, repr=False)
+    states: SavedStates = field(metadata=NOT_SAVED, repr=False)
+    schedule: Schedule = field(metadata=NOT_SAVED, repr=False)
     # The anneal: when the structure froze for it, and how long a second one is, once there is one.
     frozen_at: int | None = None
     second_anneal_steps: int = 0
@@ -88,6 +88,21 @@ class Rollback:
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
         return self._schedule().rate(step, self.frozen_at)
+
+    def pressed_loss(self, step: int) -> float | None:
+        """The loss that a step presses towards; None for a step without pressure."""
+        return self.config.target.loss if self.phase(step) == "compression" else None
+
+    def allowance(self, pressed_loss: float) -> float | None:
+        """A bound on what one event may cost; None for that of the options alone."""
+        return None
+
+    def observe(self, losses: Sequence[float]) -> None:
+        """Take in the training losses of the last steps."""
+
+    def course_due(self, step: int) -> bool:
+        """Whether to call `advance` after this step: in a run that follows a course."""
+        return False
 
     def freeze_(self, step: int) -> None:
         """The work target is met and the loss held: the anneal starts at this step."""

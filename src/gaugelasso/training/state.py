@@ -31,6 +31,7 @@ from gaugelasso.training.resume import (
     data_of,
     present_keys,
 )
+from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
 from gaugelasso.training.schedule import Schedule
@@ -48,7 +49,11 @@ class RunState:
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)
-        self.rollback = Rollback(config, saved, Schedule.of(config))
+        self.rollback = (
+            CourseRollback.of(config, saved)
+            if config.target.hold == "final"
+            else Rollback(config, saved, Schedule.of(config))
+        )
         # Skipped steps as of the last count: in a row up to it, and the most in a row.
         self.failing = self.streak = 0
         self._data = data_of(config.task)

@@ -26,6 +26,7 @@ from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFo
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
+from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.evaluation import (
     HeldOut,
     choose_device,
@@ -132,7 +133,8 @@ class Trainer:
         while self.compressor.steps < self.rollback.end:
             self._step()
             stopping = self._is_stopping(request)
-            due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
+            course = self.rollback.course_due(self.compressor.steps)
+            due = course or any(self._due(key) for key in ("log", "eval", "checkpoint"))
             if not stopping and not due:
                 continue
             self._read_losses()
@@ -141,6 +143,8 @@ class Trainer:
                 if self.state.streak >= self.train.skip_limit:
                     self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
+            if course:
+                self._follow_course()
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
                 self.record.metric = metric if math.isfinite(metric) else None
@@ -158,8 +162,10 @@ class Trainer:
 
     def _step(self) -> Event | None:
         step, rollback = self.compressor.steps, self.rollback
-        pressing = rollback.phase(step) == "compression"
-        self.compressor.set_pressure_(pressing * rollback.pressure)
+        pressed = rollback.pressed_loss(step)
+        self.compressor.set_pressure_(0.0 if pressed is None else rollback.pressure)
+        if pressed is not None:
+            self.compressor.set_loss_target_(pressed, rollback.allowance(pressed))
         self.compressor.set_lr_(rollback.rate(step))
         self.state.step.load_(step)
         self.state.step()
@@ -171,6 +177,21 @@ class Trainer:
             if event.dropped:
                 self.record.cut_at = self.compressor.steps
         return event
+
+    def _follow_course(self) -> None:
+        """Keep this state, or return to one that was kept, where the course says so."""
+        step, rollback = self.compressor.steps, self.rollback
+        assert isinstance(rollback, CourseRollback)
+        met = self.compressor.work_target_met
+        if met and not self.state.failing and rollback.phase(step) == "compression":
+            rollback.freeze_(step)
+        measure = lambda batches: self.evaluate(batches)[0]  # noqa: E731
+        keep, answer = rollback.advance(step, self.compressor.fma, measure)
+        if (doubt := rollback.course.in_doubt()) is not None:
+            _log.warning("warning: %s", doubt)
+        if keep:
+            self._save(owed=True, stopping=False)
+        self._carry_out(answer)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on selection data."""
@@ -195,6 +216,7 @@ class Trainer:
         compressor, record = self.compressor, self.record
         losses, target = torch.stack(self._losses).tolist(), self.config.target.loss
         record.add_losses_(losses, compressor.steps, target)
+        self.rollback.observe(losses)
         skipped, self.state.failing, self.state.streak = compressor.scalars.counts()
         if skipped - record.skipped < len(self._losses):
             self.rollback.step_succeeded_()
@@ -272,6 +294,8 @@ class Trainer:
         does one that ends with a skipped step, which has no checkpoint.
         """
         record = self.record
+        if isinstance(self.rollback, CourseRollback):
+            return  # done where the course advances
         settled = record.row_at >= record.cut_at and not self.state.failing
         met = self.compressor.work_target_met and settled
         pressing = self.rollback.phase(self.compressor.steps) == "compression"
@@ -291,7 +315,8 @@ class Trainer:
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
         best, target = self.record.best_loss, self.config.target.loss
-        if not summary["held"] and (best is None or best > target):
+        final = self.config.target.hold == "final"
+        if not summary["held"] and (final or best is None or best > target):
             where = str(self.folder.checkpoints)
             raise TargetMissed(missed_message(self.record, summary, where))
         return summary
