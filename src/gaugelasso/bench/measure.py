@@ -51,37 +51,34 @@ def work_per_token(model: Compressible) -> float:
     return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
 
 
-def _builder(config: Config, structure: Structure | None, multiple: int = 1) -> Build:
-    """Return a function that builds the model of a config, or of a structure in its place.
-
-    Every width is rounded up to a multiple of `multiple`, which only a transformer can.
-    """
-    own = structure.model_class if structure else isinstance(config.model, OwnModel)
-    if own and multiple > 1:
-        raise UserError("--multiple rounds up the built-in transformer only; remove it")
+def shapes_of(config: Config, structure: Structure | None) -> TransformerSpec | Build:
+    """Return what builds the model of a config, or that of a structure in its place."""
     seed = config.train.seed
-    if own and structure:
-        return lambda: structure.build(seed)
-    if isinstance(config.model, OwnModel) and not structure:
+    if structure:
+        return partial(structure.build, seed) if structure.model_class else structure.spec()
+    if isinstance(config.model, OwnModel):
         return partial(config.model.build, config.task, seed)
-    spec = structure.spec() if structure else _model_section(config).spec(config.task)
-    return partial(Transformer, round_up(spec, multiple), seed)
+    return config.model.spec(config.task)
+
+
+def _builder(config: Config, shapes: TransformerSpec | Build, multiple: int) -> Build:
+    if isinstance(shapes, TransformerSpec):
+        return partial(Transformer, round_up(shapes, multiple), config.train.seed)
+    if multiple > 1:
+        raise UserError("--multiple rounds up the built-in transformer only; remove it")
+    return shapes
 
 
 def bench_step(
-    config: Config,
-    structure: Structure | None,
-    device: str,
-    repeats: int,
-    multiple: int = 1,
+    config: Config, shapes: TransformerSpec | Build, device: str, repeats: int, multiple: int = 1
 ) -> Row:
     """Return the times of the parts of one training step in ms, and its throughput.
 
-    The model is the one of the config, or that of a structure. Every width is first rounded up
-    to a multiple of `multiple`, and events keep that. If it is above 1, the full step is also
-    timed at the structure's own widths.
+    `shapes` is the structure of a transformer, or a function that builds another model. Every
+    width is first rounded up to a multiple of `multiple`, and events keep that. If it is above
+    1, the full step is also timed at the structure's own widths.
     """
-    build, build_exact = _builder(config, structure, multiple), _builder(config, structure)
+    build, build_exact = _builder(config, shapes, multiple), _builder(config, shapes, 1)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     configure_cpu_(config, device)
@@ -186,16 +183,10 @@ def _peak_gib(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _model_section(config: Config) -> ModelConfig:
-    if isinstance(config.model, OwnModel):
-        named = f"model.{config.model.key} = {config.model.value!r}"
-        raise UserError(f"{named}: this needs the built-in transformer")
-    return config.model
-
-
 def uniform_like(config: Config, fma: float) -> TransformerSpec:
-    """Return the config's model, narrowed evenly until its work is nearest to `fma`."""
-    full = _model_section(config)
+    """Return the config's transformer, narrowed evenly until its work is nearest to `fma`."""
+    full = config.model
+    assert isinstance(full, ModelConfig)
 
     def narrowed(width: int) -> TransformerSpec:
         share, pair = width / full.width, 2 if full.rope else 1

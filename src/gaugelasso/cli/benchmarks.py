@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.bench.measure import bench_run, bench_step, default_file, record
+from gaugelasso.bench.measure import bench_run, bench_step, default_file, record, shapes_of
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
@@ -74,7 +74,7 @@ def bench(
         where = choose_device(settings.train.device)
         shapes = load_structure(structure) if structure else None
         kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
-        row = bench_step(settings, shapes, where, repeats, multiple)
+        row = bench_step(settings, shapes_of(settings, shapes), where, repeats, multiple)
         timings = iter([(work or what.stem + kind, row)])
     path = out or default_file(where)
     rows = {}
