@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": {"errors", "kernels", "files", "plugins", "models"},
     "config": {"errors", "files", "plugins", "models", "compress", "runs", "tasks"},
     "training": {
-        "errors", "signals", "axes", "kernels", "distributed", "compress", "runs", "tasks", "config",
+        "errors", "signals", "axes", "kernels", "distributed", "compress", "runs", "tasks",
+        "config",
     },
     "sweeps": {"errors", "signals", "files", "runs"},
     "bench": {
