@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
@@ -86,7 +86,7 @@ class Trainer:
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Compressible:
         return self.state.model
 
     @property
