@@ -118,7 +118,7 @@ class Compressor:
         self._end_pressure_at_target_()
         self.pilot: Pilot | None = None
         if total:
-            course = Course(loss_target, total, options.lr)
+            course = Course(total, options.lr, named=loss_target)
             recorder = open_recorder(record) if record is not None else None
             self.pilot = Pilot(self, course, evaluate, seconds, recorder)
 

@@ -14,22 +14,20 @@ Decides by numbers alone: knows nothing of models, files or data.
 """
 
 import dataclasses
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gaugelasso.compress.loss_window import LossWindow
 from gaugelasso.errors import UserError
 
 Phase = Literal["warmup", "compression", "trial", "cooldown"]
 Stage = Literal["start", "trial", "press", "anneal"]
 
-# With fewer steps the stages have no room.
-LEAST_STEPS = 20
-# A time budget is divided into so many ticks, and the course counts those in place of steps.
-TICKS = 10_000
+# With fewer steps the stages have no room. A time budget is divided into so many ticks, which the
+# course counts in place of steps.
+LEAST_STEPS, TICKS = 20, 10_000
 # The lengths of the stages, as shares of all steps. With these a run has three trials.
 WARMUP, START, TRIAL, PRESS, ANNEAL = 0.05, 0.2, 0.06, 0.12, 0.38
 # The learning rate at the end of an anneal, and at the start of the last one, as shares of the
@@ -48,10 +46,6 @@ ABOVE, MOST_ABOVE = 0.4, 0.7
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.0025
-# Losses that the present loss is a mean of, and those that its noise is measured on.
-WINDOW, NOISE_WINDOW = 33, 60
-# The final loss is aimed at this many standard errors below the named one, within these shares.
-ERRORS, LEAST_ROOM, MOST_ROOM = 3.0, 0.01, 0.18
 # Over the last share of the steps pressure stops wherever the loss on selection data is too high.
 LANDING = 0.06
 # Selection batches of a trial's end or of the landing, and of the other measurements.
@@ -77,14 +71,13 @@ class Answer:
 
 
 @dataclass
-class Course:
+class Course(LossWindow):
     """Asked for `rate` and `pressed_loss` before each step, told of losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
     A checkpoint keeps all fields but the first six.
     """
 
-    named: float
     steps: int
     lr: float
     warmup: int = -1
@@ -98,8 +91,6 @@ class Course:
     # The provisional loss that compression presses towards; how far a trial lowered the loss.
     provisional: float = 0.0
     fall: float = 0.0
-    recent: list[float] = field(default_factory=list)
-    first_loss: float | None = None
     loss_before: float = 0.0
     # The last state whose trial led to the named loss, or the one before all trials; the least
     # provisional loss that was too loose.
@@ -192,30 +183,6 @@ class Course:
         mean = math.sqrt(self.named * first) if self.named > 0 else first
         return min(mean, self.named + FIRST_WAY * (first - self.named))
 
-    # --- the losses -----------------------------------------------------------------------
-
-    def observe(self, losses: Sequence[float]) -> None:
-        """Take in the training losses of the last steps."""
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        if self.first_loss is None and finite:
-            self.first_loss = finite[0]
-        self.recent = [*self.recent, *finite][-NOISE_WINDOW:]
-
-    @property
-    def loss(self) -> float:
-        """The present training loss: a mean over the last steps."""
-        return statistics.fmean(self.recent[-WINDOW:]) if self.recent else math.inf
-
-    @property
-    def aim(self) -> float:
-        """The final loss that is aimed at: below the named one by the noise of a measurement."""
-        logs = [math.log(max(loss, 1e-12)) for loss in self.recent]
-        # By differences, so that a falling loss is not taken for noise.
-        steps = [b - a for a, b in itertools.pairwise(logs)]
-        noise = statistics.pstdev(steps) / math.sqrt(2) if steps else 0.0
-        room = ERRORS * noise / math.sqrt(WINDOW)
-        return self.named - abs(self.named) * min(max(room, LEAST_ROOM), MOST_ROOM)
-
     # --- after a step ---------------------------------------------------------------------
 
     def due(self, step: int) -> bool:
@@ -259,15 +226,8 @@ class Course:
         used = self.provisional or self._first_provisional(self.first_loss or self.named)
         loss = max(loss, 1e-12) if math.isfinite(loss) else math.inf
         self.fall = math.log(self.loss_before / loss) if math.isfinite(loss) else 0.0
-        self.trials.append(
-            {
-                "step": step,
-                "fma": fma,
-                "loss_before": self.loss_before,
-                "pressed_loss": used,
-                "selection_loss": loss if math.isfinite(loss) else None,
-            }
-        )
+        row = {"step": step, "fma": fma, "loss_before": self.loss_before, "pressed_loss": used}
+        self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
         missing = math.log(loss / self.aim) if self.aim > 0 else loss - self.aim
         enough = loss <= self.named or missing <= self._further()
         back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma

@@ -15,6 +15,11 @@ RATE, LEAST_LR, MOST_LR = 0.2, 1e-4, 3e-3
 EVENTS, LEAST_INTERVAL, MOST_INTERVAL = 100, 10, 100
 
 
+def matrix_sizes(model: nn.Module) -> list[int]:
+    """The numbers of elements of a model's weight matrices."""
+    return [parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2]
+
+
 def default_lr(sizes: list[int]) -> float:
     """The learning rate for weight matrices of these numbers of elements."""
     side = math.sqrt(statistics.median(sizes)) if sizes else 1.0
@@ -28,5 +33,5 @@ def default_interval(steps: int) -> int:
 
 def default_options(model: nn.Module, steps: int) -> CompressorOptions:
     """The options of a run of this length."""
-    sizes = [parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2]
-    return CompressorOptions(lr=default_lr(sizes), interval=default_interval(steps))
+    lr = default_lr(matrix_sizes(model))
+    return CompressorOptions(lr=lr, interval=default_interval(steps))

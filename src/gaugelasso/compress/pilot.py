@@ -5,8 +5,6 @@ it keeps the states that the course wants and returns to them. Knows nothing of 
 writes what happens.
 """
 
-import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gaugelasso.compress.course import THOROUGH, TICKS, WINDOW, Course
+from gaugelasso.compress.course import THOROUGH, TICKS, Course
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
@@ -110,8 +108,7 @@ class Pilot:
     def selection_loss(self, batches: int = THOROUGH) -> float:
         """The loss on held-out data; without an `evaluate` function, of the last batches."""
         if self._evaluate is None:
-            recent = self.course.recent[-WINDOW:]
-            return statistics.fmean(recent) if recent else math.inf
+            return self.course.loss
         model = self.compressor.model
         model.eval()
         try:

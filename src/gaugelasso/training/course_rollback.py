@@ -3,18 +3,23 @@
 The course decides where to return to and when; steps that fail are handled as in every run.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.course import Course, Measure, Phase
 from gaugelasso.config import Config
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.training.answers import Answer, EndOn, ReturnTo, SavedStates, Stay
+from gaugelasso.training.phases import NOT_SAVED
 from gaugelasso.training.records import RunRecord
-from gaugelasso.training.rollback import NOT_SAVED, Rollback
+from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.schedule import Schedule
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,9 +32,9 @@ class CourseRollback(Rollback):
     def of(cls, config: Config, states: SavedStates) -> "CourseRollback":
         train = config.train
         course = Course(
-            config.target.loss,
             train.steps,
             config.compress.lr,
+            named=config.target.loss,
             warmup=train.warmup,
             anneal=train.cooldown,
             least_rate=train.lr_min,
@@ -61,6 +66,9 @@ class CourseRollback(Rollback):
     def allowance(self, pressed_loss: float) -> float | None:
         return self.course.allowance(pressed_loss)
 
+    def freeze_if_met_(self, compressor: Compressor, record: RunRecord, failing: bool) -> None:
+        """Done where the course advances."""
+
     def freeze_(self, step: int) -> None:
         self.frozen_at = step
         self.course.end_compression(step)
@@ -73,17 +81,23 @@ class CourseRollback(Rollback):
     def course_due(self, step: int) -> bool:
         return self.course.due(step)
 
-    def advance(self, step: int, fma: float, measure: Measure) -> tuple[bool, Answer]:
-        """Whether to keep the present state, and whether to return to one that was kept."""
-        wanted = self.course.advance(step, fma, measure)
-        if self.course.held_at is not None:
-            self.held_at, self.held = self.course.held_at, {self.course.held_at: self.course.held_fma}
+    def advance(
+        self, compressor: Compressor, failing: bool, measure: Measure
+    ) -> tuple[bool, Answer]:
+        step, course = compressor.steps, self.course
+        if compressor.work_target_met and not failing and self.frozen_at is None:
+            self.freeze_(step)
+        wanted = course.advance(step, compressor.fma, measure)
+        if (doubt := course.in_doubt()) is not None:
+            _logger.warning("warning: %s", doubt)
+        if course.held_at is not None:
+            self.held_at, self.held = course.held_at, {course.held_at: course.held_fma}
         if wanted.return_to is None:
             return wanted.keep, Stay()
-        last = self.course.trials[-1]
+        last = course.trials[-1]
         reason = (
             f"a trial anneal of {last['fma']:,.0f} FMA per token led to a loss of "
-            f"{last['selection_loss'] or math.inf:.4g}, too high for the named {self.course.named:g}"
+            f"{last['selection_loss'] or math.inf:.4g}, too high for {course.named:g}"
         )
         saved = self.states.first_intact([wanted.return_to])
         return wanted.keep, ReturnTo(saved, reason) if saved else Stay()

@@ -12,7 +12,6 @@ from gaugelasso.compress.course import Phase
 from gaugelasso.config import Config
 
 
-
 @dataclass(frozen=True)
 class Schedule:
     steps: int

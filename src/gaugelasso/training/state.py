@@ -22,6 +22,7 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import check_rebuildable, describe
 from gaugelasso.training.answers import EndOn, ReturnTo
+from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -33,7 +34,6 @@ from gaugelasso.training.resume import (
     present_keys,
     warn_changed_code,
 )
-from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
 from gaugelasso.training.schedule import Schedule

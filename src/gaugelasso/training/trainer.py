@@ -19,14 +19,13 @@ from torch import Tensor
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Event
+from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
-from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
-from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.evaluation import (
     HeldOut,
     choose_device,
@@ -41,10 +40,6 @@ from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
 
 _log = logging.getLogger(__name__)
-
-
-class TargetMissed(UserError):
-    """The run ended without ever reaching its loss target."""
 
 
 class Trainer:
@@ -179,16 +174,11 @@ class Trainer:
         return event
 
     def _follow_course(self) -> None:
-        """Keep this state, or return to one that was kept, where the course says so."""
-        step, rollback = self.compressor.steps, self.rollback
-        assert isinstance(rollback, CourseRollback)
-        met = self.compressor.work_target_met
-        if met and not self.state.failing and rollback.phase(step) == "compression":
-            rollback.freeze_(step)
-        measure = lambda batches: self.evaluate(batches)[0]  # noqa: E731
-        keep, answer = rollback.advance(step, self.compressor.fma, measure)
-        if (doubt := rollback.course.in_doubt()) is not None:
-            _log.warning("warning: %s", doubt)
+        """Keep this state, or return to one that was kept, where the course wants it."""
+        failing = bool(self.state.failing)
+        keep, answer = self.rollback.advance(
+            self.compressor, failing, lambda batches: self.evaluate(batches)[0]
+        )
         if keep:
             self._save(owed=True, stopping=False)
         self._carry_out(answer)
@@ -278,7 +268,7 @@ class Trainer:
         record.close_interval_(step)
         if record.loss is None:
             return
-        self._freeze_if_met(record.loss)
+        rollback.freeze_if_met_(self.compressor, record, bool(self.state.failing))
         phase, lr, name = rollback.phase(step - 1), rollback.rate(step - 1), self.task.metric_name
         row = metrics_row(self.compressor, self.model, record, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
@@ -286,21 +276,6 @@ class Trainer:
             end, target = rollback.end, self.config.target.loss
             left_s = (end - step) * step_s
             self.on_progress(Progress(row, end, target, record.fma_initial, name, left_s))
-
-    def _freeze_if_met(self, loss: float) -> None:
-        """Freeze the structure and start the anneal once the work target is met and loss held.
-
-        An interval that began before the last cut does not count: it is of another structure. Nor
-        does one that ends with a skipped step, which has no checkpoint.
-        """
-        record = self.record
-        if isinstance(self.rollback, CourseRollback):
-            return  # done where the course advances
-        settled = record.row_at >= record.cut_at and not self.state.failing
-        met = self.compressor.work_target_met and settled
-        pressing = self.rollback.phase(self.compressor.steps) == "compression"
-        if pressing and met and loss <= self.config.target.loss:
-            self.rollback.freeze_(self.compressor.steps)
 
     def _final(self, stream: int) -> HeldOut:
         return final_evaluation(self.model, self.config, self.device, self.team, stream)
