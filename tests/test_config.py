@@ -124,7 +124,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path, key: str, ne
 def test_without_a_near_name_all_valid_names_are_listed(tmp_path: Path) -> None:
     message = refusal(tmp_path, target__xyzzy=1)
     assert "unknown key target.xyzzy" in message
-    assert "valid: fma, loss" in message
+    assert "valid: fma, hold, loss" in message
     assert "valid: length, modulus, name, vocabulary" in refusal(tmp_path, task__xyzzy=1)
 
 

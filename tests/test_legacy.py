@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gaugelasso import load_model
-from gaugelasso.config import Config
+from gaugelasso.config import Config, run_config
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.trainer import Trainer
@@ -27,7 +27,7 @@ RUNS = sorted(path.name for path in LEGACY.iterdir())
 
 
 def config_of(run: Path) -> Config:
-    return Config.from_dict(read(run / "config.json"))
+    return run_config(run)
 
 
 def same_arithmetic(run: Path) -> bool:

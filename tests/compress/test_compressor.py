@@ -65,13 +65,14 @@ def fade_(compressor: Compressor, name: str, indices: list[int], norms: bool = T
 
 def test_the_public_face_fits_on_a_screen() -> None:
     """What only a trainer or a checkpoint needs is on the parts, not here."""
-    step = {"step", "finish_step_", "set_lr_", "set_pressure_"}
+    step = {"step", "finish_step_", "set_lr_", "set_loss_target_", "set_pressure_"}
+    run = {"finish", "done"}
     event = {"event_", "on_drop"}
     progress = {"fma", "work_target_met", "parameters", "widths", "structure", "prices", "utility"}
     scalars = {"rho", "skipped", "failing"}
     state = {"state_tensors", "load_state_tensors_"}
     public = {name for name in vars(Compressor) if not name.startswith("_")}
-    assert public == step | event | progress | scalars | state
+    assert public == step | run | event | progress | scalars | state
 
 
 # --- hooks ---------------------------------------------------------------------------

@@ -23,7 +23,8 @@ def test_a_small_config_reaches_its_target_and_shrinks(
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
     steps, target = SHORT[name]
     changes = {
-        "target.loss": target, "train.steps": steps, "train.warmup": steps // 15,
+        "target.loss": target, "target.hold": "pressed", "train.steps": steps,
+        "train.warmup": steps // 15, "compress.lr": 3e-3, "compress.interval": 25,
         "train.cooldown": steps // 5, "train.eval_every": steps, "train.final_batches": 4,
         "train.device": "cpu",
     }  # fmt: skip
