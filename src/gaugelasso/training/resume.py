@@ -7,7 +7,8 @@ from typing import Any
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.runs import logs
+from gaugelasso.models import TransformerSpec, same_network
+from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED
 from gaugelasso.runs.reading import read_json, read_rows
 from gaugelasso.tasks import Task, WithData
@@ -54,6 +55,15 @@ def check_same_config(config: Config, path: Path) -> None:
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
                 )
+
+
+def check_same_structure(structure: TransformerSpec, path: Path) -> None:
+    """UserError unless the structure is the one in this file, which the run began with."""
+    if not same_network(checkpoint.load_spec(path), structure):
+        raise UserError(
+            f"--resume: --structure is not what the run began with ({str(path)!r}); "
+            "give the structure it began with, or start another run"
+        )
 
 
 def check_readable(run: Path) -> None:

@@ -14,8 +14,8 @@ import torch
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
-from gaugelasso.errors import errors_of
-from gaugelasso.models import Transformer
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
@@ -27,6 +27,7 @@ from gaugelasso.training.resume import (
     check_readable,
     check_same_config,
     check_same_data,
+    check_same_structure,
     check_state,
     data_of,
     present_keys,
@@ -37,14 +38,39 @@ from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.step import TrainingStep
 
 _logger = logging.getLogger(__name__)
+# The parts of a structure that the task decides.
+_OF_TASK = ("length", "inputs", "outputs", "input_kind", "causal")
+
+
+def initial_spec(config: Config, structure: TransformerSpec | None) -> TransformerSpec:
+    """The structure that a run begins with: the given one, or that of [model].
+
+    UserError if the given one is of another task.
+    """
+    uniform = config.model.spec(config.task)
+    for name in _OF_TASK if structure else ():
+        here, there = getattr(uniform, name), getattr(structure, name)
+        if here != there:
+            raise UserError(
+                f"--structure: its {name} is {there!r}, and task {config.task_name!r} needs "
+                f"{here!r}; take the structure of a run of the same task"
+            )
+    return structure or uniform
 
 
 class RunState:
     """A new run; with `resume` as the newest checkpoint of the folder has it, if there is one."""
 
     def __init__(
-        self, config: Config, device: str, folder: RunFolderBase, team: Team, resume: bool
+        self,
+        config: Config,
+        device: str,
+        folder: RunFolderBase,
+        team: Team,
+        resume: bool,
+        structure: TransformerSpec | None = None,
     ):
+        self._structure = structure
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)
@@ -75,7 +101,7 @@ class RunState:
         config, folder, task = self.config, self.folder, self.config.task
         # Nothing in this package draws from torch's own generators, but a user's task might.
         torch.manual_seed(config.train.seed)
-        spec = config.model.spec(task)
+        spec = initial_spec(config, self._structure)
         self._set_model(Transformer(spec, config.train.seed).to(self.device))
         compressor = self.compressor
         self.record.fma_initial = compressor.fma
@@ -93,6 +119,8 @@ class RunState:
         self.team.on_rank0(lambda: check_same_config(self.config, run / "config.json"))
         self.team.on_rank0(lambda: check_readable(run))
         self.team.on_rank0(lambda: check_same_data(self._data, run / "initial.json"))
+        if structure := self._structure:
+            self.team.on_rank0(lambda: check_same_structure(structure, run / "initial.json"))
         self._set_model(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")

@@ -21,7 +21,7 @@ from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer
+from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
@@ -36,7 +36,7 @@ from gaugelasso.training.evaluation import (
 )
 from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed_message, summary
 from gaugelasso.training.rollback import Rollback
-from gaugelasso.training.state import RunState
+from gaugelasso.training.state import RunState, initial_spec
 from gaugelasso.training.step import microbatches_of
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TargetMissed(UserError):
 
 
 class Trainer:
-    """Build with a config and a folder, then `run()`."""
+    """Build with a config and a folder, then `run()`. `structure` replaces that of [model]."""
 
     def __init__(
         self,
@@ -56,8 +56,10 @@ class Trainer:
         existing: Existing = "refuse",
         on_progress: Callable[[Progress], None] | None = None,
         team: Team = ALONE,
+        structure: TransformerSpec | None = None,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
+        initial_spec(config, structure)  # refuses one that does not fit the task
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
         self.device = choose_device(self.train.device, team.local)
@@ -69,7 +71,7 @@ class Trainer:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
             resume = existing == "resume"
-            self.state = RunState(config, self.device, self.folder, team, resume)
+            self.state = RunState(config, self.device, self.folder, team, resume, structure)
             on_failure.pop_all()
 
     def _open(self, existing: Existing) -> None:
