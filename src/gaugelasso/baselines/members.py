@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.baselines.ladder import Scale
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.config import ModelConfig
 from gaugelasso.errors import UserError
@@ -23,6 +24,7 @@ class Member:
 
     arm: Arm
     model: ModelConfig | None
+    scales: tuple[Scale, ...] = ()  # the ladders that it is on
 
     def is_trained(self, seeds: Sequence[int]) -> bool:
         return all(exists(self.arm.run_folder(seed) / "summary.json") for seed in seeds)
@@ -35,11 +37,12 @@ class Member:
             "name": self.arm.name,
             "kind": "uniform" if self.model else "retrained",
             "widths": widths,
+            "scales": list(self.scales),
             **median_row(runs, bar),
         }
 
 
-def uniform(model: ModelConfig, out: Path) -> Member:
+def uniform(model: ModelConfig, out: Path, scales: Sequence[Scale]) -> Member:
     """Return the member of a uniform model; its folder names all widths that a ladder changes."""
     widths = f"width{model.width}-heads{model.heads}-k{model.d_k}-v{model.d_v}-f{model.d_f}"
     keys = ("width", "heads", "kv_heads", "d_k", "d_v", "d_f")
@@ -47,7 +50,7 @@ def uniform(model: ModelConfig, out: Path) -> Member:
     heads = "1 head" if model.heads == 1 else f"{model.heads} heads"
     sizes = f"{model.d_k}" if model.d_k == model.d_v else f"{model.d_k}/{model.d_v}"
     name = f"width {model.width}, {heads} of {sizes}"
-    return Member(Arm(name, changes, out / widths), model)
+    return Member(Arm(name, changes, out / widths), model, tuple(scales))
 
 
 def retrained(structure: Path, out: Path) -> Member:
@@ -58,7 +61,7 @@ def retrained(structure: Path, out: Path) -> Member:
 def run_row(folder: Path, bar: Bar) -> Row:
     """Return the figures of one finished run; its folder is the last key."""
     path = folder / "summary.json"
-    summary = read_json(path)
+    summary = read_json(path, finite=False)
     try:
         return {
             "seed": summary["seed"],

@@ -16,7 +16,7 @@ def collect(
     run: Path, config: Config, bar: Bar, seeds: Sequence[int], found: Found, how: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of baseline.json, without latencies. `how` are the command's choices."""
-    run_own = {"name": "run", "kind": "run", "widths": None}
+    run_own: Row = {"name": "run", "kind": "run", "widths": None, "scales": []}
     smallest = found.smallest
     return {
         "run": str(run),

@@ -38,8 +38,14 @@ class Search:
         plan: Plan,
     ):  # fmt: skip
         self.bar, self.plan = bar, plan
+        models = {scale: ladder(config, scale) for scale in scales}
+        # A model that is on two ladders, as the full one is, is one member.
         self.ladders = [
-            [members.uniform(model, out) for model in ladder(config, scale)] for scale in scales
+            [
+                members.uniform(model, out, [name for name in scales if model in models[name]])
+                for model in rungs
+            ]
+            for rungs in models.values()
         ]
         self.retrained = members.retrained(structure, out)
 

@@ -10,6 +10,7 @@ from gaugelasso.report.run import Run
 from gaugelasso.report.schema import (
     FIGURE,
     FINITE,
+    NAMES,
     SWITCH,
     TEXT,
     WHOLE,
@@ -30,7 +31,7 @@ _RUN: Schema = {
 _ROW: Schema = {
     "name": TEXT, "kind": TEXT, "fma": WORK, "parameters": FINITE, "training_fma": FINITE,
     "selection_loss": FIGURE, "loss": FIGURE, "metric": FIGURE, "held": SWITCH,
-    "latency_ms": FIGURE,
+    "latency_ms": FIGURE, "scales": NAMES,
 }  # fmt: skip
 _TABLES = Kind("a list of tables", lambda value: isinstance(value, list) and bool(value))
 _FILE: Schema = {
