@@ -185,7 +185,7 @@ def test_seeds_and_tolerance(gaugelasso: Command, run: Path, tmp_path: Path) -> 
 def test_the_runs_of_a_baseline_have_the_schedule_of_the_run(run: Path) -> None:
     """Of a run that a work target froze at step 25 of 37."""
     summary = {**read(run / "summary.json"), "steps": 37, "frozen_step": 25}
-    config = plain_settings(run, run_config(run), summary, {"compress.lr": "0.01"})
+    config = plain_settings(run, summary, {"compress.lr": "0.01"})
     assert (config.train.steps, config.train.warmup, config.train.cooldown) == (37, 4, 12)
     assert (config.compress.solver, config.compress.rho) == ("fixed", 0.0)
     assert config.compress.lr == 0.01
@@ -298,7 +298,7 @@ def test_sentences_name_what_is_not_monotone_and_where_no_model_reached() -> Non
 
 def test_a_structure_is_trained_with_new_weights(gaugelasso: Command, run: Path) -> None:
     config, out = run.parent / "config.toml", run.parent / "again"
-    plain = plain_settings(run, run_config(run), read(run / "summary.json"), {})
+    plain = plain_settings(run, read(run / "summary.json"), {})
     config.write_text(to_toml(plain.to_dict()))
     command = ("train", config, "--out", out, "--structure", run)
     assert gaugelasso(*command)[0] == 0

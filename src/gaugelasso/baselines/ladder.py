@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from gaugelasso.bench.measure import narrowed
-from gaugelasso.config import Config, ModelConfig
+from gaugelasso.config import Config
+from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
 
 # From one width of the ladder to the next smaller one. Steps finer than this are below the
@@ -46,10 +47,12 @@ def ladder(config: Config, scale: Scale) -> list[ModelConfig]:
     The last is the config's model itself. A width that cannot be built is left out, such as one
     whose heads are not a multiple of its kv_heads.
     """
-    width, rungs = config.model.width, [config.model]
+    full = config.model
+    assert isinstance(full, ModelConfig)
+    width, rungs = full.width, [full]
     while width > 1:
         width = min(width - 1, math.floor(width * _STEP))
-        model = _NARROWER[scale](config.model, width)
+        model = _NARROWER[scale](full, width)
         try:
             model.spec(config.task)
         except UserError:

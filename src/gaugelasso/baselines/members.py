@@ -8,7 +8,7 @@ from typing import Any
 
 from gaugelasso.baselines.ladder import Scale
 from gaugelasso.baselines.setting import Bar
-from gaugelasso.config import ModelConfig
+from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.sweeps.arms import Arm

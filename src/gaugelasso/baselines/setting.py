@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.config import Config, changed
+from gaugelasso.config import Config, run_config
+from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
@@ -52,14 +53,17 @@ def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
     return float(loss)
 
 
-def plain_settings(
-    run: Path, config: Config, summary: Mapping[str, Any], changes: Mapping[str, str]
-) -> Config:
+def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:
     """Return the config of the baseline's runs: no pressure, and the schedule that the run had.
 
     `changes` are made too; UserError if they change what a baseline takes from its run.
     """
-    initial = run / "initial.json"
+    config, initial = run_config(run), run / "initial.json"
+    if not isinstance(config.model, ModelConfig):
+        raise UserError(
+            f"{str(run)!r} is a run of a model of its own, and how to narrow that is not known; a "
+            "baseline needs a run of the built-in transformer"
+        )
     if not same_network(load_spec(initial), config.model.spec(config.task)):
         raise UserError(
             f"{str(initial)!r}: the run did not begin with the uniform model of its config "
@@ -85,4 +89,4 @@ def plain_settings(
                 f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
                 "the keys of [model] and other keys of [compress] and [train] can be set"
             )
-    return changed(config.to_dict(), {**fixed, **changes})
+    return run_config(run, {**fixed, **changes})

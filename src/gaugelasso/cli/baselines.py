@@ -11,7 +11,6 @@ from gaugelasso.baselines.search import Search
 from gaugelasso.baselines.setting import Bar, loss_of, plain_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
 from gaugelasso.cli.output import console, print_line
-from gaugelasso.config import run_config
 from gaugelasso.report import write_baseline
 from gaugelasso.report.baseline import baseline_table, load_baseline, sentences, trained_table
 from gaugelasso.report.data import check_finished, load_run
@@ -62,10 +61,10 @@ def baseline(
     """
     loaded = load_run(run)
     check_finished([loaded])
-    summary, config = loaded.summary or {}, run_config(run)
+    summary = loaded.summary or {}
     bar = Bar(loss_of(run, summary), tolerance)
     changes = parse_changes(set_) | ({"train.device": device} if device else {})
-    settings = plain_settings(run, config, summary, changes)
+    settings = plain_settings(run, summary, changes)
     where = choose_device(settings.train.device)
     folder = out or run / "baseline"
     text = comment("plain training with the schedule of a run") + "\n" + to_toml(settings.to_dict())

@@ -1,5 +1,6 @@
 """Checks before a run resumes: settings, data, checkpoint state and logs must be its own."""
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,13 +8,13 @@ from typing import Any
 
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.models import TransformerSpec, same_network
-from gaugelasso.runs import checkpoint, logs
+from gaugelasso.runs import logs
 from gaugelasso.runs.folder import CHECKPOINTS, UNSAVED
 from gaugelasso.runs.reading import read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import fingerprint
 
+_log = logging.getLogger(__name__)
 # Settings that change no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
 _FREE |= {("train", "rank_timeout"), ("task", "cache")}
@@ -50,20 +51,33 @@ def check_same_config(config: Config, path: Path) -> None:
         if not isinstance(old, dict):
             raise UserError(f"{str(path)!r}: no config of a run, it has no [{section}]")
         for key, value in values.items():
-            if (section, key) not in _FREE and old.get(key) != value:
+            if (section, key) in _FREE or _same_module(key, old.get(key), value):
+                continue
+            if old.get(key) != value:
                 raise UserError(
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
                 )
 
 
-def check_same_structure(structure: TransformerSpec, path: Path) -> None:
-    """UserError unless the structure is the one in this file, which the run began with."""
-    if not same_network(checkpoint.load_spec(path), structure):
-        raise UserError(
-            f"--resume: --structure is not what the run began with ({str(path)!r}); "
-            "give the structure it began with, or start another run"
-        )
+def _same_module(key: str, old: Any, new: Any) -> bool:
+    """Whether both name the same thing in a file of the same name, which may have moved."""
+    if key != "module" or not isinstance(old, str):
+        return False
+    return Path(old).name == Path(new).name
+
+
+def warn_changed_code(config: Config, run: Path) -> None:
+    """Log a warning if a file with code of the user is not as it was when the run began."""
+    before = read_json(run / "environment.json")
+    digests = before.get("code") if isinstance(before, dict) else None
+    for section, digest in config.code().items():
+        was = digests.get(section) if isinstance(digests, dict) else None
+        if was not in (None, digest):
+            _log.warning(
+                "warning: the code of [%s] has changed since the run %r began (SHA-256 %.12s, "
+                "was %.12s)", section, str(run), digest, str(was),
+            )  # fmt: skip
 
 
 def check_readable(run: Path) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
-from gaugelasso.errors import UserError, errors_of
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.errors import errors_of
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
+from gaugelasso.runs.structures import Structure, check_rebuildable, describe
 from gaugelasso.training.answers import EndOn, ReturnTo
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
@@ -27,35 +28,18 @@ from gaugelasso.training.resume import (
     check_readable,
     check_same_config,
     check_same_data,
-    check_same_structure,
     check_state,
     data_of,
     present_keys,
+    warn_changed_code,
 )
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
 from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.structure import check_same_structure
 
 _logger = logging.getLogger(__name__)
-# The parts of a structure that the task decides.
-_OF_TASK = ("length", "inputs", "outputs", "input_kind", "causal")
-
-
-def initial_spec(config: Config, structure: TransformerSpec | None) -> TransformerSpec:
-    """The structure that a run begins with: the given one, or that of [model].
-
-    UserError if the given one is of another task.
-    """
-    uniform = config.model.spec(config.task)
-    for name in _OF_TASK if structure else ():
-        here, there = getattr(uniform, name), getattr(structure, name)
-        if here != there:
-            raise UserError(
-                f"--structure: its {name} is {there!r}, and task {config.task_name!r} needs "
-                f"{here!r}; take the structure of a run of the same task"
-            )
-    return structure or uniform
 
 
 class RunState:
@@ -68,7 +52,7 @@ class RunState:
         folder: RunFolderBase,
         team: Team,
         resume: bool,
-        structure: TransformerSpec | None = None,
+        structure: Structure | None = None,
     ):
         self._structure = structure
         self.config, self.device, self.folder, self.team = config, device, folder, team
@@ -92,7 +76,7 @@ class RunState:
     def steps(self) -> int:
         return self.compressor.steps
 
-    def _set_model(self, model: Transformer) -> None:
+    def _set_model(self, model: Compressible) -> None:
         self.model = model
         self.step = TrainingStep(model, self.config, self.device, self.team)
         self.compressor = self.step.compressor
@@ -101,8 +85,10 @@ class RunState:
         config, folder, task = self.config, self.folder, self.config.task
         # Nothing in this package draws from torch's own generators, but a user's task might.
         torch.manual_seed(config.train.seed)
-        spec = initial_spec(config, self._structure)
-        self._set_model(Transformer(spec, config.train.seed).to(self.device))
+        given, seed = self._structure, config.train.seed
+        model = given.build(seed) if given else config.model.build(task, seed)
+        check_rebuildable(model)
+        self._set_model(model.to(self.device))
         compressor = self.compressor
         self.record.fma_initial = compressor.fma
         self.record.parameters_initial = compressor.parameters
@@ -112,15 +98,15 @@ class RunState:
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         initial |= {"data": self._data} if self._data else {}
-        folder.write("initial.json", {**initial, "structure": compressor.structure})
+        folder.write("initial.json", {**initial, **describe(compressor.model)})
 
     def _resume(self, found: Checkpoint) -> None:
         run = self.folder.path
         self.team.on_rank0(lambda: check_same_config(self.config, run / "config.json"))
         self.team.on_rank0(lambda: check_readable(run))
         self.team.on_rank0(lambda: check_same_data(self._data, run / "initial.json"))
-        if structure := self._structure:
-            self.team.on_rank0(lambda: check_same_structure(structure, run / "initial.json"))
+        self.team.on_rank0(lambda: warn_changed_code(self.config, run))
+        self.team.on_rank0(lambda: check_same_structure(self._structure, run / "initial.json"))
         self._set_model(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")
@@ -141,7 +127,8 @@ class RunState:
         return {**self.record.to_dict(), **self.rollback.to_dict()}
 
     def _environment(self) -> dict[str, Any]:
-        return {**environment(self.device), "ranks": self.team.size}
+        code = {"code": found} if (found := self.config.code()) else {}
+        return {**environment(self.device), "ranks": self.team.size, **code}
 
     def save(self) -> None:
         """Write a checkpoint. Those that the run may go back to are kept beside the newest."""

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.structures import Structure
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
@@ -36,8 +37,9 @@ from gaugelasso.training.evaluation import (
 )
 from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed_message, summary
 from gaugelasso.training.rollback import Rollback
-from gaugelasso.training.state import RunState, initial_spec
+from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
+from gaugelasso.training.structure import check_fits
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +58,10 @@ class Trainer:
         existing: Existing = "refuse",
         on_progress: Callable[[Progress], None] | None = None,
         team: Team = ALONE,
-        structure: TransformerSpec | None = None,
+        structure: Structure | None = None,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
-        initial_spec(config, structure)  # refuses one that does not fit the task
+        check_fits(config, structure)
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
         self.device = choose_device(self.train.device, team.local)
@@ -81,13 +83,12 @@ class Trainer:
         if (target := self.config.target.loss) < 0:
             _log.warning(
                 "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
-                "gets there",
-                target,
-            )
+                "gets there", target,
+            )  # fmt: skip
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Compressible:
         return self.state.model
 
     @property
