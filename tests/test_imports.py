@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 # Within the method: what is done to axes, each alone over the table, and what all of it shares.
 SIBLINGS = {"pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"}
-SHARED = {"flat", "groups", "gauge_factors"}
+SHARED = {"flat", "flat_optimizer", "groups", "gauge_factors"}
 
 
 def names_imported(path: Path) -> set[tuple[str, ...]]:

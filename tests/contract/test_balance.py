@@ -8,6 +8,7 @@ import torch
 from gaugelasso.axes import Axis, AxisTable, Slot, named_tensors, width
 from gaugelasso.compress import gauge, reference
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.flat_optimizer import StateVector
 from gaugelasso.compress.gauge_factors import power_of_two
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.optim import CoupledOptimizer
@@ -70,9 +71,8 @@ def test_where_both_sides_would_round_up_one_of_them_does() -> None:
     model = Toy(table, a=torch.ones(3, 2), b=2 * torch.ones(3, 2))
     store = FlatStore(model, table)
     groups = Groups(table, named_tensors(model), store)
-    state = torch.ones_like(store.weight)
     factor = gauge.Balance(table, named_tensors(model), groups, rounded=True).sweep_(
-        store.weight, state, state.clone()
+        store.weight, []
     )
     span = groups.ranges["j"]
     assert torch.equal(factor[span.side("a")] * factor[span.side("b")], torch.ones(3))
@@ -163,8 +163,8 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
             reference.rescale_state_(table[name], factor, tensors, momentum, second)
         for norm in table.norms:
             reference.anchor_(norm, tensors, momentum, second, 0.1, rounded, least)
-        mine = balance.sweep_(store.weight, optimizer.momentum, optimizer.second, clip)
-        slow.anchor_(states["momentum"], states["second"], 0.1, least)
+        mine = balance.sweep_(store.weight, optimizer.state, clip)
+        slow.anchor_([(-1, states["momentum"]), (-2, states["second"])], 0.1, least)
         for name, factor in factors.items():
             assert difference(mine[groups.ranges[name].side("a")], factor) < 1e-12
     for expected, got in (
@@ -184,9 +184,8 @@ def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
     table, tensors = one.axis_table(), named_tensors(one)
     store = FlatStore(flat, table)
     groups = Groups(table, named_tensors(flat), store)
-    state = torch.ones_like(store.weight)
     balance = gauge.Balance(table, named_tensors(flat), groups)
-    factor = balance.sweep_(store.weight, state, state.clone())
+    factor = balance.sweep_(store.weight, [])
     for axis in table.axes:
         reference.rescale_(axis, factor[groups.ranges[axis.name].side("a")], tensors)
     for name, tensor in named_tensors(flat).items():
@@ -231,7 +230,8 @@ def test_trained_riders_follow_a_flat_sweep() -> None:
         reference.rescale_state_(table[name], factor, tensors, state, second)
     momentum, squares = torch.ones_like(store.weight), torch.ones_like(store.weight)
     balance = gauge.Balance(table, views, Groups(table, views, store))
-    balance.sweep_(store.weight, momentum, squares)
+    vectors = [StateVector("momentum", momentum, -1), StateVector("second", squares, -2)]
+    balance.sweep_(store.weight, vectors)
     for name in shapes:
         assert difference(views[name], tensors[name]) < 1e-12
         assert difference(store.views(momentum)[name], state[name]) < 1e-12
@@ -247,7 +247,6 @@ def test_a_flat_sweep_leaves_an_index_with_a_zero_side_alone(dead: str) -> None:
     for slot in getattr(axis, dead):
         tensors[slot.tensor].detach().select(slot.dim, 0).zero_()
     groups = Groups(table, tensors, store)
-    state = torch.ones_like(store.weight)
-    factor = gauge.Balance(table, tensors, groups).sweep_(store.weight, state, state.clone())
+    factor = gauge.Balance(table, tensors, groups).sweep_(store.weight, [])
     assert factor[groups.ranges[axis.name].side("a")][0] == 1
     assert bool(factor.isfinite().all())

@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 
 from gaugelasso.axes import AxisTable, Norm, Tensors, spread
 from gaugelasso.compress.flat import pick
+from gaugelasso.compress.flat_optimizer import StateVector, scale_
 from gaugelasso.compress.gauge_factors import CLIP, TINY, anchor_factor, balance_factor
 from gaugelasso.compress.groups import Groups
 
@@ -67,14 +68,12 @@ class Balance:
         self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
         self._buffer_ids = torch.cat(ids)
 
-    def sweep_(
-        self, weight: Tensor, momentum: Tensor, second: Tensor, clip: float = CLIP
-    ) -> Tensor:
+    def sweep_(self, weight: Tensor, state: Sequence[StateVector], clip: float = CLIP) -> Tensor:
         """One sweep over all axes; returns c of every group.
 
-        Weights and riders are multiplied, the state changes contravariantly. All arguments are
-        flat; `second` covers the last elements of the weight. On both sides c is
-        sqrt(eps of the other side / eps of this side), so side B has 1/c of side A.
+        The flat weight and the riders are multiplied, and each state vector by its power of the
+        same factors. On both sides c is sqrt(eps of the other side / eps of this side), so side B
+        has 1/c of side A.
         """
         groups = self._groups
         factor = weight.new_ones(groups.none + 1)
@@ -90,8 +89,8 @@ class Balance:
         every = self._follow(factor)
         along = self._along(every)
         weight.mul_(along)
-        momentum.div_(along)
-        second.div_(along[len(weight) - len(second) :].square())
+        for vector in state:
+            vector.rescale_(along)
         parts = every[self._buffer_ids].split([buffer.numel() for buffer in self._buffers])
         for buffer, part in zip(self._buffers, parts, strict=True):
             buffer.mul_(part.view(buffer.shape))
@@ -168,9 +167,15 @@ class SlowNorms:
         torch._foreach_copy_(self._weights, new.flatten()[self._place].split(self._sizes))
 
     def anchor_(
-        self, momentum: Tensors, second: Tensors, share: float, least: float | Tensor = 0.0
+        self,
+        state: Sequence[tuple[int, Tensors]],
+        share: float,
+        least: float | Tensor = 0.0,
     ) -> None:
-        """Set every normaliser's level, as `reference.anchor_` describes."""
+        """Set every normaliser's level, as `reference.anchor_` describes.
+
+        `state` holds the power and the views of each of the optimizer's state vectors.
+        """
         if not self._weights:
             return
         weight, gain, energy = self._rows()
@@ -181,12 +186,11 @@ class SlowNorms:
         aim = share * typical / level.clamp(min=TINY)
         lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
         root = anchor_factor(lift, self._rounded, least).expand(weight.shape)
-        roots = root.flatten()[self._place].split(self._sizes)
-        lifts = torch._foreach_mul(roots, roots)
-        torch._foreach_mul_(self._weights, lifts)
-        torch._foreach_mul_(self._gains, roots)
-        torch._foreach_div_([momentum[name] for name in self._names], roots)
-        torch._foreach_div_([second[name] for name in self._names], lifts)
+        roots = list(root.flatten()[self._place].split(self._sizes))
+        scale_(self._weights, roots, 2)
+        scale_(self._gains, roots, 1)
+        for power, views in state:
+            scale_([views[name] for name in self._names], roots, power)
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Slow weights, gains and energies as padded matrices, a row for each normaliser."""

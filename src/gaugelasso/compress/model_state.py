@@ -17,7 +17,7 @@ from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.groups import Groups, weighed_with_riders
-from gaugelasso.compress.optim import CoupledOptimizer
+from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.penalty import Penalty
 from gaugelasso.compress.split import Split, find_splits, split_
@@ -61,13 +61,12 @@ class ModelState:
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
         self.plan = self._build()
-        self.optimizer = CoupledOptimizer(
+        self.optimizer = OPTIMIZERS[options.optimizer](
             self.plan.store,
             self.table.matrices,
-            options.optimizer,
-            options.beta,
-            options.beta_second,
-            options.weight_decay,
+            beta=options.beta,
+            beta_second=options.beta_second,
+            weight_decay=options.weight_decay,
         )
         # On the device, so that a captured balance reads its present value.
         self._least = self.plan.store.weight.new_ones(())
@@ -123,7 +122,7 @@ class ModelState:
 
     def split_(self, splits: list[Split]) -> None:
         split_(self.model, self.table, splits)
-        self._rebuild_()
+        self.rebuild_()
 
     @property
     def balances(self) -> bool:
@@ -138,15 +137,15 @@ class ModelState:
 
     def _balance_(self) -> None:
         optimizer, sweeps = self.optimizer, self.options.sinkhorn_sweeps
-        momentum, second = optimizer.momentum, optimizer.second
-        states, share = optimizer.states(), self.options.anchor
+        store, state, share = self.plan.store, optimizer.state, self.options.anchor
+        views = [(vector.power, vector.views(store)) for vector in state]
         least: Tensor | float = self._least
         optimizer.bound_memory_()
         for _ in range(max(sweeps, 1)):
             if sweeps:
-                self.plan.balance.sweep_(self.plan.store.weight, momentum, second)
+                self.plan.balance.sweep_(store.weight, state)
             if share:
-                self.plan.slow.anchor_(states["momentum"], states["second"], share, least)
+                self.plan.slow.anchor_(views, share, least)
                 least = 1.0  # a level falls once per event
 
     def cut_(self, decision: Decision, when: str) -> None:
@@ -158,15 +157,14 @@ class ModelState:
         surgery.swap_(self.model, staged, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
-        self._rebuild_()
+        self.rebuild_()
 
     # --- undo -----------------------------------------------------------------------
 
     def snapshot_values(self) -> Undo:
         """Copy all values. The undo writes them back in place, so CUDA graphs stay valid."""
-        optimizer, buffers = self.optimizer, self.model.buffers()
-        live = [self.plan.store.weight, optimizer.momentum, optimizer.second]
-        live += [buffer for buffer in buffers if buffer.is_floating_point()]
+        live = [self.plan.store.weight, *(vector.values for vector in self.optimizer.state)]
+        live += [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         # Few launches for any number of buffers.
         saved = [torch.empty_like(tensor) for tensor in live]
         torch._foreach_copy_(saved, live)
@@ -174,19 +172,20 @@ class ModelState:
 
     def snapshot_modules(self) -> Undo:
         """Keep the structure and its tensors, without a copy; the undo puts them back."""
-        restore, optimizer = surgery.snapshot_modules(self.model), self.optimizer
-        state = optimizer.momentum, optimizer.second
+        restore = surgery.snapshot_modules(self.model)
+        state = [(vector, vector.values) for vector in self.optimizer.state]
 
         def undo() -> None:
             restore()
-            optimizer.momentum, optimizer.second = state
-            self._rebuild_()
+            for vector, values in state:
+                vector.values = values
+            self.rebuild_()
 
         return undo
 
     # --- the plan -------------------------------------------------------------------
 
-    def _rebuild_(self) -> None:
+    def rebuild_(self) -> None:
         """Build the plan of a new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
         self.plan = self._build()

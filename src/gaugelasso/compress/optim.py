@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from gaugelasso.compress.flat import FlatStore, pick
+from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.flat_optimizer import FlatOptimizer, StateVector
 from gaugelasso.kernels.dispatch import fused_flat
 
 Kind = Literal["muon", "adam"]
@@ -24,9 +25,6 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
 # Added to denominators: to a matrix's norm, and to an element's spread.
 _TINY_NORM, _TINY = 1e-20, 1e-12
-# The largest element of a moving average before a balance, in norms of the last gradient. Averages
-# of gradients stay near one norm, so only repeated rescaling reaches this bound.
-MEMORY = 1e4
 # The launches of one more batch on a GPU, in multiply-adds that could be done in that time.
 _BUCKET_COST = 5e9
 
@@ -151,7 +149,7 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-class CoupledOptimizer:
+class CoupledOptimizer(FlatOptimizer):
     """m <- lerp(m, g, 1 - beta); then a normalised step along m + rho r.
 
     `muon`: matrices by Newton-Schulz at RMS 1, everything else by
@@ -175,35 +173,30 @@ class CoupledOptimizer:
         self.decay = torch.ones(2, dtype=store.weight.dtype, device=store.weight.device)
         self._rates = self.decay.new_tensor([beta, beta_second])
         self._shares = 1 - self._rates
-        self.momentum = torch.zeros_like(store.weight)
-        self.attach(store, matrices)
-        self.second = torch.zeros_like(store.weight[self.matrix_end :])
+        super().__init__(store, matrices)
+        second = torch.zeros_like(store.weight[self.matrix_end :])
+        self.state += [
+            StateVector("momentum", torch.zeros_like(store.weight), power=-1),
+            StateVector("second", second, power=-2),
+        ]
 
     def attach(self, store: FlatStore, matrices: Mapping[str, int]) -> None:
         """Work on this store from now on; the state must already have the store's layout."""
-        self.store = store
+        super().attach(store, matrices)
         self.matrix_end = store.matrix_end if self.kind == "muon" else 0
         self.plan = MatrixPlan(store, matrices) if self.matrix_end else None
 
-    def follow_cut_(self, kept: Tensor) -> None:
-        """Cut the state like the weights; `attach` the new store afterwards."""
-        # `kept` is ascending, so its end is the elements after the matrices.
-        matrices = int((kept < self.matrix_end).sum())
-        self.second = pick(self.second, kept[matrices:] - self.matrix_end)
-        self.momentum = pick(self.momentum, kept)
+    @property
+    def momentum(self) -> Tensor:
+        return self.state[0].values
 
-    def bound_memory_(self) -> None:
-        """|m| <= MEMORY ||g|| and v <= (MEMORY ||g||)^2, where g is the last gradient.
+    @property
+    def second(self) -> Tensor:
+        """The average of squared gradients, of the elements from `matrix_end` on."""
+        return self.state[1].values
 
-        A balance multiplies the averages by 1/c. Where an index's gauge drifts by the same factor
-        in every interval, c is the same at every event, and an average that forgets more slowly
-        than the gauge drifts would grow geometrically although the gradients do not.
-        """
-        norm = self.store.grad.norm()
-        # Without a gradient since the last change of structure there is no bound.
-        limit = torch.where(norm > 0, MEMORY * norm, torch.inf)
-        self.momentum.clamp_(-limit, limit)
-        self.second.clamp_(max=limit.square())
+    def scalars(self) -> dict[str, Tensor]:
+        return {"decay": self.decay}
 
     def observe_(self, sound: Tensor) -> None:
         """Update momentum and second moment by the task gradient, if the step is `sound`."""
@@ -250,13 +243,3 @@ class CoupledOptimizer:
         if self.weight_decay:
             weight[end:].mul_(1 - rates * self.weight_decay)
         weight[end:].sub_(rates * update)
-
-    def states(self) -> dict[str, dict[str, Tensor]]:
-        """The state as tensors by name, for balance and checkpoints."""
-        momentum = self.store.views(self.momentum)
-        second = {
-            name: self.second[s.start - self.matrix_end : s.end - self.matrix_end].view(s.shape)
-            for name, s in self.store.segments.items()
-            if s.start >= self.matrix_end
-        }
-        return {"momentum": momentum, "second": second}

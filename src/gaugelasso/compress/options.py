@@ -1,13 +1,13 @@
 """The options of the method, checked, and how its steps are executed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import get_args
 
 from gaugelasso.compress import pricing
-from gaugelasso.compress.optim import Kind
+from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.penalty import Calibration, Form
 from gaugelasso.compress.solver import Method
 from gaugelasso.errors import UserError
@@ -50,7 +50,7 @@ class CompressorOptions:
     solver: Method = "conservative"
     rho: float = 0.0
     loss_smoothing: float = 0.0
-    optimizer: Kind = "muon"
+    optimizer: str = "muon"
     beta: float = 0.95
     beta_second: float = 0.99
     weight_decay: float = 0.0
@@ -59,7 +59,7 @@ class CompressorOptions:
     def __post_init__(self) -> None:
         for key, allowed in _CHOICES.items():
             value = getattr(self, key)
-            if value not in allowed:
+            if value not in list(allowed):
                 names = ", ".join(allowed)
                 raise UserError(f"compress.{key} = {value!r}; choose one of: {names}")
         for key in ("lr", "trust"):
@@ -82,10 +82,10 @@ class CompressorOptions:
             raise UserError(f"compress.{key} = {value!r}: must be {wanted}")
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "accounting": tuple(pricing.ACCOUNTINGS),
+_CHOICES: dict[str, Collection[str]] = {
+    "accounting": pricing.ACCOUNTINGS,
     "penalty": get_args(Form),
     "calibration": get_args(Calibration),
     "solver": get_args(Method),
-    "optimizer": get_args(Kind),
+    "optimizer": OPTIMIZERS,
 }

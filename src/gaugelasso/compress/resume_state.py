@@ -20,7 +20,7 @@ class ResumeState:
         self._state, self._scalars = state, scalars
 
     def _all_scalars(self) -> dict[str, Tensor]:
-        return {**self._scalars.state(), "decay": self._state.optimizer.decay}
+        return {**self._scalars.state(), **self._state.optimizer.scalars()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything beside the model that the next step depends on, by name."""
@@ -51,9 +51,8 @@ class ResumeState:
 
     def finite(self) -> bool:
         """Whether everything that the next step depends on is finite."""
-        optimizer = self._state.optimizer
         tensors = [*named_tensors(self._state.model).values(), *self._all_scalars().values()]
-        tensors += [optimizer.momentum, optimizer.second]
+        tensors += [vector.values for vector in self._state.optimizer.state]
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all())
 

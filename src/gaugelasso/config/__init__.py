@@ -6,16 +6,17 @@ dataclass. An unknown key is refused with the nearest valid name.
 
 import contextlib
 import dataclasses
-import math
 import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gaugelasso.compress.options import CompressorOptions
-from gaugelasso.config.model import ModelConfig, check_positions, check_range, check_size
+from gaugelasso.config.auto import course_defaults
+from gaugelasso.config.model import ModelConfig, check_positions, check_size
+from gaugelasso.config.sections import TargetConfig, TrainConfig
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.typed import build, check_keys_known
 from gaugelasso.files.untrusted import read_plain
@@ -27,70 +28,6 @@ from gaugelasso.tasks import TASKS, Task
 from gaugelasso.tasks.own import find_task, sequences
 
 _MAX_FILE_BYTES = 2**17
-
-
-@dataclass(frozen=True)
-class TargetConfig:
-    """[target]: the loss to meet, and optionally the work per token to stop at (0: none)."""
-
-    loss: float = 0.05
-    fma: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.loss):
-            raise UserError(f"target.loss = {self.loss}: must be a finite number")
-        if not 0 <= self.fma < math.inf:
-            raise UserError(
-                f"target.fma = {self.fma}: must be 0 (no work target) or a finite number above 0"
-            )
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """[train]: length and phases, batches, device, evaluation, logging and checkpoints."""
-
-    seed: int = 42
-    steps: int = 30_000
-    warmup: int = 500
-    cooldown: int = 5_000
-    saturation: int = 0
-    lr_min: float = 1e-4
-    batch: int = 32
-    accumulate: int = 1
-    canonical: bool = False
-    device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    graph: bool = True
-    fused: bool = True
-    probe: bool = True
-    log_every: int = 50
-    eval_every: int = 1_000
-    eval_batches: int = 8
-    final_batches: int = 64
-    checkpoint_every: int = 1_000
-    patience: int = 1_000
-    skip_limit: int = 20
-    checkpoint_keep: int = 2
-    threads: int = 0  # 0: the default of torch
-    rank_timeout: int = 20
-
-    def __post_init__(self) -> None:
-        for key in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_batches",
-                    "skip_limit", "final_batches", "checkpoint_every"):  # fmt: skip
-            check_range(f"train.{key}", getattr(self, key), 1, 10**9)
-        # With a single checkpoint, a damaged one could not be replaced by an older one.
-        check_range("train.checkpoint_keep", self.checkpoint_keep, 2, 10**9)
-        check_range("train.threads", self.threads, 0, 1024)
-        check_range("train.rank_timeout", self.rank_timeout, 1, 86_400)
-        for key in ("seed", "warmup", "cooldown", "saturation", "patience"):
-            check_range(f"train.{key}", getattr(self, key), 0, 2**62)
-        if not 0 <= self.lr_min < math.inf:
-            raise UserError(f"train.lr_min = {self.lr_min}: must be a finite number of 0 or more")
-        if self.warmup + self.cooldown > self.steps:
-            raise UserError(
-                f"train.warmup = {self.warmup} and train.cooldown = {self.cooldown} do not fit "
-                f"into train.steps = {self.steps}"
-            )
 
 
 @dataclass(frozen=True)
@@ -142,9 +79,15 @@ class Config:
         if own is None and isinstance(tables["model"], Mapping):
             # `name` can only be that of the built-in transformer here.
             tables["model"] = {k: v for k, v in tables["model"].items() if k != "name"}
-        sections: dict[str, Any] = {
-            key: own if own and key == "model" else build(key, section, tables[key])
+        model = own or build("model", ModelConfig, tables["model"])
+        target = build("target", TargetConfig, tables["target"])
+        if target.hold == "final":
+            tables |= course_defaults(tables, model.matrix_sizes(found.task))
+        sections: dict[str, Any] = {"model": model, "target": target}
+        sections |= {
+            key: build(key, section, tables[key])
             for key, section in _SECTIONS.items()
+            if key not in sections
         }
         config = cls(found.name, found.task, **sections, task_module=found.module)
         if isinstance(config.model, ModelConfig):
@@ -184,6 +127,9 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
     """
     path = run / "config.json"
     data = read_json(path)
+    # A run of a version in which there was no other meaning of `target.loss`.
+    if isinstance(data, dict) and isinstance(target := data.get("target"), dict):
+        target.setdefault("hold", "pressed")
     with contextlib.nullcontext() if changes else errors_of(path):
         return _changed(data, changes or {}, NamedBy(run, run))
 

@@ -41,6 +41,13 @@ class ModelConfig:
         if not 0 < self.rope_base < math.inf:
             raise UserError(f"model.rope_base = {self.rope_base}: must be a finite number above 0")
 
+    def matrix_sizes(self, task: Task) -> list[int]:
+        """The numbers of elements of the weight matrices."""
+        task, kv_heads = sequences(task), self.kv_heads or self.heads
+        heads = [self.heads * self.d_k, kv_heads * self.d_k, kv_heads * self.d_v]
+        widths = [*heads, self.heads * self.d_v, self.d_f, self.d_f, self.d_f]
+        return [self.width * each for each in (task.inputs, task.outputs, *widths * self.layers)]
+
     def build(self, task: Task, seed: int) -> Transformer:
         return Transformer(self.spec(task), seed)
 

@@ -53,7 +53,8 @@ def check_same_config(config: Config, path: Path) -> None:
         for key, value in values.items():
             if (section, key) in _FREE or _same_module(key, old.get(key), value):
                 continue
-            if old.get(key) != value:
+            # A run of a version in which `target.loss` had no other meaning has no `hold`.
+            if old.get(key, "pressed" if key == "hold" else None) != value:
                 raise UserError(
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
@@ -143,6 +144,8 @@ def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, 
         odd = sorted(state.keys() ^ fresh.keys())
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
     for key, value in state.items():
+        if key == "course":
+            continue  # checked where it is loaded
         past = not key.endswith(("_at", "_step")) or value is None or _is_past(value, steps)
         fits = past and _fits(value, fresh[key], steps)
         if not fits or (key == "pressure" and not 0 <= value <= 1):

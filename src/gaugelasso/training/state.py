@@ -22,6 +22,7 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import Structure, check_rebuildable, describe
 from gaugelasso.training.answers import EndOn, ReturnTo
+from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -58,7 +59,11 @@ class RunState:
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)
-        self.rollback = Rollback(config, saved, Schedule.of(config))
+        self.rollback = (
+            CourseRollback.of(config, saved)
+            if config.target.hold == "final"
+            else Rollback(config, saved, Schedule.of(config))
+        )
         # Skipped steps as of the last count: in a row up to it, and the most in a row.
         self.failing = self.streak = 0
         self._data = data_of(config.task)
