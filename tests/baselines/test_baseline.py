@@ -232,6 +232,16 @@ def test_a_run_that_began_with_another_structure_is_refused(gaugelasso: Command,
     assert_user_error(gaugelasso("baseline", run), "did not begin with the uniform model")
 
 
+def test_a_run_of_a_model_of_the_user_is_refused(
+    gaugelasso: Command, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def build(): ...\n")
+    config = {**read(run / "config.json"), "model": {"module": f"{tmp_path}/own.py:build"}}
+    (run / "config.json").write_text(json.dumps(config))
+    assert_user_error(gaugelasso("baseline", run), "how to narrow that is not known")
+    assert not (run / "baseline").exists()
+
+
 def test_a_folder_of_another_baseline_is_refused(gaugelasso: Command, run: Path) -> None:
     out = run / "baseline"
     out.mkdir()

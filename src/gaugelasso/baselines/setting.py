@@ -75,6 +75,7 @@ def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, 
     cooldown = config.train.cooldown if frozen is None else steps - frozen
     fixed = {
         "target.loss": _ANY_LOSS,
+        "target.hold": "pressed",  # the plain schedule: no trial anneals, no returns
         "target.fma": "0.0",
         "compress.solver": "fixed",
         "compress.rho": "0.0",
