@@ -15,7 +15,7 @@ from gaugelasso.report import write_baseline
 from gaugelasso.report.baseline import baseline_table, load_baseline, sentences, trained_table
 from gaugelasso.report.data import check_finished, load_run
 from gaugelasso.report.formats import count, figure, known
-from gaugelasso.report.layout import render
+from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.sweep import Plan
@@ -83,8 +83,11 @@ def baseline(
         write_json(path := folder / RESULT, result)
         picture, tables = write_baseline(path)
     data = load_baseline(path)
-    render(trained_table(data), console)
-    render(baseline_table(data), console)
+    for table in (trained_table(data), baseline_table(data)):
+        if console.is_terminal:
+            render(table, console)
+        else:  # a log file has no width to fit a table to
+            print_line(to_markdown(table))
     for line in sentences(data):
         print_line(line)
     print_line(f"baseline: {path}, {tables}, {picture}")

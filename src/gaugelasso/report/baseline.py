@@ -25,6 +25,12 @@ from gaugelasso.runs.reading import exists, read_json
 Data = dict[str, Any]
 Role = Literal["full", "smallest", "run", "retrained"]
 
+_HEADS: dict[Role, str] = {
+    "full": "full model",
+    "smallest": "smallest uniform",
+    "run": "run",
+    "retrained": "run, retrained",
+}
 _RUN: Schema = {
     "seed": WHOLE, "selection_loss": FIGURE, "loss": FIGURE, "metric": FIGURE, "held": SWITCH,
 }  # fmt: skip
@@ -137,30 +143,30 @@ def _reached(row: Data) -> str:
 
 
 def baseline_table(data: Data) -> Table:
-    """The models side by side; each ratio is the row's figure over that of the run."""
-    own = by_name(data)["run"]
-    score = formats.metric_format(data["metric"])
-    rows = []
-    for label, row in compared(data).values():
-        cells = [label]
-        for key, form in (
-            ("fma", count),
-            ("parameters", count),
-            ("latency_ms", formats.milliseconds),
-            ("training_fma", formats.short),
-        ):
-            cells.append(_with_ratio(row[key], own[key], form))
-        cells += [known(row[key], figure) for key in ("selection_loss", "loss")]
-        rows.append([*cells, known(row["metric"], score), _reached(row)])
-    headers = ["model", "FMA per token", "parameters", "latency", "training work",
-               "selection loss", "test loss", data["metric"], "reached"]  # fmt: skip
+    """The models side by side, one column each; ratios are over the run's figure."""
+    own, score = by_name(data)["run"], formats.metric_format(data["metric"])
+    models = compared(data)
+    lines = [[row["name"] if row["kind"] == "uniform" else "" for _, row in models.values()]]
+    for key, form in (
+        ("fma", count),
+        ("parameters", count),
+        ("latency_ms", formats.milliseconds),
+        ("training_fma", formats.short),
+    ):
+        lines.append([_with_ratio(row[key], own[key], form) for _, row in models.values()])
+    for key, result in (("selection_loss", figure), ("loss", figure), ("metric", score)):
+        lines.append([known(row[key], result) for _, row in models.values()])
+    lines.append([_reached(row) for _, row in models.values()])
+    names = ["", "FMA per token", "parameters", "latency", "training work",
+             "selection loss", "test loss", data["metric"], "reached the loss"]  # fmt: skip
+    rows = [[name, *cells] for name, cells in zip(names, lines, strict=True)]
     note = "In brackets: relative to the run. Loss to reach on selection data: "
     note += f"{figure(data['limit'])}. Latency: one sequence, {data['latency_device']}. Training "
     note += "work: FMA per token, all steps of one training; the search took "
     note += f"{formats.short(data['search_training_fma'])} in all. FMA by the accounting "
     note += f"{data['accounting']!r}. {data['hardware'] or 'unknown hardware'}, {data['date']}, "
     note += f"commit {data['commit'] or 'unknown'}. Command: {data['command'] or 'unknown'}"
-    return Table("What it is worth", headers, rows, note)
+    return Table("What it is worth", ["", *(_HEADS[role] for role in models)], rows, note)
 
 
 def trained_table(data: Data) -> Table:
