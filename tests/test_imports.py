@@ -33,10 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "errors", "axes", "kernels", "models", "compress", "runs", "tasks", "config", "training",
     },
+    "baselines": {"errors", "files", "models", "runs", "config", "sweeps", "bench"},
     "report": {"errors", "files", "runs"},
     "cli": {
         "errors", "version", "signals", "distributed", "models", "runs", "tasks", "config",
-        "training", "sweeps", "bench", "report",
+        "training", "sweeps", "bench", "baselines", "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {"errors", "version", "_moved", "axes", "models", "compress", "runs"},

@@ -183,27 +183,31 @@ def _peak_gib(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def narrowed(full: ModelConfig, width: int) -> ModelConfig:
+    """Return the model with this width, and d_k, d_v and d_f in proportion; heads stay."""
+    share, pair = width / full.width, 2 if full.rope else 1
+    return dataclasses.replace(
+        full,
+        width=width,
+        d_k=max(pair, pair * round(full.d_k * share / pair)),
+        d_v=max(1, round(full.d_v * share)),
+        d_f=max(1, round(full.d_f * share)),
+    )
+
+
 def uniform_like(config: Config, fma: float) -> TransformerSpec:
     """Return the config's transformer, narrowed evenly until its work is nearest to `fma`."""
     full = config.model
     assert isinstance(full, ModelConfig)
 
-    def narrowed(width: int) -> TransformerSpec:
-        share, pair = width / full.width, 2 if full.rope else 1
-        narrow = dataclasses.replace(
-            full,
-            width=width,
-            d_k=max(pair, pair * round(full.d_k * share / pair)),
-            d_v=max(1, round(full.d_v * share)),
-            d_f=max(1, round(full.d_f * share)),
-        )
-        return narrow.spec(config.task)
+    def spec(width: int) -> TransformerSpec:
+        return narrowed(full, width).spec(config.task)
 
     def work(width: int) -> float:
-        return work_per_token(Transformer(narrowed(width)))
+        return work_per_token(Transformer(spec(width)))
 
     above = bisect.bisect_left(range(1, full.width), fma, key=work) + 1
-    return narrowed(min((max(above - 1, 1), above), key=lambda width: abs(work(width) - fma)))
+    return spec(min((max(above - 1, 1), above), key=lambda width: abs(work(width) - fma)))
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 import typer
 
+from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
@@ -40,6 +41,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "info": info,
     "show": show,
     "sweep": sweep,
+    "baseline": baseline,
     "bench": bench,
 }
 

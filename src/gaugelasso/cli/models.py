@@ -30,7 +30,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.models.decoding import sample
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
-from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.checkpoint import load_model, load_structure
 from gaugelasso.signals import stop_requests
 from gaugelasso.tasks import TEST, CharLM
 from gaugelasso.tasks.own import sequences
@@ -47,6 +47,13 @@ def train(
     device: Device = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    structure: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|JSON",
+            help="Begin with this structure and new weights, instead of the model of CONFIG.",
+        ),
+    ] = None,
 ) -> None:
     """Train and compress one model.
 
@@ -55,7 +62,10 @@ def train(
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --set train.seed=7
 
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --resume
+
+    Example: gaugelasso train configs/retrieval/demo.toml --out runs/again --structure runs/demo
     """
+    begin_with = load_structure(structure) if structure else None
     settings = load_settings(config, set_, device)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.train.seed}"
     title = f"{settings.task_name}, seed {settings.train.seed}"
@@ -63,11 +73,11 @@ def train(
     team = join(where.startswith("cuda"), settings.train.rank_timeout)
     if team.rank:  # only rank 0 prints
         logging.disable(logging.WARNING)
-        _build_trainer(settings, folder, existing, team=team).run()
+        _build_trainer(settings, folder, existing, team=team, structure=begin_with).run()
         team.close()
         return
     with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
-        trainer = _build_trainer(settings, folder, existing, on_progress, team)
+        trainer = _build_trainer(settings, folder, existing, on_progress, team, begin_with)
         if resume:
             print_line(_start_message(folder, trainer.compressor.steps))
         trainer.run()

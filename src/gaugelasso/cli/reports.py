@@ -36,6 +36,7 @@ def report(
         ("saturation", files.saturation),
         ("training curves", files.training),
         ("examples", files.samples),
+        ("baseline", files.baseline),
         ("report", files.page),
     ):
         if path is not None:

@@ -8,7 +8,7 @@ from gaugelasso.models.spec import (
     SpecError,
     TransformerSpec,
 )
-from gaugelasso.models.transformer import Transformer
+from gaugelasso.models.transformer import Transformer, same_network
 
 __all__ = [
     "AttentionSpec",
@@ -18,4 +18,5 @@ __all__ = [
     "Transformer",
     "TransformerSpec",
     "round_up",
+    "same_network",
 ]

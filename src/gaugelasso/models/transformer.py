@@ -5,6 +5,7 @@ residual stream of sites. Provides the axis table; contains no training.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
@@ -130,3 +131,18 @@ class Transformer(Compressible):
 
     def counts(self) -> dict[str, int]:
         return {"sites": len(self.sites), "operators": len(self.operators)}
+
+
+def same_network(one: TransformerSpec, other: TransformerSpec) -> bool:
+    """Whether two structures build the same network: one is stored with float32 frequencies."""
+    return _stored(one) == _stored(other)
+
+
+def _stored(spec: TransformerSpec) -> TransformerSpec:
+    operators = [
+        replace(op, frequencies=tuple(torch.tensor(op.frequencies).tolist()))
+        if isinstance(op, AttentionSpec) and op.frequencies is not None
+        else op
+        for op in spec.operators
+    ]
+    return replace(spec, operators=tuple(operators))

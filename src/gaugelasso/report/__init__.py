@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso.errors import UserError
+from gaugelasso.report.baseline import (
+    baseline_of,
+    baseline_table,
+    load_baseline,
+    sentences,
+    trained_table,
+)
 from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
@@ -27,6 +34,7 @@ class ReportFiles:
     saturation: Path | None
     tables: Path
     samples: Path | None
+    baseline: Path | None = None
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFiles:
@@ -43,9 +51,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.profile import draw_profile
     from gaugelasso.report.samples import draw_samples
     from gaugelasso.report.training import draw_training
+    from gaugelasso.report.worth import draw_baseline
 
     runs = load_condition(run_folders(folders))
     own = bool(runs[0].own_model)
+    worth = baseline_of(runs[0]) if len(runs) == 1 else None
     with _output_folder(out or common_folder(folders) / "report") as out:
         files = ReportFiles(
             page=out / "index.html",
@@ -54,6 +64,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
             saturation=None if own else out / "saturation.png",
             tables=out / "tables.md",
             samples=out / "samples.png" if runs[0].samples() else None,
+            baseline=out / "baseline.png" if worth else None,
         )
         (draw_axes_profile if own else draw_profile)(runs, files.profile)
         draw_training(runs, files.training)
@@ -61,6 +72,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
             draw_saturation(runs, files.saturation)
         if files.samples:
             draw_samples(runs[0], files.samples)
+        if worth and files.baseline:
+            draw_baseline(worth, files.baseline)
         write_page(
             runs,
             files.page,
@@ -68,12 +81,26 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
             saturation=files.saturation.read_bytes() if files.saturation else None,
             training=files.training.read_bytes(),
             samples=files.samples.read_bytes() if files.samples else None,
+            baseline=(worth, files.baseline.read_bytes()) if worth and files.baseline else None,
         )
         tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
+        tables += [baseline_table(worth), trained_table(worth)] if worth else []
         tables += [saturation_table(runs), *([] if own else [shares_table(runs)])]
         tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
         write_text(files.tables, "\n".join(map(to_markdown, tables)))
     return files
+
+
+def write_baseline(path: Path) -> tuple[Path, Path]:
+    """Write the picture and the tables of a baseline.json beside it; returns their paths."""
+    from gaugelasso.report.worth import draw_baseline
+
+    data = load_baseline(path)
+    with _output_folder(path.parent) as out:
+        draw_baseline(data, picture := out / "baseline.png")
+        tables = map(to_markdown, (baseline_table(data), trained_table(data)))
+        write_text(text := out / "baseline.md", "\n".join([*sentences(data), "", *tables]))
+    return picture, text
 
 
 def write_comparison(arms: Sequence[Condition], table: Table, out: Path) -> None:
@@ -122,4 +149,11 @@ def _output_folder(out: Path) -> Iterator[Path]:
         raise UserError(f"output {name!r} cannot be written: {why}") from None
 
 
-__all__ = ["ReportFiles", "common_folder", "write_comparison", "write_pareto", "write_report"]
+__all__ = [
+    "ReportFiles",
+    "common_folder",
+    "write_baseline",
+    "write_comparison",
+    "write_pareto",
+    "write_report",
+]

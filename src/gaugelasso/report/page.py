@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.report.baseline import Data, baseline_table, sentences, trained_table
 from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.run import Run
@@ -79,10 +80,12 @@ def write_page(
     saturation: bytes | None,
     training: bytes,
     samples: bytes | None = None,
+    baseline: tuple[Data, bytes] | None = None,
 ) -> None:
     """Write the page with its pictures, given as PNGs.
 
     Not every task has samples, and only the built-in transformer has a saturation picture.
+    `baseline` is the content of a baseline.json and its picture.
     """
     held, sentence = verdict(runs)
     css_class = {True: "held", False: "missed", None: "soft"}[held]
@@ -94,6 +97,7 @@ def write_page(
         f'<p class="soft">{html.escape(_subject(runs))}</p>',
         to_html(before_after(runs)),
         to_html(runs_table(runs)) if len(runs) > 1 else "",
+        *(_worth(*baseline) if baseline else ()),
         "<h2>Structural profile</h2>",
         _image(
             profile,
@@ -156,6 +160,23 @@ def _subject(runs: Sequence[Run]) -> str:
     seeds = ", ".join(str(run.seed) for run in runs)
     which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
     return f"task {first.task}; {which} {seeds}; FMA by the accounting {first.accounting!r}"
+
+
+def _worth(data: Data, picture: bytes) -> list[str]:
+    """The run against plain training of uniform models, and of its own structure."""
+    table, trained = baseline_table(data), trained_table(data)
+    return [
+        f"<h2>{html.escape(table.title)}</h2>",
+        *(f"<p>{html.escape(line)}</p>" for line in sentences(data)),
+        to_html(table, title=False),
+        _image(
+            picture,
+            "Test loss against work of uniform models and of the run, and their figures",
+            "Left: test loss of every model that was trained; filled marks reached the run's loss "
+            "on selection data. Right: figures relative to the run, on a log scale.",
+        ),
+        f"<details><summary>{trained.title}</summary>{to_html(trained, title=False)}</details>",
+    ]
 
 
 def _samples(run: Run, picture: bytes) -> list[str]:

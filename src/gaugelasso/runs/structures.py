@@ -14,7 +14,7 @@ import torch
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.errors import UserError, errors_of, first_line
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models import Transformer, TransformerSpec, same_network
 from gaugelasso.plugins import NamedBy, Reference, class_reference
 from gaugelasso.runs.reading import read_json
 
@@ -69,6 +69,12 @@ class Structure:
                 f"{memory / 2**30:.0f} GiB of memory of this machine can hold"
             )
         return spec
+
+    def builds_same(self, other: "Structure") -> bool:
+        """Whether both build the same network."""
+        if self.model_class or other.model_class:
+            return (self.model_class, self.data) == (other.model_class, other.data)
+        return same_network(self.spec(), other.spec())
 
     def build(self, seed: int = 0, weights: Path | None = None) -> Compressible:
         """The network, with initial weights; does not advance torch's generators.

@@ -34,12 +34,14 @@ def parse_seeds(text: str) -> list[int]:
 class Arm:
     """One condition: the settings that its runs change, and the folder of its runs.
 
-    A sweep without a comparison has one arm, whose name is empty.
+    `options` are further options of the command `train`. A sweep without a comparison has one arm,
+    whose name is empty.
     """
 
     name: str
     changes: tuple[str, ...]
     folder: Path
+    options: tuple[str, ...] = ()
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed{seed}"

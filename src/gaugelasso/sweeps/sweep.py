@@ -45,12 +45,15 @@ class Plan:
     device: str | None = None
     existing: Existing = "refuse"
     on_gpu: bool = False
+    # What the user does after an interruption.
+    to_go_on: str = "run the command again with --resume"
 
     def words(self, arm: Arm, seed: int) -> list[str]:
         """Return the command of one run, without the option for an existing folder."""
         folder = arm.run_folder(seed)
         words = [sys.executable, "-m", "gaugelasso", "train", str(self.config)]
         words += ["--out", str(folder), *(["--device", self.device] if self.device else [])]
+        words += arm.options
         changes = (f"train.seed={seed}", *self.changes, *arm.changes)
         return words + [part for change in changes for part in ("--set", change)]
 
@@ -123,7 +126,7 @@ def _train(
                 while waiting and len(running) < plan.jobs:
                     running.append(_start(plan, *waiting.pop(0), console, cluster))
                 # Interrupted only here, where every process that was started is in the list.
-                with request.interruptible(f"{state}; run the command again with --resume"):
+                with request.interruptible(f"{state}; {plan.to_go_on}"):
                     time.sleep(_POLL_S)
                 for job in list(running):
                     # Ctrl-C also reaches the runs, which may exit before this loop handles it.

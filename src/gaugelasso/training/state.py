@@ -20,7 +20,7 @@ from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
-from gaugelasso.runs.structures import check_rebuildable, describe
+from gaugelasso.runs.structures import Structure, check_rebuildable, describe
 from gaugelasso.training.answers import EndOn, ReturnTo
 from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.records import RunRecord
@@ -38,6 +38,7 @@ from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
 from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.structure import check_same_structure
 
 _logger = logging.getLogger(__name__)
 
@@ -46,8 +47,15 @@ class RunState:
     """A new run; with `resume` as the newest checkpoint of the folder has it, if there is one."""
 
     def __init__(
-        self, config: Config, device: str, folder: RunFolderBase, team: Team, resume: bool
+        self,
+        config: Config,
+        device: str,
+        folder: RunFolderBase,
+        team: Team,
+        resume: bool,
+        structure: Structure | None = None,
     ):
+        self._structure = structure
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)
@@ -82,7 +90,8 @@ class RunState:
         config, folder, task = self.config, self.folder, self.config.task
         # Nothing in this package draws from torch's own generators, but a user's task might.
         torch.manual_seed(config.train.seed)
-        model = config.model.build(task, config.train.seed)
+        given, seed = self._structure, config.train.seed
+        model = given.build(seed) if given else config.model.build(task, seed)
         check_rebuildable(model)
         self._set_model(model.to(self.device))
         compressor = self.compressor
@@ -102,6 +111,7 @@ class RunState:
         self.team.on_rank0(lambda: check_readable(run))
         self.team.on_rank0(lambda: check_same_data(self._data, run / "initial.json"))
         self.team.on_rank0(lambda: warn_changed_code(self.config, run))
+        self.team.on_rank0(lambda: check_same_structure(self._structure, run / "initial.json"))
         self._set_model(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")

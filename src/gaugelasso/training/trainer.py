@@ -23,6 +23,7 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.structures import Structure
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.answers import Answer, EndOn, Stay
@@ -38,12 +39,13 @@ from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
+from gaugelasso.training.structure import check_fits
 
 _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Build with a config and a folder, then `run()`."""
+    """Build with a config and a folder, then `run()`. `structure` replaces that of [model]."""
 
     def __init__(
         self,
@@ -52,8 +54,10 @@ class Trainer:
         existing: Existing = "refuse",
         on_progress: Callable[[Progress], None] | None = None,
         team: Team = ALONE,
+        structure: Structure | None = None,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
+        check_fits(config, structure)
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
         self.device = choose_device(self.train.device, team.local)
@@ -65,7 +69,7 @@ class Trainer:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
             resume = existing == "resume"
-            self.state = RunState(config, self.device, self.folder, team, resume)
+            self.state = RunState(config, self.device, self.folder, team, resume, structure)
             on_failure.pop_all()
 
     def _open(self, existing: Existing) -> None:
@@ -75,9 +79,8 @@ class Trainer:
         if (target := self.config.target.loss) < 0:
             _log.warning(
                 "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
-                "gets there",
-                target,
-            )
+                "gets there", target,
+            )  # fmt: skip
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property

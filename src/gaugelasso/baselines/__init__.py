@@ -1,0 +1,1 @@
+"""Baselines: what a run's structure is worth against plain training of uniform models."""

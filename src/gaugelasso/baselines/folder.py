@@ -1,0 +1,57 @@
+"""The folder of a baseline: one command at a time, and the settings and structure it began with."""
+
+import contextlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.errors import UserError
+from gaugelasso.files.lock import FolderLock
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.writing import make_folder, write_json, write_text
+
+CONFIG, STRUCTURE, RESULT = "config.toml", "structure.json", "baseline.json"
+# Settings that change no step, and so may differ.
+_FREE = {("train", "device"), ("train", "threads")}
+
+
+@contextlib.contextmanager
+def opened(folder: Path, run: Path, config: str, structure: Any) -> Iterator[None]:
+    """Hold the folder's lock, with the config (TOML) and the structure of the run in it.
+
+    UserError, with nothing changed, if the folder holds those of another run or other settings.
+    """
+    make_folder(folder)
+    lock = FolderLock(folder)
+    try:
+        _check_same(folder, run, tomllib.loads(config), structure)
+        write_text(folder / CONFIG, config)
+        write_json(folder / STRUCTURE, structure)
+        yield
+    finally:
+        lock.release()
+
+
+def _check_same(folder: Path, run: Path, settings: dict[str, Any], structure: Any) -> None:
+    path = folder / STRUCTURE
+    if exists(path) and read_json(path) != structure:
+        raise UserError(
+            f"{str(path)!r} is not the structure of {str(run)!r}: the folder holds the baseline of "
+            "another run; choose another --out, or remove the folder"
+        )
+    path = folder / CONFIG
+    if not exists(path):
+        return
+    try:
+        before = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r}: not a readable config ({error})") from None
+    for section, values in settings.items():
+        for key, value in values.items():
+            old = before.get(section, {}).get(key)
+            if old != value and (section, key) not in _FREE:
+                raise UserError(
+                    f"{section}.{key} = {value!r}, but the baseline in {str(folder)!r} began with "
+                    f"{old!r}; keep its setting, or choose another --out"
+                )

@@ -1,0 +1,93 @@
+"""The settings of a baseline: the run's own steps, data and schedule, without pressure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.config import Config, run_config
+from gaugelasso.config.model import ModelConfig
+from gaugelasso.errors import UserError
+from gaugelasso.models import same_network
+from gaugelasso.runs.checkpoint import load_spec
+
+# Every loss is within it. A run that misses its target goes back and anneals again, and a baseline
+# has the run's number of steps and no more.
+_ANY_LOSS = "1e30"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The loss to reach: that of the run on selection data, and a tolerance above it."""
+
+    loss: float
+    tolerance: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        return self.loss + self.tolerance * abs(self.loss)
+
+    def reached_by(self, loss: float | None) -> bool:
+        """Whether a loss on selection data, None if it was not finite, is within the limit."""
+        return loss is not None and loss <= self.limit
+
+
+def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
+    """Return the loss that a baseline must reach; UserError if the run has none, or no right to it.
+
+    It is the loss on selection data: test data decide nothing.
+    """
+    target, loss = summary.get("loss_target"), summary.get("selection_loss")
+    if not summary.get("held", False):
+        raise UserError(
+            f"{str(run)!r} missed its target: its loss is {summary.get('loss')} and target.loss is "
+            f"{target}; a baseline needs a run that held its target, so train it again with more "
+            "steps or a higher target.loss"
+        )
+    if not isinstance(loss, int | float) or not math.isfinite(loss):
+        raise UserError(
+            f"{str(run / 'summary.json')!r}: no selection_loss, which decides what a baseline must "
+            "reach; runs of version 0.1.0 lack it, train the run again"
+        )
+    return float(loss)
+
+
+def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:
+    """Return the config of the baseline's runs: no pressure, and the schedule that the run had.
+
+    `changes` are made too; UserError if they change what a baseline takes from its run.
+    """
+    config, initial = run_config(run), run / "initial.json"
+    if not isinstance(config.model, ModelConfig):
+        raise UserError(
+            f"{str(run)!r} is a run of a model of its own, and how to narrow that is not known; a "
+            "baseline needs a run of the built-in transformer"
+        )
+    if not same_network(load_spec(initial), config.model.spec(config.task)):
+        raise UserError(
+            f"{str(initial)!r}: the run did not begin with the uniform model of its config "
+            "(--structure); a baseline narrows that model, so give a run that did"
+        )
+    steps, frozen = summary["steps"], summary.get("frozen_step")
+    warmup = min(config.train.warmup, steps)
+    # A met work target, or a second anneal, moved the start of the cooldown.
+    cooldown = config.train.cooldown if frozen is None else steps - frozen
+    fixed = {
+        "target.loss": _ANY_LOSS,
+        "target.hold": "pressed",  # the plain schedule: no trial anneals, no returns
+        "target.fma": "0.0",
+        "compress.solver": "fixed",
+        "compress.rho": "0.0",
+        "train.steps": str(steps),
+        "train.warmup": str(warmup),
+        "train.cooldown": str(min(cooldown, steps - warmup)),
+        "train.saturation": "0",
+    }
+    for key in changes:
+        if key in fixed or key == "train.seed" or key.startswith(("task.", "target.")):
+            raise UserError(
+                f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
+                "the keys of [model] and other keys of [compress] and [train] can be set"
+            )
+    return run_config(run, {**fixed, **changes})
