@@ -1,5 +1,6 @@
 """Networks with an axis table: the transformer, its structure as data, and decoding."""
 
+from gaugelasso.models.residual import SiteWriter, SlowLayerNorm, stream_axis
 from gaugelasso.models.rounding import round_up
 from gaugelasso.models.spec import (
     AttentionSpec,
@@ -14,8 +15,11 @@ __all__ = [
     "AttentionSpec",
     "InputKind",
     "MlpSpec",
+    "SiteWriter",
+    "SlowLayerNorm",
     "SpecError",
     "Transformer",
     "TransformerSpec",
     "round_up",
+    "stream_axis",
 ]

@@ -1,0 +1,115 @@
+"""Reads and writes of a removable residual stream, for models of your own: [..., sites].
+
+`SlowLayerNorm` reads sites of the stream and `SiteWriter` adds to them, each by a map of
+positions, so that layers may have different widths. Both return their part of the axis table;
+`stream_axis` puts the parts together. Plain PyTorch: the built-in transformer has fused forms of
+its own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.axes import Axis, Norm, Slot
+
+# Tokens with a smaller variance have no signal to normalise.
+EPS = 1e-20
+
+
+class SlowLayerNorm(nn.Module):
+    """y_j = gain_j x[s_j] / sigma, with sigma the standard deviation of x over its sites.
+
+    The variance is a weighted one, with slow weights w and the unit t of each site:
+
+        sigma^2 = sum_i w_i (x_i - t_i mu)^2,  mu = sum_i w_i t_i x_i / sum_i w_i t_i^2
+
+    Initially w = 1/D and t = 1: the variance of `nn.LayerNorm`. The weights follow the gain
+    slowly, so that a fading site leaves the variance smoothly. A balance that multiplies a site
+    by c multiplies t by c and divides w by c^2.
+
+    `nn.LayerNorm` also subtracts mu from x_j and adds a bias of its own. The map that reads y can
+    do both: (x - mu) W = x (W - column means of W), and the bias joins the map's bias. Without
+    them, a site that is zero is not read at all and can be cut.
+    """
+
+    sites: Tensor
+    weight: Tensor
+    unit: Tensor
+    energy: Tensor
+
+    def __init__(self, sites: Sequence[int]):
+        super().__init__()
+        number = len(sites)
+        self.gain = nn.Parameter(torch.ones(number))
+        self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
+        self.register_buffer("weight", torch.full((number,), 1 / max(number, 1)))
+        self.register_buffer("unit", torch.ones(number))
+        self.register_buffer("energy", torch.ones(number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., d], for the d sites that are read."""
+        picked = x.index_select(-1, self.sites)
+        per_unit = self.weight * self.unit
+        total = (per_unit * self.unit).sum().clamp(min=EPS)
+        mean = (picked @ per_unit / total).unsqueeze(-1)
+        square = (picked - self.unit * mean).square()
+        if self.training:  # what the slow weights follow
+            self.energy.copy_(square.detach().flatten(0, -2).mean(0))
+        level = (square @ self.weight).unsqueeze(-1)
+        return self.gain * picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+
+    # --- the axis table; `name` is the module's name in the model ----------------------
+
+    def axis(
+        self, name: str, maps: tuple[Slot, ...], owner: str | None = None, silences: bool = True
+    ) -> Axis:
+        """The inputs of the maps that read y: side A is the gain, side B their rows."""
+        leaves = ("sites", "weight", "unit", "energy")
+        riders = tuple(Slot(f"{name}.{leaf}") for leaf in leaves)
+        gain = Slot(f"{name}.gain")
+        return Axis(f"{name}.in", "in", (gain,), maps, riders, owner=owner, silences=silences)
+
+    def norm(self, name: str) -> Norm:
+        return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
+
+    def reads(self, name: str, stage: int) -> tuple[Slot, tuple[Slot, ...]]:
+        """Its slot on side B of the stream, and the stream's riders."""
+        link = f"{name}.sites"
+        powers = {"weight": -2, "unit": 1, "energy": 2}
+        riders = (Slot(f"{name}.{leaf}", link=link, power=powers[leaf]) for leaf in powers)
+        return Slot(f"{name}.gain", link=link, stage=stage), tuple(riders)
+
+
+class SiteWriter(nn.Module):
+    """x[t_j] + scale_j u_j: adds the outputs u of a map to sites of the stream."""
+
+    sites: Tensor
+
+    def __init__(self, sites: Sequence[int]):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(len(sites)))
+        self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        return x.index_add(-1, self.sites, self.scale * u)
+
+    def axis(self, name: str, maps: tuple[Slot, ...], owner: str | None = None) -> Axis:
+        """The outputs: side A is the maps that compute u (and their bias), side B the scale."""
+        scale, sites = Slot(f"{name}.scale"), Slot(f"{name}.sites")
+        return Axis(f"{name}.out", "out", maps, (scale,), (sites,), owner=owner)
+
+    def writes(self, name: str, stage: int) -> Slot:
+        """Its slot on side A of the stream."""
+        return Slot(f"{name}.scale", link=f"{name}.sites", stage=stage)
+
+
+def stream_axis(
+    name: str,
+    width: Slot,
+    writers: Sequence[Slot],
+    readers: Sequence[tuple[Slot, tuple[Slot, ...]]],
+) -> Axis:
+    """The axis of the stream, from `writes` and `reads`; `width` is a buffer with all sites."""
+    riders = (width, *(rider for _, riders in readers for rider in riders))
+    return Axis(name, name, tuple(writers), tuple(slot for slot, _ in readers), riders)
