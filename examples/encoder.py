@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugelasso import Axis, AxisTable, Compressible, Compressor, CompressorOptions, Cost, Slot
-from gaugelasso.models import SiteWriter, SlowLayerNorm, stream_axis
+from gaugelasso.models import SiteWriter, SlowNorm, centred, stream_axis
 
 PATCHES, PIXELS, CLASSES = 9, 12, 4
 
@@ -22,19 +22,26 @@ def matrix(*shape: int, inputs: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) * inputs**-0.5)
 
 
+def writing(*shape: int, inputs: int) -> nn.Parameter:
+    """A map into the stream. What it writes has mean zero, so that SlowNorm is LayerNorm."""
+    return nn.Parameter(centred(torch.randn(shape)) * inputs**-0.5)
+
+
 class Attention(nn.Module):
-    """Every patch sees all patches. Queries, keys, values and outputs have biases."""
+    """Every patch sees all patches. Queries, values and outputs have biases.
+
+    A bias of the keys would add the same to all scores of a query, which the softmax cancels.
+    """
 
     def __init__(self, reads: list[int], writes: list[int], heads: int, d_k: int, d_v: int,
                  scale: float):  # fmt: skip
         super().__init__()
-        self.read, self.write = SlowLayerNorm(reads), SiteWriter(writes)
+        self.read, self.write = SlowNorm(reads), SiteWriter(writes)
         d = len(reads)
         self.query, self.key = matrix(d, heads, d_k, inputs=d), matrix(d, heads, d_k, inputs=d)
         self.value = matrix(d, heads, d_v, inputs=d)
-        self.out = matrix(heads, d_v, len(writes), inputs=4 * heads * d_v)
+        self.out = writing(heads, d_v, len(writes), inputs=4 * heads * d_v)
         self.query_bias = nn.Parameter(torch.zeros(heads, d_k))
-        self.key_bias = nn.Parameter(torch.zeros(heads, d_k))
         self.value_bias = nn.Parameter(torch.zeros(heads, d_v))
         self.out_bias = nn.Parameter(torch.zeros(len(writes)))
         # Of the first width: a head that loses keys must not become sharper or flatter.
@@ -43,7 +50,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.read(x)
         q = torch.einsum("bsd,dhk->bhsk", y, self.query) + self.query_bias[:, None]
-        k = torch.einsum("bsd,dhk->bhsk", y, self.key) + self.key_bias[:, None]
+        k = torch.einsum("bsd,dhk->bhsk", y, self.key)
         v = torch.einsum("bsd,dhk->bhsk", y, self.value) + self.value_bias[:, None]
         mixed = (q @ k.mT * self.softmax_scale).softmax(-1) @ v
         return self.write(x, torch.einsum("bhsk,hkd->bsd", mixed, self.out) + self.out_bias)
@@ -61,7 +68,7 @@ class Attention(nn.Module):
                 f"{name}.keys",
                 "keys",
                 side_a=(slot("query", 2), slot("query_bias", 1)),
-                side_b=(slot("key", 2), slot("key_bias", 1)),
+                side_b=(slot("key", 2),),
                 owner=name,
                 silences=False,
             ),
@@ -77,9 +84,8 @@ class Attention(nn.Module):
         ]
 
     def fixed(self, name: str) -> list[Slot]:
-        leaves = ("query", "key", "value")
-        slots = [Slot(f"{name}.{leaf}", 1) for leaf in leaves] + [Slot(f"{name}.out", 0)]
-        return slots + [Slot(f"{name}.{leaf}_bias", 0) for leaf in leaves]
+        heads = {"query": 1, "key": 1, "value": 1, "out": 0, "query_bias": 0, "value_bias": 0}
+        return [Slot(f"{name}.{leaf}", dim) for leaf, dim in heads.items()]
 
     def matrices(self, name: str) -> dict[str, int]:
         return {f"{name}.query": 1, f"{name}.key": 1, f"{name}.value": 1, f"{name}.out": 2}
@@ -113,10 +119,10 @@ class Mlp(nn.Module):
 
     def __init__(self, reads: list[int], writes: list[int], hidden: int):
         super().__init__()
-        self.read, self.write = SlowLayerNorm(reads), SiteWriter(writes)
+        self.read, self.write = SlowNorm(reads), SiteWriter(writes)
         self.up = matrix(len(reads), hidden, inputs=len(reads))
         self.up_bias = nn.Parameter(torch.zeros(hidden))
-        self.down = matrix(hidden, len(writes), inputs=4 * hidden)
+        self.down = writing(hidden, len(writes), inputs=4 * hidden)
         self.down_bias = nn.Parameter(torch.zeros(len(writes)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,8 +174,8 @@ class Encoder(Compressible):
         super().__init__()
         embed, classify = structure["embed"], structure["classify"]
         self.register_buffer("sites", torch.tensor(structure["sites"], dtype=torch.long))
-        self.embedding = matrix(structure["pixels"], len(embed), inputs=structure["pixels"])
-        self.positions = nn.Parameter(torch.randn(structure["patches"], len(embed)) * 0.1)
+        self.embedding = writing(structure["pixels"], len(embed), inputs=structure["pixels"])
+        self.positions = writing(structure["patches"], len(embed), inputs=100)
         self.enter = SiteWriter(embed)
         self.operators = nn.ModuleDict(
             {
@@ -177,7 +183,7 @@ class Encoder(Compressible):
                 for name, part in structure["operators"].items()
             }
         )
-        self.leave = SlowLayerNorm(classify)
+        self.leave = SlowNorm(classify)
         self.head = matrix(len(classify), structure["classes"], inputs=len(classify))
         self.head_bias = nn.Parameter(torch.zeros(structure["classes"]))
 

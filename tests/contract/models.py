@@ -143,7 +143,7 @@ def _roughen_(model: Compressible, generator: torch.Generator) -> None:
         return low + (high - low) * torch.rand(tensor.shape, generator=generator).double()
 
     for parameter in model.parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or not parameter.any():
             sign = torch.where(between(parameter, -1, 1) > 0, 1, -1)
             parameter.copy_(sign * between(parameter, 0.5, 2))
     tensors = named_tensors(model)

@@ -1,6 +1,6 @@
 """Networks with an axis table: the transformer, its structure as data, and decoding."""
 
-from gaugelasso.models.residual import SiteWriter, SlowLayerNorm, stream_axis
+from gaugelasso.models.residual import SiteWriter, SlowNorm, centred, stream_axis
 from gaugelasso.models.rounding import round_up
 from gaugelasso.models.spec import (
     AttentionSpec,
@@ -16,10 +16,11 @@ __all__ = [
     "InputKind",
     "MlpSpec",
     "SiteWriter",
-    "SlowLayerNorm",
+    "SlowNorm",
     "SpecError",
     "Transformer",
     "TransformerSpec",
+    "centred",
     "round_up",
     "stream_axis",
 ]

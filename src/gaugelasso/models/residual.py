@@ -1,6 +1,6 @@
 """Reads and writes of a removable residual stream, for models of your own: [..., sites].
 
-`SlowLayerNorm` reads sites of the stream and `SiteWriter` adds to them, each by a map of
+`SlowNorm` reads sites of the stream and `SiteWriter` adds to them, each by a map of
 positions, so that layers may have different widths. Both return their part of the axis table;
 `stream_axis` puts the parts together. Plain PyTorch: the built-in transformer has fused forms of
 its own.
@@ -13,29 +13,30 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, Norm, Slot
 
-# Tokens with a smaller variance have no signal to normalise.
+# Tokens with a smaller mean square have no signal to normalise.
 EPS = 1e-20
 
 
-class SlowLayerNorm(nn.Module):
-    """y_j = gain_j x[s_j] / sigma, with sigma the standard deviation of x over its sites.
+def centred(weight: Tensor, dim: int = -1) -> Tensor:
+    """The weight minus its mean along a dim: what a map writes then has mean zero over sites."""
+    return weight - weight.mean(dim, keepdim=True)
 
-    The variance is a weighted one, with slow weights w and the unit t of each site:
 
-        sigma^2 = sum_i w_i (x_i - t_i mu)^2,  mu = sum_i w_i t_i x_i / sum_i w_i t_i^2
+class SlowNorm(nn.Module):
+    """y_j = gain_j x[s_j] / sqrt(sum_i w_i x[s_i]^2), with slow weights w.
 
-    Initially w = 1/D and t = 1: the variance of `nn.LayerNorm`. The weights follow the gain
-    slowly, so that a fading site leaves the variance smoothly. A balance that multiplies a site
-    by c multiplies t by c and divides w by c^2.
+    Initially w = 1/D: the usual RMSNorm. The weights follow the gain slowly, so that a fading
+    site leaves the normaliser smoothly, and a site that is zero can be cut.
 
-    `nn.LayerNorm` also subtracts mu from x_j and adds a bias of its own. The map that reads y can
-    do both: (x - mu) W = x (W - column means of W), and the bias joins the map's bias. Without
-    them, a site that is zero is not read at all and can be cut.
+    This is also how a LayerNorm over a removable stream is written. Where every map writes values
+    of mean zero over the sites (`centred`), the stream has mean zero, and `nn.LayerNorm` without
+    bias equals RMSNorm. Its bias is not needed, because the bias of the map that reads y can do
+    the same. So every network with LayerNorm is one with SlowNorm. The reverse does not hold: once
+    sites are gone, a mean over all of them would couple each to all others.
     """
 
     sites: Tensor
     weight: Tensor
-    unit: Tensor
     energy: Tensor
 
     def __init__(self, sites: Sequence[int]):
@@ -44,16 +45,12 @@ class SlowLayerNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(number))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
         self.register_buffer("weight", torch.full((number,), 1 / max(number, 1)))
-        self.register_buffer("unit", torch.ones(number))
         self.register_buffer("energy", torch.ones(number))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., d], for the d sites that are read."""
         picked = x.index_select(-1, self.sites)
-        per_unit = self.weight * self.unit
-        total = (per_unit * self.unit).sum().clamp(min=EPS)
-        mean = (picked @ per_unit / total).unsqueeze(-1)
-        square = (picked - self.unit * mean).square()
+        square = picked.square()
         if self.training:  # what the slow weights follow
             self.energy.copy_(square.detach().flatten(0, -2).mean(0))
         level = (square @ self.weight).unsqueeze(-1)
@@ -65,7 +62,7 @@ class SlowLayerNorm(nn.Module):
         self, name: str, maps: tuple[Slot, ...], owner: str | None = None, silences: bool = True
     ) -> Axis:
         """The inputs of the maps that read y: side A is the gain, side B their rows."""
-        leaves = ("sites", "weight", "unit", "energy")
+        leaves = ("sites", "weight", "energy")
         riders = tuple(Slot(f"{name}.{leaf}") for leaf in leaves)
         gain = Slot(f"{name}.gain")
         return Axis(f"{name}.in", "in", (gain,), maps, riders, owner=owner, silences=silences)
@@ -76,7 +73,7 @@ class SlowLayerNorm(nn.Module):
     def reads(self, name: str, stage: int) -> tuple[Slot, tuple[Slot, ...]]:
         """Its slot on side B of the stream, and the stream's riders."""
         link = f"{name}.sites"
-        powers = {"weight": -2, "unit": 1, "energy": 2}
+        powers = {"weight": -2, "energy": 2}
         riders = (Slot(f"{name}.{leaf}", link=link, power=powers[leaf]) for leaf in powers)
         return Slot(f"{name}.gain", link=link, stage=stage), tuple(riders)
 
