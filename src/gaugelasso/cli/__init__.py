@@ -19,6 +19,7 @@ import torch
 import typer
 
 from gaugelasso.cli.benchmarks import bench
+from gaugelasso.cli.checks import check
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.reports import advise, info, pareto, report
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "show": show,
     "sweep": sweep,
     "bench": bench,
+    "check": check,
 }
 
 app = typer.Typer(
