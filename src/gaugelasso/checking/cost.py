@@ -64,8 +64,11 @@ def _check_axis(
     if decision is None or decision.removed:
         return []
     smaller = copy.deepcopy(model)
-    cut_(smaller, table, decision.keeps)
-    saved = whole - _counted(subject, smaller) / tokens
+    try:
+        cut_(smaller, table, decision.keeps)
+        saved = whole - _counted(subject, smaller) / tokens
+    except Exception:  # a finding of `check_cuts` already
+        return []
     before = _declared(table, table.widths(tensors))
     after = _declared(table, {axis: int(keep.sum()) for axis, keep in decision.keeps.items()})
     declared = [b - a for b, a in zip(before, after, strict=True)]
