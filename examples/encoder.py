@@ -279,7 +279,7 @@ def batch(number: int = 64, seed: int = 0) -> tuple[Tensor, Tensor]:
 loss = F.cross_entropy
 
 
-def main(steps: int = 600) -> None:
+def main(steps: int = 600) -> Compressor:
     model = build()
     options = CompressorOptions(lr=3e-3, interval=20, loss_smoothing=0.9)
     compressor = Compressor(model, loss_target=0.3, options=options)
@@ -292,6 +292,7 @@ def main(steps: int = 600) -> None:
             print(f"step {step + 1}  loss {value.item():.3f}  {compressor.fma:,.0f} FMA per patch")
     print(f"{compressor.fma_initial:,.0f} -> {compressor.fma:,.0f} FMA per patch")
     print({name: width for name, width in compressor.widths.items() if name != "stream"})
+    return compressor
 
 
 if __name__ == "__main__":
