@@ -7,12 +7,8 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 import textwrap
 import tomllib
 import types
@@ -28,9 +24,12 @@ import gaugelasso
 from gaugelasso import axes, load_model
 from gaugelasso.cli import app
 from gaugelasso.compress import reference
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config, ModelConfig, load_config
+from gaugelasso.plugins import NamedBy
 from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.tasks import TASKS, Draw, Retrieval
+from gaugelasso.training.trainer import Trainer
+from tests.command import run_process
 from tests.examples import example
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +47,11 @@ OWN_LOOP = DOCS / "how-to" / "own-loop.md"
 OWN_MODEL = DOCS / "how-to" / "own-model.md"
 WHERE_THINGS_ARE = DOCS / "development" / "where-things-are.md"
 FROZEN = "0d512436b8db9da9211e154cec39952f93d0bbd3909863a5b565cfdbbba19075"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("your_*.py"))
+TASK_EXAMPLES = [ROOT / "configs" / name / "small.toml" for name in ("sorting", "addition")]
 SECTIONS: dict[str, Any] = {
     name: cls for name, cls in typing.get_type_hints(Config).items() if "task" not in name
-}
+} | {"model": ModelConfig}
 _BLOCK = re.compile(
     r"(?:<!-- (?P<mark>[^>]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```", re.M | re.S
 )
@@ -130,7 +130,8 @@ def test_every_key_is_described_with_its_default(heading: str) -> None:
 
 
 def test_every_task_is_described() -> None:
-    (name,) = rows(under("## `[task]`", CONFIGURATION))
+    name, module = rows(under("## `[task]`", CONFIGURATION))
+    assert module[0] == "`module`"
     assert name[-1] == ", ".join(f"`{task}`" for task in TASKS)
 
 
@@ -138,6 +139,7 @@ def test_every_task_is_described() -> None:
 def test_keys_named_in_prose_exist(page: Path) -> None:
     for section, key in re.findall(r"`(model|target|compress|train)\.(\w+)", read(page)):
         names = {field.name for field in dataclasses.fields(SECTIONS[section])}
+        names |= {"module", "name"} if section == "model" else set()
         # `model` is also what programs call a model.
         # And the name of a package is also that of a section.
         package = section == "compress"
@@ -148,12 +150,17 @@ def test_keys_named_in_prose_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in ALL_BLOCKS if b.kind == "toml"], ids=str)
-def test_configs_on_pages_are_valid(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_on_pages_are_valid(block: Block, tmp_path: Path) -> None:
     data = tomllib.loads(block.text)
-    if data["task"]["name"] not in TASKS:
-        module = run_page(block.page)
-        monkeypatch.setitem(TASKS, "running_max", module.RunningMax)  # type: ignore[arg-type]
-    assert Config.from_dict(data).to_dict()["train"]["steps"] == data["train"]["steps"]
+    if "module" in data["task"]:
+        write_task(block.page, tmp_path / data["task"]["module"].partition(":")[0])
+    config = Config.from_dict(data, NamedBy(tmp_path))
+    assert config.to_dict()["train"]["steps"] == data["train"]["steps"]
+
+
+def write_task(page: Path, path: Path) -> None:
+    """Save the first program of a page, as the page says."""
+    path.write_text(next(block.text for block in blocks(page) if block.mark == "runnable"))
 
 
 # --- names, links, commands -----------------------------------------------------------
@@ -437,6 +444,45 @@ def test_examples_run(path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in compressor.model.parameters())
 
 
+@pytest.mark.parametrize("path", TASK_EXAMPLES, ids=lambda path: path.parent.name)
+def test_example_tasks_train(path: Path, tmp_path: Path) -> None:
+    short = {"steps": 8, "warmup": 2, "cooldown": 2, "batch": 4, "final_batches": 1}
+    changes = {f"train.{key}": str(value) for key, value in short.items()} | {"target.loss": "99"}
+    config = load_config(path, changes | {"train.eval_every": "4", "train.device": "cpu"})
+    summary = Trainer(config, tmp_path / "run").run()
+    assert summary["steps"] == 8
+    assert 0 <= summary["metric"]["value"] <= 1
+
+
+def test_the_sorting_example_sorts() -> None:
+    task = load_config(TASK_EXAMPLES[0]).task
+    tokens, targets = task.batch(5, Draw(1), "cpu")
+    symbols, separator, answers = tokens[:, :8], tokens[:, 8], tokens[:, 9:]
+    assert torch.equal(targets, symbols.sort(dim=1).values)
+    assert torch.equal(answers, targets[:, :-1])
+    assert (separator == 16).all()
+    outputs = torch.nn.functional.one_hot(targets, 16) * 50.0
+    outputs = torch.cat([torch.zeros(5, 8, 16), outputs], dim=1)
+    assert task.loss(outputs, targets) < 1e-6
+    assert task.metric(outputs, targets) == 1
+    outputs[0, 8] = outputs[0, 8].roll(1)
+    assert task.metric(outputs, targets) == pytest.approx(4 / 5)
+
+
+def test_the_addition_example_keeps_its_streams_apart() -> None:
+    task: Any = load_config(TASK_EXAMPLES[1]).task
+    parts = [set(part.tolist()) for part in task.parts()]
+    assert set.union(*parts) == set(range(97 * 97))
+    assert sum(map(len, parts)) == 97 * 97
+    for stream, part in enumerate(parts):
+        tokens, targets = task.batch(50, Draw(1, 2, stream), "cpu")
+        assert torch.equal(targets, tokens[:, :2].sum(dim=1) % 97)
+        assert set((tokens[:, 0] * 97 + tokens[:, 1]).tolist()) <= part
+    for wrong in ({"held_out": 0.0}, {"held_out": 1.0}, {"modulus": 1}, {"held_out": float("nan")}):
+        with pytest.raises(gaugelasso.UserError, match=next(iter(wrong))):
+            type(task)(**wrong)
+
+
 def test_the_task_on_its_page_trains(tmp_path: Path) -> None:
     # A target that is always met, so that compression is on after warm-up.
     page = run_page(OWN_TASK)
@@ -487,30 +533,12 @@ def test_the_models_on_the_model_page_pass_the_check() -> None:
     assert result.passed, str(result)
 
 
-def test_a_task_is_registered_as_the_page_describes(tmp_path: Path) -> None:
-    page = OWN_TASK
-    package = tmp_path / "gaugelasso"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src" / "gaugelasso", package, ignore=ignored)
-    task = next(block.text for block in blocks(page) if block.mark == "runnable")
-    (package / "tasks" / "running_max.py").write_text(task)
-    (asked_line,) = re.findall(r"import it, `(from [^`]+)`", read(page))
-    (asked_row,) = re.findall(r"a row to `TASKS`: `([^`]+)`", read(page))
-    rooms = package / "tasks" / "__init__.py"
-    lines = read(rooms).splitlines()
-    # Where ruff wants it, not where it would happen to work.
-    after = next(k for k, line in enumerate(lines) if "tasks.retrieval import" in line)
-    lines.insert(after + 1, " ".join(asked_line.split()))
-    lines.insert(next(k for k, line in enumerate(lines) if line.startswith("TASKS")) + 1, asked_row)
-    rooms.write_text("\n".join(lines))
-    config = tmp_path / "main.toml"
-    config.write_text(next(block.text for block in blocks(page) if block.kind == "toml"))
+def test_a_task_is_named_as_the_page_describes(tmp_path: Path) -> None:
+    write_task(OWN_TASK, tmp_path / "running_max.py")
+    config = tmp_path / "running_max.toml"
+    config.write_text(next(block.text for block in blocks(OWN_TASK) if block.kind == "toml"))
     short = [f"train.{key}" for key in ("steps=20", "warmup=5", "cooldown=5", "final_batches=1")]
     changes = [word for change in (*short, "target.loss=9") for word in ("--set", change)]
-    done = subprocess.run(
-        [sys.executable, "-m", "gaugelasso", "train", config, "--out", tmp_path / "run", *changes],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(read(tmp_path / "run" / "summary.json"))["task"] == "running_max"
+    code, _, err = run_process("train", config, "--out", tmp_path / "run", *changes)
+    assert code == 0, err
+    assert json.loads(read(tmp_path / "run" / "summary.json"))["task"] == "RunningMax"

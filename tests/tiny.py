@@ -25,6 +25,7 @@ d_f = 8
 
 [target]
 loss = 2.0
+hold = "pressed"
 
 [compress]
 drop_tolerance = 1e9

@@ -11,7 +11,7 @@ class UserError(ValueError):
     exit_code = 2
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of another library's error message, or the name of its type."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

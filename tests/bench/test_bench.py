@@ -137,7 +137,9 @@ def test_captures_are_held_at_once_only_where_they_are_compared(
     monkeypatch.setattr(measure, "in_turns", spied)
     monkeypatch.setattr(measure, "GraphedStep", lambda action, on: action)
     config = tiny(tmp_path)
-    step, exact = (measure._step(config, config.model.spec(config.task), "cpu") for _ in range(2))
+    step, exact = (
+        measure._step(config, lambda: config.model.build(config.task, 3), "cpu") for _ in range(2)
+    )
     times = measure._part_times(step, exact, graph=True, repeats=3)
     assert groups == [["ms", "ms_exact"], ["forward_ms"], ["gradients_ms"], ["baseline_ms"]]
     assert {name: len(series) for name, series in times.items()} == dict.fromkeys(times, 3)

@@ -55,14 +55,14 @@ def test_the_loss_of_the_file_is_used(call: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("build = 3\n", "is a int, not a function"),
+        ("build = 3\n", "it is a int, not a function"),
         ("def build(width): pass\n", "must be callable without arguments"),
-        ("def build():\n    raise KeyError('width')\n", "fails: KeyError: 'width'"),
+        ("def build():\n    raise KeyError('width')\n", "it raised KeyError: 'width'"),
         ("def build():\n    return 3\n", "returns a int, not a gaugelasso.Compressible"),
-        (PERCEPTRON + PARTS.replace("batch", "other"), "defines no batch()"),
+        (PERCEPTRON + PARTS.replace("batch", "other"), "has no 'batch'"),
         (PERCEPTRON + PARTS.replace(", torch.ones(4, 3)", ""), "returns no pair"),
     ],
 )
 def test_bad_input(call: Command, tmp_path: Path, text: str, message: str) -> None:
     assert_user_error(call("check", write(tmp_path, text)), message)
-    assert_user_error(call("check", "absent.py:build"), "there is no file 'absent.py'")
+    assert_user_error(call("check", "absent.py:build"), "absent.py:build': no such file")

@@ -9,6 +9,7 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gaugelasso.compress import reference
 from gaugelasso.compress.drop import Decision, cascade
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.plugins import NamedBy, Reference
 from tests.examples import example
 
 
@@ -58,10 +60,7 @@ def transformer(name: str, **settings: Any) -> Row:
         }
         return Transformer(TransformerSpec.uniform(**(tiny | settings)), shape.randrange(1000))
 
-    def rebuild(structure: dict) -> Transformer:
-        return Transformer(TransformerSpec.from_dict(structure), seed=12345)
-
-    return Row(name, build, transformer_inputs, rebuild)
+    return Row(name, build, transformer_inputs, Transformer.from_structure)
 
 
 def transformer_inputs(model: Transformer, generator: torch.Generator) -> Tensor:
@@ -93,6 +92,24 @@ def encoder(name: str) -> Row:
     return Row(name, build, inputs, module.Encoder)
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "your_model.py"
+
+
+def perceptron() -> Row:
+    """The example of a model of the user: no links, no normaliser, and its operator is required."""
+    by = NamedBy(EXAMPLE.parent)
+    family = Reference.parse("model.module", f"{EXAMPLE.name}:Perceptron", by).load(by)
+
+    def build(shape: random.Random) -> Compressible:
+        torch.manual_seed(shape.randrange(1000))
+        return family(shape.randint(3, 5), shape.randint(5, 9), shape.randint(2, 4))
+
+    def inputs(model: Any, generator: torch.Generator) -> Tensor:
+        return torch.randn(6, model.up.shape[0], generator=generator, dtype=torch.float64)
+
+    return Row("perceptron", build, inputs, family.from_structure)
+
+
 ROWS = [
     transformer("rope"),
     transformer("rope_positions", positions=True),
@@ -100,10 +117,20 @@ ROWS = [
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),
+    perceptron(),
     encoder("encoder"),
 ]
 SEEDS = (0, 1)
 CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) for seed in SEEDS]
+
+
+def is_linked(case: Case) -> bool:
+    """Whether the model has an axis that others reach through links, as a residual stream."""
+    return any(axis.linked() for axis in _made(case).axis_table().axes)
+
+
+def has_norms(case: Case) -> bool:
+    return bool(_made(case).axis_table().norms)
 
 
 def make(case: Case) -> Any:
@@ -154,7 +181,7 @@ def _roughen_(model: Compressible, generator: torch.Generator) -> None:
 
 
 def random_decision(model: Compressible, generator: torch.Generator, removed: int = 0) -> Decision:
-    """Losses on every axis, with exactly `removed` operators gone."""
+    """Losses on every axis, with `removed` operators gone, or as many as may vanish."""
     table, tensors = model.axis_table(), named_tensors(model)
     owners = table.owners()
     victims = [owner for owner in owners if owner not in table.required][:removed]
@@ -168,7 +195,7 @@ def random_decision(model: Compressible, generator: torch.Generator, removed: in
         for owner in victims:
             keeps[owners[owner][-1]].zero_()
         decision = cascade(table, tensors, keeps)
-        if decision is not None and len(decision.removed) == removed:
+        if decision is not None and len(decision.removed) == len(victims):
             return decision
     raise AssertionError("no random decision fits; widen the row's shapes")
 

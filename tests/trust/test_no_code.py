@@ -1,6 +1,7 @@
 """Loading a file never runs code in it: no pickle in the sources, and none while files are read."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,16 @@ def dangers(source: str) -> list[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_no_source_can_run_a_file(path: Path) -> None:
     assert dangers(path.read_text(encoding="utf-8")) == []
+
+
+def test_only_plugins_import_by_name() -> None:
+    """What a file names is imported in one place, under the rules of that place."""
+    importing = re.compile(r"import_module|exec_module|entry_points\(|spec_from_file_location")
+    users = {path.relative_to(ROOT / "src/gaugelasso") for path in SOURCES
+             if importing.search(path.read_text(encoding="utf-8"))}  # fmt: skip
+    plugins = {Path("plugins/modules.py"), Path("plugins/entry_points.py")}
+    # `_moved` imports names of this package from a list of its own.
+    assert users == plugins | {Path("_moved.py")}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Knows nothing of losses, training or particular architectures.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Self
 
 from torch import nn
 
@@ -95,3 +96,15 @@ class Compressible(nn.Module):
     def structure(self) -> dict:
         """A JSON-ready description from which the same shapes can be built."""
         raise NotImplementedError
+
+    @classmethod
+    def from_structure(cls, structure: dict[str, Any]) -> Self:
+        """A model with the shapes that `structure()` described; its weights are replaced.
+
+        The default calls the class with the keys of the structure as arguments.
+        """
+        return cls(**structure)
+
+    def counts(self) -> dict[str, int]:
+        """Numbers of parts, by name, for the rows of a run's log; none by default."""
+        return {}

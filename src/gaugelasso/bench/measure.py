@@ -9,29 +9,34 @@ import dataclasses
 import re
 import resource
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gaugelasso.axes import named_tensors
+from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.bench.stopwatch import in_turns, matrix_rate, quartiles
 from gaugelasso.compress import pricing
 from gaugelasso.compress.cuda_graph import GraphedStep
-from gaugelasso.config import Config
+from gaugelasso.config import Config, ModelConfig
+from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer, TransformerSpec, round_up
+from gaugelasso.models.own import OwnModel
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
+from gaugelasso.tasks.protocol import positions
 from gaugelasso.training.evaluation import autocast, configure_cpu_
 from gaugelasso.training.step import TrainingStep
 
 Row = dict[str, Any]
+Build = Callable[[], Compressible]
 
 # Parts that cannot be timed alone: each is the difference of two measured times.
 _DIFFERENCES = {
@@ -41,19 +46,39 @@ _DIFFERENCES = {
 }
 
 
-def work_per_token(model: Transformer) -> float:
+def work_per_token(model: Compressible) -> float:
     """Return the multiply-adds per token, whatever accounting the config uses."""
     return pricing.total_fma(model.axis_table(), pricing.ACCOUNTINGS["fma"], named_tensors(model))
 
 
+def shapes_of(config: Config, structure: Structure | None) -> TransformerSpec | Build:
+    """Return what builds the model of a config, or that of a structure in its place."""
+    seed = config.train.seed
+    if structure:
+        return partial(structure.build, seed) if structure.model_class else structure.spec()
+    if isinstance(config.model, OwnModel):
+        return partial(config.model.build, config.task, seed)
+    return config.model.spec(config.task)
+
+
+def _builder(config: Config, shapes: TransformerSpec | Build, multiple: int) -> Build:
+    if isinstance(shapes, TransformerSpec):
+        return partial(Transformer, round_up(shapes, multiple), config.train.seed)
+    if multiple > 1:
+        raise UserError("--multiple rounds up the built-in transformer only; remove it")
+    return shapes
+
+
 def bench_step(
-    config: Config, spec: TransformerSpec, device: str, repeats: int, multiple: int = 1
+    config: Config, shapes: TransformerSpec | Build, device: str, repeats: int, multiple: int = 1
 ) -> Row:
     """Return the times of the parts of one training step in ms, and its throughput.
 
-    Every width of the structure is first rounded up to a multiple of `multiple`, and events keep
-    that. If it is above 1, the full step is also timed at the structure's own widths.
+    `shapes` is the structure of a transformer, or a function that builds another model. Every
+    width is first rounded up to a multiple of `multiple`, and events keep that. If it is above
+    1, the full step is also timed at the structure's own widths.
     """
+    build, build_exact = _builder(config, shapes, multiple), _builder(config, shapes, 1)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     configure_cpu_(config, device)
@@ -61,7 +86,7 @@ def bench_step(
     if multiple > 1:
         compress = dataclasses.replace(config.compress, multiple=multiple)
         rounded = dataclasses.replace(config, compress=compress)
-    step = _step(rounded, round_up(spec, multiple), device)
+    step = _step(rounded, build, device)
     graph = device.startswith("cuda") and config.train.graph
     compressor = step.compressor
     alone = GraphedStep(step.plain, graph)
@@ -69,7 +94,7 @@ def bench_step(
         alone()
     del alone  # frees the memory of the captured graph
     peak = _peak_gib(device)
-    exact = _step(config, spec, device) if multiple > 1 else None
+    exact = _step(config, build_exact, device) if multiple > 1 else None
     times = _part_times(step, exact, graph, repeats)
     if graph:
         times["eager_ms"] = in_turns({"": step.plain}, device, repeats // 5)[""]
@@ -81,7 +106,7 @@ def bench_step(
     medians.setdefault("eager_ms", step_ms)  # without a graph, every step is eager
     # What training without compression does not need, with a step's share of an event.
     overhead_ms = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
-    tokens = step.inputs.shape[0] * step.inputs.shape[1] * step.inputs.shape[2]
+    tokens = step.inputs.shape[0] * step.inputs.shape[1] * positions(config.task)
     # Two operations per multiply-add; the backward pass takes twice the work of the forward pass.
     flops = 6 * work_per_token(step.model) * tokens
     return {
@@ -95,13 +120,13 @@ def bench_step(
         "peak_gib": peak,
         "multiple": multiple,
         "fma": work_per_token(step.model),
-        "fma_exact": work_per_token(Transformer(spec)),
+        "fma_exact": work_per_token(build_exact()),
         "parameters": compressor.parameters,
     }
 
 
-def _step(config: Config, spec: TransformerSpec, device: str) -> TrainingStep:
-    step = TrainingStep(Transformer(spec, config.train.seed).to(device), config, device)
+def _step(config: Config, build: Build, device: str) -> TrainingStep:
+    step = TrainingStep(build().to(device), config, device)
     # A tiny learning rate: hundreds of repetitions must not change the weights much.
     step.compressor.set_lr_(1e-6)
     return step
@@ -159,8 +184,9 @@ def _peak_gib(device: str) -> float:
 
 
 def uniform_like(config: Config, fma: float) -> TransformerSpec:
-    """Return the config's model, narrowed evenly until its work is nearest to `fma`."""
+    """Return the config's transformer, narrowed evenly until its work is nearest to `fma`."""
     full = config.model
+    assert isinstance(full, ModelConfig)
 
     def narrowed(width: int) -> TransformerSpec:
         share, pair = width / full.width, 2 if full.rope else 1
@@ -182,7 +208,7 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 
 @torch.inference_mode()
 def bench_inference(
-    models: Mapping[str, Transformer], config: Config, device: str, repeats: int
+    models: Mapping[str, Compressible], config: Config, device: str, repeats: int
 ) -> dict[str, Row]:
     """Measure the latency of one sequence and the throughput of a batch, the models in turns."""
     rows: dict[str, Row] = {
@@ -192,7 +218,7 @@ def bench_inference(
     for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
-        def serve(model: Transformer, inputs: torch.Tensor = inputs) -> None:
+        def serve(model: Compressible, inputs: torch.Tensor = inputs) -> None:
             with reference_kernels(not config.train.fused), autocast(config, device):
                 model(inputs)
 
@@ -201,20 +227,22 @@ def bench_inference(
             rows[name][figure] = statistics.median(times)
             rows[name]["quartiles"][figure] = quartiles(times)
     for row in rows.values():
-        row["tokens_per_s"] = 1000 * config.train.batch * config.task.length / row["batch_ms"]
+        row["tokens_per_s"] = 1000 * config.train.batch * positions(config.task) / row["batch_ms"]
     return rows
 
 
 def bench_run(
     run: Path, work: str, config: Config, device: str, repeats: int
 ) -> Iterator[tuple[str, Row]]:
-    """Time a run's model, its initial one and a uniform one of equal work, on each device."""
+    """Time a run's model, its initial one and a uniform one of equal work, on each device.
+
+    How to narrow a model of the user is not known, so it has no uniform one.
+    """
     compressed = checkpoint.load_model(run)
-    models = {
-        "ancestor": Transformer(checkpoint.load_spec(run / "initial.json")),
-        "uniform": Transformer(uniform_like(config, work_per_token(compressed))),
-        "compressed": compressed,
-    }
+    models = {"ancestor": Structure.read(run / "initial.json").build()}
+    if not isinstance(config.model, OwnModel):
+        models["uniform"] = Transformer(uniform_like(config, work_per_token(compressed)))
+    models["compressed"] = compressed
     for kind in dict.fromkeys(["cpu", device]):
         for name, row in bench_inference(models, config, kind, repeats).items():
             yield f"{work}-{name}-{kind}", {"model": name, "device": kind, **row}

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.bench.measure import bench_run, bench_step, default_file, record
+from gaugelasso.bench.measure import bench_run, bench_step, default_file, record, shapes_of
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
-from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.runs.checkpoint import load_structure
 from gaugelasso.runs.reading import is_folder
 from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
@@ -30,7 +30,7 @@ def bench(
         typer.Option(
             "--inference",
             help="Time inference with a run's model, with the model before compression, and with "
-            "a uniform model of the same work.",
+            "a uniform model of the same work (not for a model of your own).",
         ),
     ] = False,
     structure: Annotated[
@@ -72,9 +72,9 @@ def bench(
     else:
         settings = load_settings(what, set_, device)
         where = choose_device(settings.train.device)
-        spec = load_spec(structure) if structure else settings.model.spec(settings.task)
+        shapes = load_structure(structure) if structure else None
         kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
-        row = bench_step(settings, spec, where, repeats, multiple)
+        row = bench_step(settings, shapes_of(settings, shapes), where, repeats, multiple)
         timings = iter([(work or what.stem + kind, row)])
     path = out or default_file(where)
     rows = {}

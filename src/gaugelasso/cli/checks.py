@@ -1,7 +1,8 @@
 """The command check: does the axis table of a model of your own say what the model does?"""
 
 import inspect
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from gaugelasso.checking import STEPS
 from gaugelasso.checking import check as check_model
 from gaugelasso.cli.output import print_line
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.plugins import load_module, load_object
+from gaugelasso.plugins import NamedBy, Reference
 
 
 def check(
@@ -37,37 +38,38 @@ def check(
 
     Example: gaugelasso check mypackage.models:build --steps 100
     """
-    source = model.rpartition(":")[0]
-    built = _called(load_object(model), model)
+    by = NamedBy(Path.cwd())
+    reference = Reference.parse("check", model, by)
+    built = _called(reference, by)
     if not isinstance(built, Compressible):
-        raise UserError(
-            f"{model!r} returns a {type(built).__name__}, not a gaugelasso.Compressible"
-        )
-    module = load_module(source)
-    if not hasattr(module, "batch"):
-        raise UserError(f"{source!r} defines no batch(), which returns (inputs, targets)")
-    batch = _called(module.batch, f"{source}:batch")
+        kind = type(built).__name__
+        raise reference.error(f"it returns a {kind}, not a gaugelasso.Compressible")
+    batch = _called(replace(reference, name="batch"), by)
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise UserError(f"batch() of {source!r} returns no pair (inputs, targets)")
-    result = check_model(built, (batch[0], batch[1]), getattr(module, "loss", None), steps=steps)
+        raise UserError(f"batch() of {reference.source!r} returns no pair (inputs, targets)")
+    try:
+        loss = replace(reference, name="loss").load(by)
+    except UserError:  # the file defines none
+        loss = None
+    result = check_model(built, (batch[0], batch[1]), loss, steps=steps)
     print_line(str(result))
     if not result.passed:
         print_line(f"{len(result.failures)} findings to change; see docs/how-to/own-model.md")
         raise typer.Exit(1)
 
 
-def _called(function: Callable[[], Any], name: str) -> Any:
+def _called(reference: Reference, by: NamedBy) -> Any:
     """The result of a function of the user's; UserError if it cannot be called or fails."""
+    function = reference.load(by)
     if not callable(function):
-        raise UserError(f"{name!r} is a {type(function).__name__}, not a function")
+        raise reference.error(f"it is a {type(function).__name__}, not a function")
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise UserError(f"{name!r} must be callable without arguments: {error}") from None
+        raise reference.error(f"it must be callable without arguments: {error}") from None
     except ValueError:  # a built-in without a signature
         pass
     try:
         return function()
     except Exception as error:
-        kind = type(error).__name__
-        raise UserError(f"{name!r} fails: {kind}: {first_line(error)}") from error
+        raise reference.error(f"it raised {type(error).__name__}: {first_line(error)}") from error

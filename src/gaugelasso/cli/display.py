@@ -17,6 +17,8 @@ from gaugelasso.training.records import Progress
 
 # Seconds between lines, so that a log file stays short.
 _LINE_EVERY = 2.0
+# Columns that not every model has.
+_COUNTS = {"sites": "residual sites", "operators": "operators"}
 
 
 @contextmanager
@@ -66,13 +68,13 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
     shown = "-" if metric is None else f"{metric:.4f}"
     memory = f"{row['memory_mib']:,.0f} MiB  " if "memory_mib" in row else ""
     before = "" if initial_ms is None else f" (from {initial_ms:.1f})"
+    counts = "".join(f"{name} {row[name]}  " for name in _COUNTS if name in row)
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
         f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
         f"{progress.metric_name} {shown}  "
-        f"FMA {row['fma']:,.0f} ({progress.fma_initial / row['fma']:.2f}x)  "
-        f"sites {row['sites']}  operators {row['operators']}  "
-        f"{row['step_ms']:.1f} ms/step{before}  {memory}"
+        f"FMA {row['fma']:,.0f} ({progress.compression:.2f}x)  "
+        f"{counts}{row['step_ms']:.1f} ms/step{before}  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
 
@@ -97,9 +99,8 @@ def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
         ("loss", f"[{colour}]{row['loss']:.4f}[/] target {progress.loss_target:g}"),
         (progress.metric_name, "-" if metric is None else f"{metric:.4f}"),
         ("FMA per token", f"{row['fma']:,.0f}"),
-        ("compression", f"[bold]{progress.fma_initial / row['fma']:.2f}x[/]"),
-        ("residual sites", str(row["sites"])),
-        ("operators", str(row["operators"])),
+        ("compression", f"[bold]{progress.compression:.2f}x[/]"),
+        *((label, str(row[name])) for name, label in _COUNTS.items() if name in row),
         ("step time", f"{row['step_ms']:.1f} ms{before}"),
         ("time left", clock(progress.seconds_left)),
     ]  # fmt: skip

@@ -23,17 +23,20 @@ from gaugelasso.cli.arguments import (
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
-from gaugelasso.config import changed, run_config
+from gaugelasso.config import run_config
 from gaugelasso.distributed import join
 from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
 from gaugelasso.models.decoding import sample
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.signals import stop_requests
-from gaugelasso.tasks import TEST
+from gaugelasso.tasks import TEST, CharLM
+from gaugelasso.tasks.own import sequences
 from gaugelasso.tasks.text import readable
 from gaugelasso.training.evaluation import choose_device, evaluate, whole_figures
+from gaugelasso.training.resume import warn_changed_code
 from gaugelasso.training.trainer import Trainer
 
 
@@ -105,12 +108,14 @@ def eval_(
 
     Example: gaugelasso eval runs/books --whole --set task.valid=other.txt
     """
-    settings = run_config(run)
-    settings = changed(settings.to_dict(), parse_changes(set_))
+    settings = run_config(run, parse_changes(set_))
     where = choose_device(device or "auto")
     model, task = load_model(run, where), settings.task
-    if (task.length, task.inputs) != (model.initial_spec.length, model.initial_spec.inputs):
-        raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
+    warn_changed_code(settings, run)
+    if isinstance(model, Transformer):
+        spec, fits = model.initial_spec, sequences(task)
+        if (fits.length, fits.inputs) != (spec.length, spec.inputs):
+            raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
     if whole:
         figures, data = whole_figures(model, settings, where), "all test data"
     else:
@@ -139,13 +144,19 @@ def generate(
 
     Example: gaugelasso generate runs/books --prompt "It was a " --length 200
     """
-    task = run_config(run).task_name
-    if task != "charlm":
+    settings = run_config(run)
+    if not isinstance(settings.task, CharLM):
         raise UserError(
-            f"{str(run)!r} is a run of the task {task!r}; generate needs a run of 'charlm'"
+            f"{str(run)!r} is a run of the task {settings.task_name!r}; generate needs a run of "
+            "'charlm'"
         )
     where = choose_device(device or "auto")
     model = load_model(run, where).eval()
+    if not isinstance(model, Transformer):
+        raise UserError(
+            f"{str(run)!r}: its model is a {type(model).__name__}; generate needs the built-in "
+            "transformer"
+        )
     generator = torch.Generator(where).manual_seed(seed)
     # Python decodes bytes that are not UTF-8 to surrogates; this restores the bytes.
     start = prompt.encode(errors="surrogateescape")

@@ -6,12 +6,13 @@ step itself and does not pay for the checks of a step.
 
 import logging
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Compressible
+from gaugelasso.compress.course import LEAST_STEPS, TICKS
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.errors import UserError
 
@@ -28,6 +29,27 @@ def check_number(name: str, value: Any, least: float = -math.inf) -> None:
     if not math.isfinite(value) or value < least:
         above = "" if least == -math.inf else f" of {least:g} or more"
         raise UserError(f"{name} = {value}: must be a finite number{above}")
+
+
+def check_length(steps: Any, seconds: Any, evaluate: Any, record: Any) -> int:
+    """The length of a run in steps, or in ticks of its time; 0 if neither is given."""
+    if steps is None and seconds is None:
+        for name, value in {"evaluate": evaluate, "record": record}.items():
+            if value is not None:
+                raise UserError(f"{name} needs the length of the run: give steps=... as well")
+        return 0
+    if steps is not None and seconds is not None:
+        raise UserError("give either steps or seconds, not both")
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate = {evaluate!r}: must be a function that returns a loss")
+    if seconds is not None:
+        check_number("seconds", seconds)
+        if seconds <= 0:
+            raise UserError(f"seconds = {seconds}: must be more than 0")
+        return TICKS
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < LEAST_STEPS:
+        raise UserError(f"steps = {steps!r}: must be a whole number of at least {LEAST_STEPS}")
+    return int(steps)
 
 
 def check_model(model: Any) -> None:

@@ -1,16 +1,16 @@
 """The compressor: what a training loop calls.
 
-    compressor = Compressor(model, loss_target=0.05)
+    compressor = Compressor(model, loss_target=0.05, steps=3000)
     for inputs, targets in data:
-        loss = cross_entropy(model(inputs), targets)
-        loss.backward()
-        compressor.step(loss)
+        compressor.step(lambda: cross_entropy(model(inputs), targets))
+    result = compressor.finish()
 
 The compressor owns the optimizer: it takes the step and clears the gradients. It combines the
 parts of the method; the order of a step is in `device_step`, that of an event in
-`structural_event`.
+`structural_event`, and the phases of a run are in `course`.
 """
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -18,20 +18,41 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible
-from gaugelasso.compress.checks import StepChecks, check_model, check_number, check_prices
+from gaugelasso.compress.checks import (
+    StepChecks,
+    check_length,
+    check_model,
+    check_number,
+    check_prices,
+)
+from gaugelasso.compress.course import Course
+from gaugelasso.compress.defaults import default_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
+from gaugelasso.compress.pilot import Pilot
+from gaugelasso.compress.recording import Recorder, open_recorder
+from gaugelasso.compress.result import Result
 from gaugelasso.compress.resume_state import ResumeState
 from gaugelasso.compress.solver import RhoSolver
 from gaugelasso.compress.step_scalars import StepScalars
 from gaugelasso.compress.structural_event import hold_event_
 from gaugelasso.distributed import ALONE, Team
+from gaugelasso.errors import UserError
 
 
 class Compressor:
-    """Shrinks `model` while it trains, and holds `loss_target`.
+    """Shrinks `model` while it trains, down to the size that still has the loss `loss_target`.
+
+    With `steps`, the number of steps of the whole run, or `seconds`, its time, `loss_target` is
+    the loss of the final model, and the compressor sets learning rate and pressure itself. The
+    loop only calls `step`, and `finish` at the end. `evaluate` returns the loss on held-out data;
+    without it the loss of the last training batches decides. `record` names a run folder to
+    write, or to go on with.
+
+    Without `steps` it is the method alone: `loss_target` is the loss to press towards, and the
+    loop sets rate and pressure (`set_lr_`, `set_pressure_`).
 
     `probe` returns the loss of the current batch without gradients. With a probe, no event raises
     that loss by more than `drop_tolerance` times the target: indices that the batch needs are
@@ -57,6 +78,10 @@ class Compressor:
         options: CompressorOptions | None = None,
         probe: Callable[[], float] | None = None,
         *,
+        steps: int | None = None,
+        seconds: float | None = None,
+        evaluate: Callable[[], Tensor | float] | None = None,
+        record: str | os.PathLike[str] | Recorder | None = None,
         fma_target: float = 0.0,
         team: Team = ALONE,
         execution: ExecutionOptions | None = None,
@@ -68,7 +93,10 @@ class Compressor:
             raise TypeError(f"options = {options!r}: must be a CompressorOptions")
         if probe is not None and not callable(probe):
             raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
-        self.options = options = options or CompressorOptions()
+        total = check_length(steps, seconds, evaluate, record)
+        if options is None:
+            options = default_options(model, total) if total else CompressorOptions()
+        self.options = options
         self.solver = RhoSolver(options.solver, loss_target, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
         self.steps = 0
@@ -85,18 +113,57 @@ class Compressor:
         self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
         self.resume_state = ResumeState(self.state, self.scalars)
         self.set_lr_(options.lr)
+        self.set_loss_target_(loss_target)
         self.fma_initial = self.fma
         self._end_pressure_at_target_()
+        self.pilot: Pilot | None = None
+        if total:
+            course = Course(total, options.lr, named=loss_target)
+            recorder = open_recorder(record) if record is not None else None
+            self.pilot = Pilot(self, course, evaluate, seconds, recorder)
 
     # --- one step ---------------------------------------------------------------
 
-    def step(self, loss: Tensor) -> Event | None:
-        """Take one optimizer step after `loss.backward()`; every `interval` steps also an event."""
+    def step(self, loss: Tensor | Callable[[], Tensor]) -> Event | None:
+        """Take one optimizer step; every `interval` steps also hold an event.
+
+        `loss` is a function that returns the loss of the batch; `step` calls it, and runs the
+        backward pass. At an event the function is called again, as the probe. Or it is the loss
+        itself, after `loss.backward()`.
+        """
+        if self.pilot is not None:
+            self.pilot.before_step()
+        if callable(loss):
+            closure, loss = loss, self._backward(loss)
+            self.probe = lambda: float(closure())
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
         self.device_step.update_(loss.detach().reshape(()))
         event = self.finish_step_()
+        if self.pilot is not None:
+            self.pilot.after_step(loss, event)
         self._checks.after_step()
         return event
+
+    def _backward(self, closure: Callable[[], Tensor]) -> Tensor:
+        loss = closure()
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise TypeError(
+                f"the function given to step returned {loss!r}; it must return the loss of the "
+                "batch, a tensor with a gradient"
+            )
+        loss.backward()
+        return loss
+
+    def finish(self) -> Result:
+        """The result of a run with `steps` or `seconds`; warns if the named loss is missed."""
+        if self.pilot is None:
+            raise UserError("finish() needs a run: give Compressor the number of its steps")
+        return self.pilot.finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps, or all the time, of the run are used."""
+        return self.pilot is not None and self.pilot.done
 
     def finish_step_(self) -> Event | None:
         """The host's part of a step, after `device_step.update_`: counts, holds an event if due."""
@@ -110,6 +177,13 @@ class Compressor:
         """Set the learning rate of the next steps."""
         check_number("lr", lr, least=0)
         self.scalars.set_lr_(lr)
+
+    def set_loss_target_(self, loss: float, allowance: float | None = None) -> None:
+        """Set the loss to press towards, and how much an event may raise a batch's loss."""
+        check_number("loss_target", loss)
+        self.scalars.set_loss_target_(loss)
+        tolerance = self.options.drop_tolerance * abs(loss)
+        self._allowance = tolerance if allowance is None else min(tolerance, allowance)
 
     def set_pressure_(self, share: float) -> None:
         """Apply a share of the penalty strength that the margin allows; 0 is plain training.
@@ -135,7 +209,7 @@ class Compressor:
             # With a positive rho, the loss of this step had margin to its target.
             pressing=bool(self.scalars.rho),
             fma_target=self.fma_target,
-            loss_allowance=self.options.drop_tolerance * abs(self.solver.loss_target),
+            loss_allowance=self._allowance,
             probe=self.probe,
             hooks=self.hooks,
         )

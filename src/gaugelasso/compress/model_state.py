@@ -122,7 +122,7 @@ class ModelState:
 
     def split_(self, splits: list[Split]) -> None:
         split_(self.model, self.table, splits)
-        self._rebuild_()
+        self.rebuild_()
 
     @property
     def balances(self) -> bool:
@@ -157,7 +157,7 @@ class ModelState:
         surgery.swap_(self.model, staged, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
-        self._rebuild_()
+        self.rebuild_()
 
     # --- undo -----------------------------------------------------------------------
 
@@ -179,13 +179,13 @@ class ModelState:
             restore()
             for vector, values in state:
                 vector.values = values
-            self._rebuild_()
+            self.rebuild_()
 
         return undo
 
     # --- the plan -------------------------------------------------------------------
 
-    def _rebuild_(self) -> None:
+    def rebuild_(self) -> None:
         """Build the plan of a new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
         self.plan = self._build()

@@ -34,12 +34,23 @@ class RhoSolver:
     loss_target: float
     rho: float = 0.0
 
-    def solve(self, loss: Tensor, lr: Tensor, momentum: Tensor, gradient: Tensor) -> Tensor:
-        """rho for this step, a 0-dim tensor on the momentum's device."""
+    def solve(
+        self,
+        loss: Tensor,
+        lr: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        loss_target: Tensor | None = None,
+    ) -> Tensor:
+        """rho for this step, a 0-dim tensor on the momentum's device.
+
+        `loss_target` replaces the one that the solver was created with.
+        """
         if self.method == "fixed":
             return torch.full_like(lr, self.rho)
         opposition = -torch.dot(momentum.sign(), gradient)
-        margin = self.loss_target - loss
+        target = self.loss_target if loss_target is None else loss_target
+        margin = target - loss
         if self.method == "sign_step":
             margin = margin + lr * momentum.abs().sum()
         opposition = torch.maximum(opposition, OPPOSITION * gradient.abs().sum())

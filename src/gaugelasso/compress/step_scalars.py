@@ -35,9 +35,11 @@ class StepScalars:
 
     def __init__(self, like: Tensor, solver: RhoSolver, smoothing: float, norm_rate: float):
         self._solver, self._smoothing, self._norm_rate = solver, smoothing, norm_rate
-        # Set by the training loop: the learning rate, and the share of rho that is applied.
+        # Set by the training loop: the learning rate, the loss that is pressed towards, and the
+        # share of rho that is applied.
         self._last_set: dict[str, float] = {}
         self.lr = like.new_zeros(())
+        self.loss_target = like.new_full((), solver.loss_target)
         self.pressure = like.new_ones(())
         # The last rho; whether any rho was positive since the last event, and since the start.
         self.rho = like.new_zeros(())
@@ -59,6 +61,10 @@ class StepScalars:
     def set_lr_(self, lr: float) -> None:
         """Set the learning rate."""
         self._set_("lr", lr)
+
+    def set_loss_target_(self, loss: float) -> None:
+        """Set the loss that is pressed towards. A checkpoint does not hold it."""
+        self._set_("loss_target", loss)
 
     def set_pressure_(self, share: float) -> None:
         """Set the share of rho that is applied. With 0 no event is due any more."""
@@ -123,13 +129,13 @@ class StepScalars:
                 pressed=self.pressed,
                 begun=self.begun,
                 method=solver.method,
-                loss_target=solver.loss_target,
+                loss_target=self.loss_target,
                 fixed=solver.rho,
                 opposition=OPPOSITION,
                 tiny=TINY,
                 norm_rate=self._norm_rate,
             )
-        rho = solver.solve(self.smoothed, self.lr, momentum, gradient)
+        rho = solver.solve(self.smoothed, self.lr, momentum, gradient, self.loss_target)
         self.rho.copy_(rho * self.pressure * sound)
         pressing = (self.rho > 0).to(self.rho)
         for flag in (self.pressed, self.begun):

@@ -23,7 +23,7 @@ def build(section: str, cls: type, values: Any) -> Any:
     hints = typing.get_type_hints(cls)
     check_keys_known(section, values, field_names(cls))
     return cls(
-        **{key: _typed(f"{section}.{key}", value, hints[key]) for key, value in values.items()}
+        **{key: typed(f"{section}.{key}", value, hints[key]) for key, value in values.items()}
     )
 
 
@@ -41,7 +41,12 @@ def check_keys_known(section: str, values: Mapping[str, Any], names: Collection[
             raise UserError(f"unknown key {where}; {hint}")
 
 
-def _typed(key: str, value: Any, hint: Any) -> Any:
+def is_config_type(hint: Any) -> bool:
+    """Whether a field with this annotation can be a key of a config."""
+    return hint in _TYPE_NAMES or typing.get_origin(hint) is Literal
+
+
+def typed(key: str, value: Any, hint: Any) -> Any:
     """The value if it has the annotated type; a whole number is converted to float."""
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)

@@ -5,7 +5,7 @@ residual stream of sites. Provides the axis table; contains no training.
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,3 +123,10 @@ class Transformer(Compressible):
 
     def structure(self) -> dict:
         return self.spec().to_dict()
+
+    @classmethod
+    def from_structure(cls, structure: dict[str, Any]) -> Self:
+        return cls(TransformerSpec.from_dict(structure))
+
+    def counts(self) -> dict[str, int]:
+        return {"sites": len(self.sites), "operators": len(self.operators)}

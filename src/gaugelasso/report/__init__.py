@@ -24,7 +24,7 @@ class ReportFiles:
     page: Path
     profile: Path
     training: Path
-    saturation: Path
+    saturation: Path | None
     tables: Path
     samples: Path | None
 
@@ -37,6 +37,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     parent. Existing files of the same names are replaced.
     """
     # matplotlib takes a second to import, and most commands do not draw.
+    from gaugelasso.report.axes_profile import draw_axes_profile
     from gaugelasso.report.heatmap import draw_saturation
     from gaugelasso.report.page import write_page
     from gaugelasso.report.profile import draw_profile
@@ -44,30 +45,32 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.training import draw_training
 
     runs = load_condition(run_folders(folders))
+    own = bool(runs[0].own_model)
     with _output_folder(out or common_folder(folders) / "report") as out:
         files = ReportFiles(
             page=out / "index.html",
             profile=out / "profile.png",
             training=out / "training.png",
-            saturation=out / "saturation.png",
+            saturation=None if own else out / "saturation.png",
             tables=out / "tables.md",
             samples=out / "samples.png" if runs[0].samples() else None,
         )
-        draw_profile(runs, files.profile)
+        (draw_axes_profile if own else draw_profile)(runs, files.profile)
         draw_training(runs, files.training)
-        draw_saturation(runs, files.saturation)
+        if files.saturation:
+            draw_saturation(runs, files.saturation)
         if files.samples:
             draw_samples(runs[0], files.samples)
         write_page(
             runs,
             files.page,
             profile=files.profile.read_bytes(),
-            saturation=files.saturation.read_bytes(),
+            saturation=files.saturation.read_bytes() if files.saturation else None,
             training=files.training.read_bytes(),
             samples=files.samples.read_bytes() if files.samples else None,
         )
         tables = [before_after(runs), *([runs_table(runs)] if len(runs) > 1 else [])]
-        tables += [saturation_table(runs), shares_table(runs)]
+        tables += [saturation_table(runs), *([] if own else [shares_table(runs)])]
         tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
         write_text(files.tables, "\n".join(map(to_markdown, tables)))
     return files

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_condition, run_folders
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import LAYER_KINDS, Run
@@ -66,6 +67,11 @@ def advise(paths: Sequence[Path]) -> Advice:
     runs = load_condition(run_folders(paths))
     check_finished(runs)
     first = runs[0]
+    if first.own_model:
+        raise UserError(
+            f"{str(first.path)!r}: its model is {first.own_model!r}; advise changes the widths of "
+            "the built-in transformer. gaugelasso report shows which axes are at their ceiling"
+        )
     source = repr(str(first.path / "config.json"))
     check_keys(source, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]

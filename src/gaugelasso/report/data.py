@@ -89,7 +89,8 @@ def check_same(before: Run, run: Run, problem: str, only: Collection[str] | None
     """UserError, containing `problem`, if two runs differ in a setting, or in one of `only`."""
     ours, theirs = settings(before), settings(run)
     # Different tasks differ in many settings: report the task's name first.
-    for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key != "task.name", key)):
+    named = ("task.name", "task.module", "model.module")
+    for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in named, key)):
         if ours[key] != theirs[key] and (only is None or key in only):
             raise UserError(
                 f"{str(before.path)!r} and {str(run.path)!r} {problem}: {key} is "
@@ -100,6 +101,9 @@ def check_same(before: Run, run: Run, problem: str, only: Collection[str] | None
 def settings(run: Run) -> dict[str, Any]:
     """Every setting that changes the result of a run, except its seed."""
     sections = {key: dict(run.config[key]) for key in CONFIG_SECTIONS}
+    for section in (sections["task"], sections["model"]):
+        if "module" in section:  # the same code may be in another folder
+            section["module"] = Path(str(section["module"])).name
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COMPARED_TRAIN_KEYS if key in train}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}

@@ -56,6 +56,18 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
   figure, tr { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8pt; }
   th, td { padding: .15rem .4rem; } details::details-content { content-visibility: visible; } }
 """
+# The picture in words, and its caption.
+_PROFILE = (
+    "Surviving channels of every axis against depth, at several training steps",
+    "Channels that survive on each axis, by depth. Colour is the training step; a cross "
+    "marks a removed operator. Last panel: residual sites D, embedding d_e and classifier "
+    "d_c (left scale) and work per token (right scale) against training step.",
+)
+_OWN_PROFILE = (
+    "Surviving channels of the axes, and work per token, against training step",
+    "Channels that survive on each axis (left) and work per token (right) against training "
+    "step. A line ends where its operator is removed. Grey dashed line: cooldown starts.",
+)
 # A second defence: a string that was not escaped still cannot load or run anything.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -64,16 +76,18 @@ def write_page(
     runs: Sequence[Run],
     path: Path,
     profile: bytes,
-    saturation: bytes,
+    saturation: bytes | None,
     training: bytes,
     samples: bytes | None = None,
 ) -> None:
-    """Write the page with its pictures, given as PNGs; not every task has samples."""
+    """Write the page with its pictures, given as PNGs.
+
+    Not every task has samples, and only the built-in transformer has a saturation picture.
+    """
     held, sentence = verdict(runs)
     css_class = {True: "held", False: "missed", None: "soft"}[held]
     title = headline(runs)
     spread = " Lines are medians over seeds; hatching shows their range." if len(runs) > 1 else ""
-    shares = shares_table(runs)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f'<p class="{css_class}">{html.escape(sentence)}</p>',
@@ -83,20 +97,11 @@ def write_page(
         "<h2>Structural profile</h2>",
         _image(
             profile,
-            "Surviving channels of every axis against depth, at several training steps",
-            "Channels that survive on each axis, by depth. Colour is the training step; a cross "
-            "marks a removed operator. Last panel: residual sites D, embedding d_e and classifier "
-            "d_c (left scale) and work per token (right scale) against training step." + spread,
+            *(_OWN_PROFILE if runs[0].own_model else _PROFILE),
+            spread,
         ),
         to_html(saturation_table(runs)),
-        _image(
-            saturation,
-            "Share of its initial width that every axis kept, layer by layer",
-            "Share of its initial width that every axis kept, in per cent. An axis at its ceiling "
-            "may need a larger initial width; one that keeps little was larger than the task "
-            "requires." + (" Medians over seeds." if len(runs) > 1 else ""),
-        ),
-        f"<details><summary>{shares.title}</summary>{to_html(shares, title=False)}</details>",
+        *(_saturation(runs, saturation) if saturation else ()),
         "<h2>Training</h2>",
         _image(
             training,
@@ -124,7 +129,21 @@ def write_page(
     )
 
 
-def _image(png: bytes, alternative: str, caption: str) -> str:
+def _saturation(runs: Sequence[Run], picture: bytes) -> list[str]:
+    shares = shares_table(runs)
+    image = _image(
+        picture,
+        "Share of its initial width that every axis kept, layer by layer",
+        "Share of its initial width that every axis kept, in per cent. An axis at its ceiling "
+        "may need a larger initial width; one that keeps little was larger than the task "
+        "requires." + (" Medians over seeds." if len(runs) > 1 else ""),
+    )
+    table = to_html(shares, title=False)
+    return [image, f"<details><summary>{shares.title}</summary>{table}</details>"]
+
+
+def _image(png: bytes, alternative: str, caption: str, more: str = "") -> str:
+    caption += more
     data = base64.b64encode(png).decode("ascii")
     return (
         f'<figure><img alt="{html.escape(alternative)}" src="data:image/png;base64,{data}">'

@@ -61,7 +61,14 @@ class Run:
 
     @property
     def task(self) -> str:
-        return str(self.config["task"]["name"])
+        """The name of the task, or of its class in a module."""
+        task = self.config["task"]
+        return str(task["name"] if "name" in task else task["module"].rpartition(":")[2])
+
+    @property
+    def own_model(self) -> str:
+        """The class of a model that is not the built-in transformer; else empty."""
+        return str(self.initial.get("model_class", ""))
 
     @property
     def seed(self) -> int:

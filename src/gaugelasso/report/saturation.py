@@ -5,7 +5,7 @@ larger than the task requires. Over several seeds every width is the median.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,14 +46,25 @@ class Extent:
 
 
 def extents(runs: Sequence[Run]) -> dict[str, list[Extent]]:
-    """Axis kind -> its axes by depth; layers that never had the operator are skipped."""
+    """Axis kind -> its axes by depth; layers that never had the operator are skipped.
+
+    Nothing is known of the kinds of a model of the user: there each axis is one.
+    """
+    if runs[0].own_model:
+        return _ends(runs, {axis: axis for run in runs for axis in run.initial["widths"]})
     found = {}
     for kind in LAYER_KINDS:
         initial = _medians([run.depth_widths(kind, 0) for run in runs])
         final = _medians([run.depth_widths(kind, run.last_step) for run in runs])
         pairs = enumerate(zip(initial, final, strict=True))
         found[kind] = [Extent(kind, depth, first, last) for depth, (first, last) in pairs if first]
-    for kind, axis in END_AXES.items():
+    return found | _ends(runs, END_AXES)
+
+
+def _ends(runs: Sequence[Run], axes: Mapping[str, str]) -> dict[str, list[Extent]]:
+    """Kind -> its only axis, from kind -> name of that axis."""
+    found = {}
+    for kind, axis in axes.items():
         ends = [[run.initial["widths"].get(axis, 0), run.widths_at(run.last_step).get(axis, 0)]
                 for run in runs]  # fmt: skip
         first, last = _medians(ends)
@@ -70,7 +81,7 @@ def saturation_table(runs: Sequence[Run]) -> Table:
         alive = [axis for axis in axes if not axis.removed]
         shares = [axis.share for axis in alive]
         rows.append([
-            kind, AXIS_NAMES[kind], width_range([axis.initial for axis in axes]),
+            kind, AXIS_NAMES.get(kind, ""), width_range([axis.initial for axis in axes]),
             width_range([axis.final for axis in alive]) if alive else DASH,
             f"{statistics.median(shares):.0%}" if shares else DASH,
             _layers([axis for axis in alive if axis.at_ceiling]),

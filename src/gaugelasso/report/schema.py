@@ -83,7 +83,6 @@ CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 _REQUIRED: Mapping[str, Schema] = {
     "config.json": {
         **{section: {} for section in CONFIG_SECTIONS},
-        "task": {"name": TEXT},
         "target": {"loss": FINITE},
         "compress": {"accounting": TEXT},
         "train": {"seed": WHOLE, "steps": WHOLE, "eval_every": POSITIVE},
@@ -124,6 +123,18 @@ _OPTIONAL: Mapping[str, Schema] = {
 }  # fmt: skip
 
 
+# initial.json of a model that is not the built-in transformer.
+_OWN_INITIAL: Schema = {
+    "fma": WORK,
+    "widths": Kind(
+        "a table of widths, one of them above 0",
+        lambda value: COUNTS.fits(value) and any(value.values()),
+    ),
+    "structure": {},
+    "model_class": TEXT,
+}
+
+
 def checked(path: Path, data: Any) -> Any:
     """Returns the content of a run's file; UserError, naming the file, if a key is wrong."""
     return _checked(path.name, repr(str(path)), data)
@@ -142,8 +153,14 @@ def checked_rows(path: Path, rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _checked(name: str, source: str, data: Any) -> Any:
-    check_keys(source, data, _REQUIRED[name])
+    own = name == "initial.json" and isinstance(data, dict) and "model_class" in data
+    required = _OWN_INITIAL if own else _REQUIRED[name]
+    check_keys(source, data, required)
+    if name == "config.json":
+        key = "name" if "name" in data["task"] or "module" not in data["task"] else "module"
+        check_keys(source, data["task"], {key: TEXT}, "task")
     optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
+    optional = {key: kind for key, kind in optional.items() if key not in required}
     check_keys(source, data, optional)
     if name == "metrics.jsonl":
         # The other columns are numbers too; the name of the metric's column depends on the task.

@@ -52,10 +52,19 @@ def before_after(runs: Sequence[Run]) -> Table:
             (e.parameters_final for e in ends),
             count,
         ),
-        row(
-            "residual sites D", (w.get("D") for w in initials), (w.get("D") for w in finals), count
+        *(
+            ()
+            if runs[0].own_model
+            else (
+                row(
+                    "residual sites D",
+                    [w.get("D") for w in initials],
+                    [w.get("D") for w in finals],
+                    count,
+                ),
+                row("operators", map(operator_count, initials), map(operator_count, finals), count),
+            )
         ),
-        row("operators", map(operator_count, initials), map(operator_count, finals), count),
         result(
             "held-out loss" if all(e.finished for e in ends) else "training loss",
             (e.loss for e in ends),
@@ -101,8 +110,20 @@ def before_after(runs: Sequence[Run]) -> Table:
     return Table("Before and after", ["", "before", "after", "ratio"], rows, note)
 
 
+def axes_table(run: Run) -> Table:
+    """Surviving channels of every axis of a model of the user."""
+    widths, initial = run.widths_at(run.last_step), run.initial["widths"]
+    rows = [
+        [name, count(first), _cell(widths.get(name, 0), first)] for name, first in initial.items()
+    ]
+    note = f"Model: {run.own_model}. {DASH}: the operator was removed."
+    return Table(f"Structure, seed {run.seed}", ["axis", "initial", "final"], rows, note)
+
+
 def structure_table(run: Run) -> Table:
     """Surviving channels of every axis in every layer; the last row holds the initial widths."""
+    if run.own_model:
+        return axes_table(run)
     widths, initial_widths = run.widths_at(run.last_step), run.initial["widths"]
     final = {kind: run.depth_widths(kind, run.last_step) for kind in LAYER_KINDS}
     initial = {kind: run.depth_widths(kind, 0) for kind in LAYER_KINDS}

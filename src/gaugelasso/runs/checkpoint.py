@@ -1,7 +1,7 @@
 """Checkpoints: tensors as safetensors, structure as JSON, a manifest of all files, no pickle.
 
     step-00001000/
-      structure.json         the spec that the network is built from
+      structure.json         what the network is built from (see structures.py)
       model.safetensors      every parameter and buffer, including riders and slow norm weights
       optimizer.safetensors  momentum, second moments, rho, loss averages, rates, flags
       random.safetensors     torch's random number generators, of every device
@@ -49,6 +49,7 @@ from gaugelasso.runs.rotation import (
     remove_older,
     step_of,
 )
+from gaugelasso.runs.structures import Structure, described_alone
 
 # Default of `save`. A run passes `train.checkpoint_keep`.
 KEPT = 2
@@ -68,10 +69,6 @@ class Savable(Protocol):
     model: Compressible
     steps: int
 
-    @property
-    def structure(self) -> dict:
-        """JSON that the model can be built from."""
-
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything except the model that the next step depends on."""
 
@@ -83,17 +80,12 @@ class Checkpoint:
     path: Path
     step: int
 
-    def spec(self) -> TransformerSpec:
-        return load_spec(self.path / "structure.json")
+    def structure(self) -> Structure:
+        return Structure.read(self.path / "structure.json")
 
-    def model(self, device: str = "cpu") -> Transformer:
-        path, spec = self.path / "model.safetensors", self.spec()
-        # Checked before the model is built: a damaged structure must not exhaust the memory.
-        if 4 * spec.weights > path.stat().st_size:
-            raise UserError(
-                f"{str(path)!r}: too short, the structure needs {spec.weights:,} weights"
-            )
-        model = Transformer(spec)
+    def model(self, device: str = "cpu") -> Compressible:
+        path = self.path / "model.safetensors"
+        model = self.structure().build(weights=path)
         fill_(model, read_tensors(path), path)
         return model.to(device)
 
@@ -159,7 +151,7 @@ def save(
 
 def _write(folder: Path, compressor: Savable, state: dict[str, Any]) -> None:
     parts: dict[str, Iterable[bytes | memoryview]] = {
-        "structure.json": [_json(compressor.structure)],
+        "structure.json": [_json(described_alone(compressor.model))],
         "model.safetensors": encoded(named_tensors(compressor.model)),
         "optimizer.safetensors": encoded(compressor.state_tensors()),
         "random.safetensors": encoded(rng_state()),
@@ -238,27 +230,23 @@ def _found(folder: Path | str) -> Checkpoint:
     return found
 
 
-def load_spec(path: Path | str) -> TransformerSpec:
+def load_structure(path: Path | str) -> Structure:
     """Read the structure of a run, of a checkpoint, or of a JSON file (alone or as a key)."""
     path = Path(path)
-    if is_folder(path):
-        return _found(path).spec()
-    data = read_json(path)
-    with errors_of(path):
-        spec = TransformerSpec.from_dict(
-            data.get("structure", data) if isinstance(data, dict) else data
-        )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if 4 * spec.weights > memory:
-        raise UserError(
-            f"{str(path)!r}: the structure has {spec.weights:.2g} weights, more than the "
-            f"{memory / 2**30:.0f} GiB of memory of this machine can hold"
-        )
-    return spec
+    return _found(path).structure() if is_folder(path) else Structure.read(path)
 
 
-def load_model(folder: Path | str, device: str = "cpu") -> Transformer:
-    """Rebuild the network of a run folder, or of a checkpoint folder, with its weights."""
+def load_spec(path: Path | str) -> TransformerSpec:
+    """Read the structure of a transformer, as `load_structure` does."""
+    return load_structure(path).spec()
+
+
+def load_model(folder: Path | str, device: str = "cpu") -> Compressible:
+    """Rebuild the network of a run folder, or of a checkpoint folder, with its weights.
+
+    Returns a `Transformer`, or a `Compressible` of the class that was saved. That class is
+    imported from where it was, with a line in the log, but never from the run folder itself.
+    """
     return _found(folder).model(device)
 
 
@@ -282,7 +270,8 @@ def fill_(model: Compressible, tensors: dict[str, Tensor], path: Path) -> None:
                     f"{str(path)!r}: tensor {name!r} is {_shape_and_dtype(new)}, "
                     f"the structure needs {_shape_and_dtype(tensor)}"
                 )
-            if not tensor.is_floating_point() and not torch.equal(new, tensor.cpu()):
+            indices = isinstance(model, Transformer) and not tensor.is_floating_point()
+            if indices and not torch.equal(new, tensor.cpu()):
                 raise UserError(f"{str(path)!r}: {name!r} names other sites than the structure")
             tensor.copy_(new)
 

@@ -6,6 +6,7 @@ streams, so that the data that decide (when to anneal again, which checkpoint to
 the data that the final figure is measured on.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -50,13 +51,29 @@ class Task(Protocol):
     """A source of batches, and the loss and metric of a model's outputs on them.
 
     A task is a frozen dataclass whose fields are the keys of a config's [task] section.
-    Batches are a function of their arguments alone, and are on the device. Optional protocols:
+    Batches are a function of their arguments alone, and are on the device. The built-in
+    transformer needs a `SequenceTask`; a model of your own does not. Optional protocols:
     `WithFigures` for further figures of a finished model, `WithEnd` for finite held-out data,
     `WithData` for stored data that may change between runs, `Illustrated` for pictures.
     """
 
     metric_name: str
     metric_lower_is_better: bool
+
+    def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
+        """Inputs and targets; the same for the same arguments."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss, a 0-dim tensor."""
+
+    def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean metric, a 0-dim tensor; an error or a score. It is reported and decides nothing."""
+
+
+@runtime_checkable
+class SequenceTask(Task, Protocol):
+    """A task over sequences, with what the built-in transformer needs to know of it."""
+
     input_kind: InputKind
     causal: bool
 
@@ -72,14 +89,16 @@ class Task(Protocol):
     def length(self) -> int:
         """Positions in a sequence."""
 
-    def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; the same for the same arguments."""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss, a 0-dim tensor."""
+def positions(task: Task) -> int:
+    """Positions in one example of a batch; 1 if the task has no sequences."""
+    return task.length if isinstance(task, SequenceTask) else 1
 
-    def metric(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean metric, a 0-dim tensor; an error or a score. It is reported and decides nothing."""
+
+def members(protocol: type) -> list[str]:
+    """The names that a protocol itself declares, in the order of its source."""
+    declared = [*inspect.get_annotations(protocol), *vars(protocol)]
+    return [name for name in declared if not name.startswith("_")]
 
 
 @runtime_checkable

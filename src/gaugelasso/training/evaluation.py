@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
-from gaugelasso.models import Transformer
 from gaugelasso.tasks import SELECTION, TEST, Draw, Illustrated, Predict, WithEnd, WithFigures
 
 
@@ -71,7 +71,7 @@ def autocast(config: Config, device: str) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer,
+    model: Compressible,
     config: Config,
     batches: int,
     device: str,
@@ -95,7 +95,7 @@ def evaluate(
     return loss, metric
 
 
-def samples(model: Transformer, config: Config, device: str) -> dict[str, np.ndarray]:
+def samples(model: Compressible, config: Config, device: str) -> dict[str, np.ndarray]:
     """The task's pictures of the first selection batch; empty if it has none."""
     if not isinstance(config.task, Illustrated):
         return {}
@@ -107,7 +107,7 @@ def samples(model: Transformer, config: Config, device: str) -> dict[str, np.nda
 
 @torch.no_grad()
 def final_figures(
-    model: Transformer, config: Config, batches: int, device: str, stream: int
+    model: Compressible, config: Config, batches: int, device: str, stream: int
 ) -> dict[str, float]:
     """The task's figures beside loss and metric, on the first `batches` of a held-out stream."""
     task = config.task
@@ -129,7 +129,7 @@ class HeldOut:
 
 
 def final_evaluation(
-    model: Transformer, config: Config, device: str, team: Team, stream: int
+    model: Compressible, config: Config, device: str, team: Team, stream: int
 ) -> HeldOut:
     """Loss, metric and the task's further figures on a held-out stream, for the end of a run.
 
@@ -142,7 +142,7 @@ def final_evaluation(
 
 
 @torch.no_grad()
-def whole_figures(model: Transformer, config: Config, device: str) -> dict[str, float]:
+def whole_figures(model: Compressible, config: Config, device: str) -> dict[str, float]:
     """The task's figures over all its test data; UserError if these have no end."""
     task = config.task
     if not isinstance(task, WithEnd) or not task.has_end:
@@ -154,7 +154,7 @@ def whole_figures(model: Transformer, config: Config, device: str) -> dict[str, 
         return task.whole_figures(predict, config.train.batch, device, TEST)
 
 
-def predictor(model: Transformer, config: Config, device: str) -> Predict:
+def predictor(model: Compressible, config: Config, device: str) -> Predict:
     """The model in evaluation mode, in the run's precision, without gradients."""
     model.eval()
 

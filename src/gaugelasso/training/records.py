@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
-from gaugelasso.models import Transformer
+from gaugelasso.runs.structures import describe
 from gaugelasso.training.evaluation import HeldOut, in_bfloat16
 
 
@@ -86,10 +87,15 @@ class Progress:
     metric_name: str
     seconds_left: float
 
+    @property
+    def compression(self) -> float:
+        """How many times less work; infinite if no work is left."""
+        return self.fma_initial / self.row["fma"] if self.row["fma"] else math.inf
+
 
 def metrics_row(
     compressor: Compressor,
-    model: Transformer,
+    model: Compressible,
     record: RunRecord,
     metric_name: str,
     phase: str,
@@ -104,8 +110,7 @@ def metrics_row(
         metric_name: record.metric,
         "fma": compressor.fma,
         "parameters": compressor.parameters,
-        "sites": len(model.sites),
-        "operators": len(model.operators),
+        **model.counts(),
         "rho": float(compressor.rho),
         "lr": lr,
         "step_ms": 1000 * step_s,
@@ -140,7 +145,7 @@ def summary(
         "accounting": config.compress.accounting,
         "fma_initial": record.fma_initial,
         "fma_final": compressor.fma,
-        "compression": record.fma_initial / compressor.fma,
+        "compression": record.fma_initial / compressor.fma if compressor.fma else None,
         "loss_target": target,
         "loss": _finite(test.loss),
         "held": test.loss <= target,
@@ -162,7 +167,7 @@ def summary(
         "precision": "bfloat16" if in_bfloat16(config, device) else "float32",
         "widths": compressor.widths,
         "next_to_go": next_to_go(compressor.state.table, compressor.utility(), compressor.prices),
-        "structure": compressor.structure,
+        **describe(compressor.model),
     }
 
 

@@ -1,5 +1,6 @@
 """Checks before a run resumes: settings, data, checkpoint state and logs must be its own."""
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from gaugelasso.runs.reading import read_json, read_rows
 from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import fingerprint
 
+_log = logging.getLogger(__name__)
 # Settings that change no step, and so may differ.
 _FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
 _FREE |= {("train", "rank_timeout"), ("task", "cache")}
@@ -49,11 +51,34 @@ def check_same_config(config: Config, path: Path) -> None:
         if not isinstance(old, dict):
             raise UserError(f"{str(path)!r}: no config of a run, it has no [{section}]")
         for key, value in values.items():
-            if (section, key) not in _FREE and old.get(key) != value:
+            if (section, key) in _FREE or _same_module(key, old.get(key), value):
+                continue
+            # A run of a version in which `target.loss` had no other meaning has no `hold`.
+            if old.get(key, "pressed" if key == "hold" else None) != value:
                 raise UserError(
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
                 )
+
+
+def _same_module(key: str, old: Any, new: Any) -> bool:
+    """Whether both name the same thing in a file of the same name, which may have moved."""
+    if key != "module" or not isinstance(old, str):
+        return False
+    return Path(old).name == Path(new).name
+
+
+def warn_changed_code(config: Config, run: Path) -> None:
+    """Log a warning if a file with code of the user is not as it was when the run began."""
+    before = read_json(run / "environment.json")
+    digests = before.get("code") if isinstance(before, dict) else None
+    for section, digest in config.code().items():
+        was = digests.get(section) if isinstance(digests, dict) else None
+        if was not in (None, digest):
+            _log.warning(
+                "warning: the code of [%s] has changed since the run %r began (SHA-256 %.12s, "
+                "was %.12s)", section, str(run), digest, str(was),
+            )  # fmt: skip
 
 
 def check_readable(run: Path) -> None:
@@ -119,6 +144,8 @@ def check_state(state: Mapping[str, Any], fresh: Mapping[str, Any], steps: int, 
         odd = sorted(state.keys() ^ fresh.keys())
         raise UserError(f"{str(path)!r}: not a run's state, {odd[0]!r} is missing or unknown")
     for key, value in state.items():
+        if key == "course":
+            continue  # checked where it is loaded
         past = not key.endswith(("_at", "_step")) or value is None or _is_past(value, steps)
         fits = past and _fits(value, fresh[key], steps)
         if not fits or (key == "pressure" and not 0 <= value <= 1):

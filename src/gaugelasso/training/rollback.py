@@ -15,31 +15,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.runs.checkpoint import Checkpoint
-from gaugelasso.training.answers import Answer, EndOn, ReturnTo, SavedStates, Stay
+from gaugelasso.training.answers import Answer, EndOn, ReturnTo, Stay
 from gaugelasso.training.held import off_target, thinned
+from gaugelasso.training.phases import Phases
 from gaugelasso.training.records import RunRecord
-from gaugelasso.training.schedule import Phase, Schedule
 
 # How many times in a row a run goes back because steps fail.
 TRIES = 3
-_NOT_SAVED: Any = {"saved": False}
 
 
 @dataclass
-class Rollback:
+class Rollback(Phases):
     """Fields that end in `_at` or `_step` are steps; a checkpoint keeps all but the first three."""
 
-    config: Config = field(metadata=_NOT_SAVED, repr=False)
-    states: SavedStates = field(metadata=_NOT_SAVED, repr=False)
-    schedule: Schedule = field(metadata=_NOT_SAVED, repr=False)
-    # The anneal: when the structure froze for it, and how long a second one is, once there is one.
-    frozen_at: int | None = None
-    second_anneal_steps: int = 0
-    # When the run took an earlier state as its last.
-    ended_at: int | None = None
     # Checkpoints: the last that was due; the one to go back to when steps fail; one that held the
     # target and waits to be confirmed by the next logging interval.
     saved_at: int = 0
@@ -70,28 +60,6 @@ class Rollback:
         for name in self.to_dict():
             setattr(self, name, values[name])
         self.held = {int(step): fma for step, fma in self.held.items()}
-
-    # --- the schedule, as returns and freezes have changed it ---------------------------
-
-    def _schedule(self) -> Schedule:
-        again = self.second_anneal_steps
-        return self.schedule.again(again) if again else self.schedule
-
-    @property
-    def end(self) -> int:
-        """The number of steps of the whole run, as far as it is known."""
-        return self._schedule().end(self.frozen_at) if self.ended_at is None else self.ended_at
-
-    def phase(self, step: int) -> Phase:
-        return self._schedule().phase(step, self.frozen_at)
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step."""
-        return self._schedule().rate(step, self.frozen_at)
-
-    def freeze_(self, step: int) -> None:
-        """The work target is met and the loss held: the anneal starts at this step."""
-        self.frozen_at = step
 
     # --- 1: after a logging interval ----------------------------------------------------
 

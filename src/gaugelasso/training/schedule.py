@@ -7,11 +7,9 @@ steps before the end, or as soon as the work target is met ("saturation").
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from gaugelasso.compress.course import Phase
 from gaugelasso.config import Config
-
-Phase = Literal["warmup", "compression", "cooldown"]
 
 
 @dataclass(frozen=True)

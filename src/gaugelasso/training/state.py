@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
 from gaugelasso.errors import errors_of
-from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
+from gaugelasso.runs.structures import check_rebuildable, describe
 from gaugelasso.training.answers import EndOn, ReturnTo
+from gaugelasso.training.course_rollback import CourseRollback
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -30,6 +32,7 @@ from gaugelasso.training.resume import (
     check_state,
     data_of,
     present_keys,
+    warn_changed_code,
 )
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
@@ -48,7 +51,11 @@ class RunState:
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         saved = RunCheckpoints(folder, config, device, team)
-        self.rollback = Rollback(config, saved, Schedule.of(config))
+        self.rollback = (
+            CourseRollback.of(config, saved)
+            if config.target.hold == "final"
+            else Rollback(config, saved, Schedule.of(config))
+        )
         # Skipped steps as of the last count: in a row up to it, and the most in a row.
         self.failing = self.streak = 0
         self._data = data_of(config.task)
@@ -66,7 +73,7 @@ class RunState:
     def steps(self) -> int:
         return self.compressor.steps
 
-    def _set_model(self, model: Transformer) -> None:
+    def _set_model(self, model: Compressible) -> None:
         self.model = model
         self.step = TrainingStep(model, self.config, self.device, self.team)
         self.compressor = self.step.compressor
@@ -75,8 +82,9 @@ class RunState:
         config, folder, task = self.config, self.folder, self.config.task
         # Nothing in this package draws from torch's own generators, but a user's task might.
         torch.manual_seed(config.train.seed)
-        spec = config.model.spec(task)
-        self._set_model(Transformer(spec, config.train.seed).to(self.device))
+        model = config.model.build(task, config.train.seed)
+        check_rebuildable(model)
+        self._set_model(model.to(self.device))
         compressor = self.compressor
         self.record.fma_initial = compressor.fma
         self.record.parameters_initial = compressor.parameters
@@ -86,13 +94,14 @@ class RunState:
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         initial |= {"data": self._data} if self._data else {}
-        folder.write("initial.json", {**initial, "structure": compressor.structure})
+        folder.write("initial.json", {**initial, **describe(compressor.model)})
 
     def _resume(self, found: Checkpoint) -> None:
         run = self.folder.path
         self.team.on_rank0(lambda: check_same_config(self.config, run / "config.json"))
         self.team.on_rank0(lambda: check_readable(run))
         self.team.on_rank0(lambda: check_same_data(self._data, run / "initial.json"))
+        self.team.on_rank0(lambda: warn_changed_code(self.config, run))
         self._set_model(found.model(self.device))
         state, tensors = found.state()
         steps = state.pop("steps")
@@ -113,7 +122,8 @@ class RunState:
         return {**self.record.to_dict(), **self.rollback.to_dict()}
 
     def _environment(self) -> dict[str, Any]:
-        return {**environment(self.device), "ranks": self.team.size}
+        code = {"code": found} if (found := self.config.code()) else {}
+        return {**environment(self.device), "ranks": self.team.size, **code}
 
     def save(self) -> None:
         """Write a checkpoint. Those that the run may go back to are kept beside the newest."""

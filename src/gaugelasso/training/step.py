@@ -6,6 +6,7 @@ The trainer repeats it and the benchmark measures it. Knows nothing of phases or
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.options import ExecutionOptions
@@ -14,7 +15,6 @@ from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
-from gaugelasso.models import Transformer
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import autocast
 
@@ -26,7 +26,7 @@ class TrainingStep:
     does a block of them.
     """
 
-    def __init__(self, model: Transformer, config: Config, device: str, team: Team = ALONE):
+    def __init__(self, model: Compressible, config: Config, device: str, team: Team = ALONE):
         self.model, self.config, self.device = model.train(), config, device
         self.team, self.micros = team, microbatches_of(config, team)
         graph = device.startswith("cuda") and config.train.graph

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Event
+from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
-from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
@@ -40,10 +40,6 @@ from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
 
 _log = logging.getLogger(__name__)
-
-
-class TargetMissed(UserError):
-    """The run ended without ever reaching its loss target."""
 
 
 class Trainer:
@@ -85,7 +81,7 @@ class Trainer:
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Compressible:
         return self.state.model
 
     @property
@@ -132,7 +128,8 @@ class Trainer:
         while self.compressor.steps < self.rollback.end:
             self._step()
             stopping = self._is_stopping(request)
-            due = any(self._due(key) for key in ("log", "eval", "checkpoint"))
+            course = self.rollback.course_due(self.compressor.steps)
+            due = course or any(self._due(key) for key in ("log", "eval", "checkpoint"))
             if not stopping and not due:
                 continue
             self._read_losses()
@@ -141,6 +138,8 @@ class Trainer:
                 if self.state.streak >= self.train.skip_limit:
                     self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
+            if course:
+                self._follow_course()
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
                 self.record.metric = metric if math.isfinite(metric) else None
@@ -158,8 +157,10 @@ class Trainer:
 
     def _step(self) -> Event | None:
         step, rollback = self.compressor.steps, self.rollback
-        pressing = rollback.phase(step) == "compression"
-        self.compressor.set_pressure_(pressing * rollback.pressure)
+        pressed = rollback.pressed_loss(step)
+        self.compressor.set_pressure_(0.0 if pressed is None else rollback.pressure)
+        if pressed is not None:
+            self.compressor.set_loss_target_(pressed, rollback.allowance(pressed))
         self.compressor.set_lr_(rollback.rate(step))
         self.state.step.load_(step)
         self.state.step()
@@ -171,6 +172,16 @@ class Trainer:
             if event.dropped:
                 self.record.cut_at = self.compressor.steps
         return event
+
+    def _follow_course(self) -> None:
+        """Keep this state, or return to one that was kept, where the course wants it."""
+        failing = bool(self.state.failing)
+        keep, answer = self.rollback.advance(
+            self.compressor, failing, lambda batches: self.evaluate(batches)[0]
+        )
+        if keep:
+            self._save(owed=True, stopping=False)
+        self._carry_out(answer)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on selection data."""
@@ -195,6 +206,7 @@ class Trainer:
         compressor, record = self.compressor, self.record
         losses, target = torch.stack(self._losses).tolist(), self.config.target.loss
         record.add_losses_(losses, compressor.steps, target)
+        self.rollback.observe(losses)
         skipped, self.state.failing, self.state.streak = compressor.scalars.counts()
         if skipped - record.skipped < len(self._losses):
             self.rollback.step_succeeded_()
@@ -256,7 +268,7 @@ class Trainer:
         record.close_interval_(step)
         if record.loss is None:
             return
-        self._freeze_if_met(record.loss)
+        rollback.freeze_if_met_(self.compressor, record, bool(self.state.failing))
         phase, lr, name = rollback.phase(step - 1), rollback.rate(step - 1), self.task.metric_name
         row = metrics_row(self.compressor, self.model, record, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
@@ -264,19 +276,6 @@ class Trainer:
             end, target = rollback.end, self.config.target.loss
             left_s = (end - step) * step_s
             self.on_progress(Progress(row, end, target, record.fma_initial, name, left_s))
-
-    def _freeze_if_met(self, loss: float) -> None:
-        """Freeze the structure and start the anneal once the work target is met and loss held.
-
-        An interval that began before the last cut does not count: it is of another structure. Nor
-        does one that ends with a skipped step, which has no checkpoint.
-        """
-        record = self.record
-        settled = record.row_at >= record.cut_at and not self.state.failing
-        met = self.compressor.work_target_met and settled
-        pressing = self.rollback.phase(self.compressor.steps) == "compression"
-        if pressing and met and loss <= self.config.target.loss:
-            self.rollback.freeze_(self.compressor.steps)
 
     def _final(self, stream: int) -> HeldOut:
         return final_evaluation(self.model, self.config, self.device, self.team, stream)
@@ -291,7 +290,8 @@ class Trainer:
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
         best, target = self.record.best_loss, self.config.target.loss
-        if not summary["held"] and (best is None or best > target):
+        final = self.config.target.hold == "final"
+        if not summary["held"] and (final or best is None or best > target):
             where = str(self.folder.checkpoints)
             raise TargetMissed(missed_message(self.record, summary, where))
         return summary

@@ -84,7 +84,7 @@ def _solve_rho(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun,
         strength = fixed
     else:
         opposed, pull = -_total(parts, count, PARTS), _total(parts + count, count, PARTS)
-        margin = loss_target - tl.load(smoothed)
+        margin = tl.load(loss_target) - tl.load(smoothed)
         if METHOD == "sign_step":
             margin += rate * _total(parts + 2 * count, count, PARTS)
         opposed = tl.maximum(opposed, opposition * pull)
@@ -141,7 +141,7 @@ def solve_rho_(
     pressed: Tensor,
     begun: Tensor,
     method: str,
-    loss_target: float,
+    loss_target: Tensor,
     fixed: float,
     opposition: float,
     tiny: float,
@@ -156,7 +156,7 @@ def solve_rho_(
     # As floats: Triton compiles another kernel for an int.
     _solve_rho[(1,)](
         parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
-        float(loss_target), float(fixed), opposition, tiny, float(norm_rate),
+        loss_target, float(fixed), opposition, tiny, float(norm_rate),
         method, PARTS, num_warps=1,
     )  # fmt: skip
     return rates[0], rates[1]

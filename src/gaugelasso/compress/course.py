@@ -1,0 +1,297 @@
+"""The course of a run: how hard to press, and at which rate, to end at the loss that was named.
+
+Under pressure at a full learning rate the loss is far above that of the same model after an
+anneal. How far depends on the task, so the course measures it. It presses towards a provisional
+loss, anneals for a short time without pressure (a trial), and compares. A trial that leads to the
+named loss sets how loosely to press next. One that does not sends the run back to the last
+state that did. The rest of the run is one long anneal, pressed to its last step.
+
+                 start      trial  press  trial  press  trial        anneal
+    rate       /--------\\ ____/------\\____/------\\____/----.._____________
+    pressure    --------        ------      ------      ------------------
+
+Decides by numbers alone: knows nothing of models, files or data.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gaugelasso.compress.loss_window import LossWindow
+from gaugelasso.errors import UserError
+
+Phase = Literal["warmup", "compression", "trial", "cooldown"]
+Stage = Literal["start", "trial", "press", "anneal"]
+
+# With fewer steps the stages have no room. A time budget is divided into so many ticks, which the
+# course counts in place of steps.
+LEAST_STEPS, TICKS = 20, 10_000
+# The lengths of the stages, as shares of all steps. With these a run has three trials.
+WARMUP, START, TRIAL, PRESS, ANNEAL = 0.05, 0.2, 0.06, 0.12, 0.38
+# The learning rate at the end of an anneal, and at the start of the last one, as shares of the
+# full rate.
+LEAST_RATE, RESTART = 0.05, 0.5
+# The first provisional loss is the geometric mean of the first loss and the named one, but at
+# most this share of the way from the named loss up to the first. A later one is at most `WAY` of
+# the way, and at most `GROWTH` times the loss before the trial.
+FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
+# The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
+# logarithmic scale, and by at most `MOST_FURTHER`.
+FURTHER, MOST_FURTHER = 0.3, 0.35
+# In the last anneal the pressed loss starts above the final one: by this share of a trial's
+# fall, on a logarithmic scale, and by at most `MOST_ABOVE`.
+ABOVE, MOST_ABOVE = 0.4, 0.7
+# An event may raise the loss by this share of the pressed loss, and by this share of the way from
+# the first loss down to it: the second matters for losses that never come near zero.
+EVENT_SHARE, EVENT_WAY = 0.1, 0.0025
+# Over the last share of the steps pressure stops wherever the loss on selection data is too high.
+LANDING = 0.06
+# Selection batches of a trial's end or of the landing, and of the other measurements.
+THOROUGH, QUICK = 16, 4
+
+Measure = Callable[[int], float]
+
+
+def _alike(value: Any, fresh: Any) -> bool:
+    """Whether a value is of the kind of a fresh one; None stands for a number not known yet."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(fresh, bool | str | list):
+        return isinstance(value, type(fresh))
+    return value is None or (number and math.isfinite(value))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a course wants done now: keep the present state, or return to one that was kept."""
+
+    keep: bool = False
+    return_to: int | None = None
+
+
+@dataclass
+class Course(LossWindow):
+    """Asked for `rate` and `pressed_loss` before each step, told of losses after it.
+
+    `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
+    A checkpoint keeps all fields but the first six.
+    """
+
+    steps: int
+    lr: float
+    warmup: int = -1
+    anneal: int = -1
+    least_rate: float = -1.0
+    # The last call of `advance`; the stage now, and its first and last step.
+    advanced_at: int = 0
+    stage: Stage = "start"
+    began_at: int = 0
+    ends_at: int = 0
+    # The provisional loss that compression presses towards; how far a trial lowered the loss.
+    provisional: float = 0.0
+    fall: float = 0.0
+    loss_before: float = 0.0
+    # The last state whose trial led to the named loss, or the one before all trials; the least
+    # provisional loss that was too loose.
+    good_at: int | None = None
+    good_fma: float = math.inf
+    good_provisional: float = 0.0
+    too_loose: float | None = None
+    # The smallest state that had the named loss at the end of its trial.
+    held_at: int | None = None
+    held_fma: float = math.inf
+    # Selection loss minus training loss; whether the landing lets go.
+    gap: float | None = None
+    released: bool = False
+    # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        share = lambda given, auto: round(auto * self.steps) if given < 0 else given  # noqa: E731
+        self.warmup = share(self.warmup, WARMUP)
+        self.anneal = share(self.anneal, ANNEAL)
+        self.least_rate = LEAST_RATE * self.lr if self.least_rate < 0 else self.least_rate
+        self.grain = max(1, self.steps // 100)
+        self.ends_at = self.ends_at or self._whole(START * self.steps)
+
+    def _whole(self, steps: float) -> int:
+        """A number of steps as a multiple of the grain, at least one."""
+        return max(1, round(steps / self.grain)) * self.grain
+
+    # --- state, for checkpoints -----------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps; JSON has no infinity."""
+        given = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        finite = {k: None if v == math.inf else v for k, v in values.items() if k not in given}
+        return {**finite, "recent": list(self.recent), "trials": list(self.trials)}
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave; UserError if the values are of other kinds."""
+        fresh = self.to_dict()
+        for name, value in fresh.items():
+            if name not in values or not _alike(values[name], value):
+                raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
+        for name in self.to_dict():
+            setattr(self, name, values[name])
+        self.good_fma = math.inf if self.good_fma is None else self.good_fma
+        self.held_fma = math.inf if self.held_fma is None else self.held_fma
+
+    # --- before a step --------------------------------------------------------------------
+
+    def phase(self, step: int) -> Phase:
+        """What a step is for."""
+        if step < self.warmup:
+            return "warmup"
+        names: dict[Stage, Phase] = {"start": "compression", "press": "compression"}
+        names |= {"trial": "trial", "anneal": "cooldown"}
+        return names[self.stage]
+
+    def _share(self, step: int) -> float:
+        """Where the rate stands between the least (0) and the full one (1)."""
+        through = (step - self.began_at) / max(self.ends_at - self.began_at, 1)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(through, 1.0)))
+        return {"start": 1.0, "press": 1.0, "trial": cosine, "anneal": RESTART * cosine}[self.stage]
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        return self.least_rate + (self.lr - self.least_rate) * self._share(step)
+
+    def pressed_loss(self, step: int) -> float | None:
+        """The loss that a step presses towards; None for a step without pressure."""
+        if step < self.warmup or self.stage == "trial" or self.first_loss is None:
+            return None
+        if self.stage != "anneal":
+            return self.provisional or self._first_provisional(self.first_loss)
+        if self.released:
+            return None
+        above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
+        return max(self.aim - max(self.gap or 0.0, 0.0), 0.3 * self.named) * above
+
+    def allowance(self, pressed_loss: float) -> float:
+        """How much one structural event may raise the loss of its batch."""
+        way = (self.first_loss or pressed_loss) - pressed_loss
+        return min(EVENT_SHARE * abs(pressed_loss), EVENT_WAY * max(way, 0.0))
+
+    def _first_provisional(self, first: float) -> float:
+        if first <= self.named:
+            return self.named
+        mean = math.sqrt(self.named * first) if self.named > 0 else first
+        return min(mean, self.named + FIRST_WAY * (first - self.named))
+
+    # --- after a step ---------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether to call `advance` after so many steps."""
+        grain_over = step // self.grain > self.advanced_at // self.grain
+        return grain_over or step >= self.ends_at > self.advanced_at
+
+    def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
+        """Go on to the next stage if this one is over.
+
+        `fma` is the present work per token. `selection_loss(batches)` measures the present model
+        on data that it is not trained on.
+        """
+        self.advanced_at = step
+        if self.stage == "start" and step < self.ends_at:
+            return self._before_trials(step, fma)
+        if self.stage == "anneal":
+            self._steer_anneal(step, selection_loss)
+            return Answer()
+        if step < self.ends_at:
+            return Answer()
+        if self.stage != "trial":
+            self.loss_before = max(self.loss, 1e-12)
+            self._enter("trial", step, self._whole(TRIAL * self.steps))
+            return Answer()
+        return self._judge(step, fma, selection_loss(THOROUGH))
+
+    def _enter(self, stage: Stage, step: int, length: int) -> None:
+        self.stage, self.began_at, self.ends_at = stage, step, min(step + length, self.steps)
+
+    def _before_trials(self, step: int, fma: float) -> Answer:
+        """Keep the state in which the first provisional loss is reached, to return to."""
+        first = self.pressed_loss(step)
+        if self.good_at is None and first is not None and self.loss <= 1.1 * first:
+            self.good_at, self.good_fma = step, fma
+            return Answer(keep=True)
+        return Answer()
+
+    def _judge(self, step: int, fma: float, loss: float) -> Answer:
+        """The end of a trial: go on from here, or return to the last state that was good."""
+        used = self.provisional or self._first_provisional(self.first_loss or self.named)
+        loss = max(loss, 1e-12) if math.isfinite(loss) else math.inf
+        self.fall = math.log(self.loss_before / loss) if math.isfinite(loss) else 0.0
+        row = {"step": step, "fma": fma, "loss_before": self.loss_before, "pressed_loss": used}
+        self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
+        missing = math.log(loss / self.aim) if self.aim > 0 else loss - self.aim
+        enough = loss <= self.named or missing <= self._further()
+        back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma
+        if loss <= self.named and fma < self.held_fma:
+            self.held_at, self.held_fma = step, fma
+        if back:
+            self.too_loose = min(used, self.too_loose or math.inf)
+            between = math.sqrt(used * max(self.good_provisional, 0.5 * self.named))
+            self.provisional = min(between, self._wanted())
+        else:
+            self.good_at, self.good_fma, self.good_provisional = step, fma, used
+            self.provisional = self._wanted()
+        if self.too_loose is not None:
+            self.provisional = min(self.provisional, 0.7 * self.too_loose)
+        self._after_trial(step)
+        self.recent = [] if back else self.recent
+        return Answer(keep=not back, return_to=self.good_at if back else None)
+
+    def _after_trial(self, step: int) -> None:
+        """Press again if another trial fits before the last anneal."""
+        press, trial = self._whole(PRESS * self.steps), self._whole(TRIAL * self.steps)
+        if step + press + trial <= self.steps - self.anneal + self.grain:
+            self._enter("press", step, press)
+        else:
+            self._enter("anneal", step, self.steps - step)
+
+    def end_compression(self, step: int) -> None:
+        """The work target is met: the rest of the run is the last anneal."""
+        if self.stage != "anneal":
+            self._enter("anneal", step, self.steps - step)
+
+    def in_doubt(self) -> str | None:
+        """A warning after a trial of the full model that did not reach the named loss."""
+        if not self.trials or self.trials[-1]["step"] != self.advanced_at:
+            return None
+        last = self.trials[-1]
+        loss = last["selection_loss"]
+        if loss is None or loss <= self.named or last["fma"] < self.trials[0]["fma"]:
+            return None
+        return (
+            f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
+            f"{last['fma']:,.0f} FMA per token has a loss of {loss:.4g}, above the named "
+            f"{self.named:g}; about {loss * math.exp(-self._further()):.4g} is in reach"
+        )
+
+    def _further(self) -> float:
+        return min(FURTHER * max(self.fall, 0.0), MOST_FURTHER)
+
+    def _wanted(self) -> float:
+        """The provisional loss from which an anneal should lead to the named one."""
+        first = self.named if self.first_loss is None else self.first_loss
+        way = self.named + WAY * max(first - self.named, 0.0)
+        if self.named <= 0:  # a loss that can be negative has no logarithm
+            return self.named + FIRST_WAY * (way - self.named)
+        wanted = self.aim * math.exp(self.fall + self._further())
+        return min(wanted, way, GROWTH * max(self.loss_before, self.named))
+
+    def _steer_anneal(self, step: int, selection_loss: Measure) -> None:
+        """Correct the pressed loss by what selection data say."""
+        landing = step >= self.steps - LANDING * self.steps
+        if not landing and (step - self.began_at) % (2 * self.grain):
+            return
+        loss = selection_loss(THOROUGH if landing else QUICK)
+        gap = loss - self.loss
+        if math.isfinite(gap):
+            self.gap = gap if self.gap is None else 0.7 * self.gap + 0.3 * gap
+        self.released = landing and not loss <= self.aim

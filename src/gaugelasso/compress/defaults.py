@@ -1,0 +1,37 @@
+"""Options that follow from a model and the length of a run."""
+
+import math
+import statistics
+
+from torch import nn
+
+from gaugelasso.compress.options import CompressorOptions
+
+# The learning rate is RATE over the side of a typical weight matrix, between these bounds. It
+# gives the rates that were found by trial for seven models of widths from 32 to 768
+# (docs/development/log.md).
+RATE, LEAST_LR, MOST_LR = 0.2, 1e-4, 3e-3
+# A run has about so many structural events, at most one in this many steps.
+EVENTS, LEAST_INTERVAL, MOST_INTERVAL = 100, 10, 100
+
+
+def matrix_sizes(model: nn.Module) -> list[int]:
+    """The numbers of elements of a model's weight matrices."""
+    return [parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2]
+
+
+def default_lr(sizes: list[int]) -> float:
+    """The learning rate for weight matrices of these numbers of elements."""
+    side = math.sqrt(statistics.median(sizes)) if sizes else 1.0
+    return min(max(RATE / max(side, 1.0), LEAST_LR), MOST_LR)
+
+
+def default_interval(steps: int) -> int:
+    """The number of steps from one structural event to the next."""
+    return min(max(steps // EVENTS, LEAST_INTERVAL), MOST_INTERVAL)
+
+
+def default_options(model: nn.Module, steps: int) -> CompressorOptions:
+    """The options of a run of this length."""
+    lr = default_lr(matrix_sizes(model))
+    return CompressorOptions(lr=lr, interval=default_interval(steps))

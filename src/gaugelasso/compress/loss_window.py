@@ -1,0 +1,43 @@
+"""The last training losses: their mean, their noise, and the final loss to aim at."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Losses that the present loss is a mean of, and those that its noise is measured on.
+WINDOW, NOISE_WINDOW = 33, 60
+# The final loss is aimed at this many standard errors below the named one, within these shares.
+ERRORS, LEAST_ROOM, MOST_ROOM = 3.0, 0.01, 0.18
+
+
+@dataclass(kw_only=True)
+class LossWindow:
+    """Takes in the losses of training; `named` is the loss that the final model must have."""
+
+    named: float
+    recent: list[float] = field(default_factory=list)
+    first_loss: float | None = None
+
+    def observe(self, losses: Sequence[float]) -> None:
+        """Take in the training losses of the last steps."""
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        if self.first_loss is None and finite:
+            self.first_loss = finite[0]
+        self.recent = [*self.recent, *finite][-NOISE_WINDOW:]
+
+    @property
+    def loss(self) -> float:
+        """The present training loss: a mean over the last steps."""
+        return statistics.fmean(self.recent[-WINDOW:]) if self.recent else math.inf
+
+    @property
+    def aim(self) -> float:
+        """The final loss that is aimed at: below the named one by the noise of a measurement."""
+        logs = [math.log(max(loss, 1e-12)) for loss in self.recent]
+        # By differences, so that a falling loss is not taken for noise.
+        steps = [b - a for a, b in itertools.pairwise(logs)]
+        noise = statistics.pstdev(steps) / math.sqrt(2) if steps else 0.0
+        room = ERRORS * noise / math.sqrt(WINDOW)
+        return self.named - abs(self.named) * min(max(room, LEAST_ROOM), MOST_ROOM)

@@ -1,0 +1,157 @@
+"""Configuration of a run: reads TOML or JSON into checked dataclasses.
+
+The sections are [task], [model], [target], [compress] and [train]. Every key is a field of a
+dataclass. An unknown key is refused with the nearest valid name.
+"""
+
+import contextlib
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.config.auto import course_defaults
+from gaugelasso.config.model import ModelConfig, check_positions, check_size
+from gaugelasso.config.sections import TargetConfig, TrainConfig
+from gaugelasso.errors import UserError, errors_of, first_line
+from gaugelasso.files.typed import build, check_keys_known
+from gaugelasso.files.untrusted import read_plain
+from gaugelasso.models.own import OwnModel, find_model
+from gaugelasso.plugins import NamedBy, Reference, source_digest
+from gaugelasso.runs.folder import CONFIG_SECTIONS
+from gaugelasso.runs.reading import read_json
+from gaugelasso.tasks import TASKS, Task
+from gaugelasso.tasks.own import find_task, sequences
+
+_MAX_FILE_BYTES = 2**17
+
+
+@dataclass(frozen=True)
+class Config:
+    """The complete configuration of one run."""
+
+    task_name: str
+    task: Task
+    model: ModelConfig | OwnModel = field(default_factory=ModelConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    compress: CompressorOptions = field(default_factory=CompressorOptions)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    task_module: str = ""  # in place of the name, for a task that a module defines
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved config with the sections of the TOML file."""
+        named = {"module": self.task_module} if self.task_module else {"name": self.task_name}
+        own = {"model": self.model.to_dict()} if isinstance(self.model, OwnModel) else {}
+        sections = [key for key in _SECTIONS if key not in own]
+        return {
+            "task": named | dataclasses.asdict(self.task),  # type: ignore[call-overload]
+            **own,
+            **{key: dataclasses.asdict(getattr(self, key)) for key in sections},
+        }
+
+    def code(self) -> dict[str, str]:
+        """Section -> SHA-256 of the file with its code, where that is not of this package."""
+        things: dict[str, Any] = {}
+        if type(self.task) not in TASKS.values():
+            things["task"] = type(self.task)
+        if isinstance(self.model, OwnModel):
+            things["model"] = self.model.builder
+        digests = {key: source_digest(thing) for key, thing in things.items()}
+        return {key: digest for key, digest in digests.items() if digest is not None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], by: NamedBy | None = None) -> "Config":
+        """The checked config of these sections; UserError names the key that is wrong.
+
+        Relative paths of modules start from the folder in `by`, or from the working directory.
+        """
+        by = by or NamedBy(Path.cwd())
+        if not isinstance(data, Mapping):
+            raise UserError(f"a config must be a table of sections, not {type(data).__name__}")
+        check_keys_known("", data, CONFIG_SECTIONS)
+        found = find_task(data.get("task", {}), by)
+        tables = {key: data.get(key, {}) for key in _SECTIONS}
+        own = find_model(tables["model"], by)
+        if own is None and isinstance(tables["model"], Mapping):
+            # `name` can only be that of the built-in transformer here.
+            tables["model"] = {k: v for k, v in tables["model"].items() if k != "name"}
+        model = own or build("model", ModelConfig, tables["model"])
+        target = build("target", TargetConfig, tables["target"])
+        if target.hold == "final":
+            tables |= course_defaults(tables, model.matrix_sizes(found.task))
+        sections: dict[str, Any] = {"model": model, "target": target}
+        sections |= {
+            key: build(key, section, tables[key])
+            for key, section in _SECTIONS.items()
+            if key not in sections
+        }
+        config = cls(found.name, found.task, **sections, task_module=found.module)
+        if isinstance(config.model, ModelConfig):
+            check_size(config.model, sequences(config.task), config.train.batch)
+            check_positions(config.model, sequences(config.task), config.task_name)
+            config.model.spec(config.task)  # raises for widths that cannot be built
+        return config
+
+
+# Sections with a fixed dataclass; that of [task] depends on its name or module.
+_SECTIONS: dict[str, type] = {
+    name: typing.get_type_hints(Config)[name] for name in CONFIG_SECTIONS if name != "task"
+} | {"model": ModelConfig}
+
+
+def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
+    """Read a TOML file and apply `section.key = value` changes, values in TOML syntax."""
+    try:
+        data = tomllib.loads(read_plain(path, _MAX_FILE_BYTES).decode())
+    except FileNotFoundError:
+        raise UserError(f"config {str(path)!r}: no such file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"config {str(path)!r}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"config {str(path)!r}: not valid TOML: nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"config {str(path)!r}: cannot be read ({first_line(error)})") from None
+    # Without changes, an error can only come from the file: name it.
+    with contextlib.nullcontext() if changes else errors_of(path):
+        return _changed(data, changes or {}, NamedBy(path.absolute().parent))
+
+
+def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
+    """The resolved config of a run folder, after `section.key = value` changes.
+
+    The run folder may name modules, which are imported, and does not bring them (`plugins`).
+    """
+    path = run / "config.json"
+    data = read_json(path)
+    # A run of a version in which there was no other meaning of `target.loss`.
+    if isinstance(data, dict) and isinstance(target := data.get("target"), dict):
+        target.setdefault("hold", "pressed")
+    with contextlib.nullcontext() if changes else errors_of(path):
+        return _changed(data, changes or {}, NamedBy(run, run))
+
+
+def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
+    for key, text in changes.items() if isinstance(data, dict) else ():
+        section, dot, leaf = key.partition(".")
+        if not dot:
+            raise UserError(f"--set {key}={text}: name the section too, as in train.steps=1000")
+        table = data.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"[{section}] must be a section of key = value lines")
+        table[leaf] = _parse(text)
+        if leaf == "module":  # named by the user, whatever names the others
+            reference = Reference.parse(key, table[leaf], user := NamedBy(Path.cwd()))
+            reference.load(user)
+            table[leaf] = str(reference)
+    return Config.from_dict(data, by)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string

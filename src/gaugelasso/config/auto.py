@@ -1,0 +1,42 @@
+"""Values that follow from the rest of a config, where `target.loss` is that of the final model.
+
+A run that follows a course needs no numbers of its own for rate, interval, warm-up and anneal. A
+key that is in the config stays.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gaugelasso.compress.course import ANNEAL, LEAST_RATE, LEAST_STEPS, WARMUP
+from gaugelasso.compress.defaults import default_interval, default_lr
+from gaugelasso.config.sections import TrainConfig
+from gaugelasso.errors import UserError
+
+
+def course_defaults(tables: Mapping[str, Any], sizes: list[int]) -> dict[str, Any]:
+    """The [compress] and [train] sections, with the missing keys filled in.
+
+    `sizes` are the numbers of elements of the model's weight matrices. Values of a wrong type
+    are left to the sections' own checks.
+    """
+    compress, train = tables["compress"], tables["train"]
+    if not isinstance(compress, Mapping) or not isinstance(train, Mapping):
+        return {}
+    steps, lr = train.get("steps", TrainConfig.steps), compress.get("lr", default_lr(sizes))
+    if not isinstance(steps, int) or not isinstance(lr, int | float):
+        return {}
+    if steps < LEAST_STEPS:
+        raise UserError(
+            f"train.steps = {steps}: a final loss needs at least {LEAST_STEPS} steps; raise it, or "
+            "set target.hold = 'pressed'"
+        )
+    course = {
+        "warmup": round(WARMUP * steps),
+        "cooldown": round(ANNEAL * steps),
+        "lr_min": LEAST_RATE * lr,
+        "log_every": min(TrainConfig.log_every, max(1, steps // 50)),
+    }
+    return {
+        "compress": {"lr": lr, "interval": default_interval(steps), **compress},
+        "train": {**course, **train},
+    }
