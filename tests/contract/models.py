@@ -122,6 +122,8 @@ ROWS = [
 ]
 SEEDS = (0, 1)
 CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) for seed in SEEDS]
+# For what only the built-in transformer has, such as a spec.
+TRANSFORMERS = [case for case in CASES if case.row.inputs is transformer_inputs]
 
 
 def is_linked(case: Case) -> bool:
