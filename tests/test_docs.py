@@ -30,6 +30,7 @@ from gaugelasso.sweeps.arms import parse_arms
 from gaugelasso.tasks import TASKS, Draw, Retrieval
 from gaugelasso.training.trainer import Trainer
 from tests.command import run_process
+from tests.examples import example
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -408,15 +409,6 @@ def run_page(page: Path) -> types.ModuleType:
     return module
 
 
-def load_example(path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_on_pages_compiles(block: Block) -> None:
     ast.parse(textwrap.dedent(block.text))
@@ -447,7 +439,7 @@ def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path) -> None:
-    compressor = load_example(path).main(steps=3)
+    compressor = example(path.stem).main(steps=3)
     assert compressor.steps == 3
     assert all(parameter.isfinite().all() for parameter in compressor.model.parameters())
 
@@ -531,23 +523,14 @@ def test_the_running_maximum_is_one() -> None:
         assert torch.equal(labels[:, position], tokens[:, : position + 1].amax(dim=1))
 
 
-@pytest.mark.parametrize("power", [1, 0])
-def test_the_check_on_the_model_page_finds_a_wrong_power(power: int) -> None:
-    check = run_page(OWN_MODEL).check
-    generator = torch.Generator().manual_seed(0)
-    model = load_example(ROOT / "examples" / "your_model.py").Perceptron(4, 6, 3).double()
-    model.bias.data.copy_(torch.randn(6, generator=generator))
-    inputs = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    table = model.axis_table()
-    riders = (axes.Slot("bias", 0, power=power),)
-    hidden = dataclasses.replace(table["hidden"], riders=riders)
-    model.axis_table = lambda: dataclasses.replace(table, axes=(hidden,))
-    if power == 1:
-        check(model, inputs)
-        assert model.up.shape == (4, 5)
-    else:
-        with pytest.raises(AssertionError, match="hidden"):
-            check(model, inputs)
+def test_the_models_on_the_model_page_pass_the_check() -> None:
+    """The page checks the transformer itself."""
+    page = run_page(OWN_MODEL)
+    assert page.result.passed
+    tokens = torch.arange(6)
+    torch.manual_seed(0)
+    result = gaugelasso.check(page.Tied(words=6, width=4), (tokens, tokens))
+    assert result.passed, str(result)
 
 
 def test_a_task_is_named_as_the_page_describes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from gaugelasso import _moved
 from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot
+from gaugelasso.checking import CheckResult, Finding, check
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Drop, Event
 from gaugelasso.compress.options import CompressorOptions
@@ -19,17 +20,20 @@ __all__ = [
     "Axis",
     "AxisError",
     "AxisTable",
+    "CheckResult",
     "Compressible",
     "Compressor",
     "CompressorOptions",
     "Cost",
     "Drop",
     "Event",
+    "Finding",
     "Norm",
     "Slot",
     "Transformer",
     "TransformerSpec",
     "UserError",
     "__version__",
+    "check",
     "load_model",
 ]

@@ -407,13 +407,6 @@ def test_a_frozen_parameter_is_refused() -> None:
         Compressor(model, 1.0)
 
 
-def test_a_shared_parameter_is_refused() -> None:
-    model = Transformer(SPEC)
-    model.classifier.tied = model.embedding.table
-    with pytest.raises(UserError, match=r"'classifier\.tied' is shared"):
-        Compressor(model, 1.0)
-
-
 @pytest.mark.parametrize("change", [torch.bfloat16, "meta"], ids=["dtype", "device"])
 def test_parameters_of_two_dtypes_or_devices_are_refused(change: Any) -> None:
     model = Transformer(SPEC)

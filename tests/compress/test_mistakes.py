@@ -131,11 +131,21 @@ def test_weights_in_half_precision_are_refused(dtype: torch.dtype) -> None:
         Compressor(Net().to(dtype), 0.1)
 
 
-def test_tied_weights_are_refused_with_what_to_do() -> None:
-    model = Net()
-    model.again = model.down
-    with pytest.raises(UserError, match=r"'again' is shared .* a parameter of its own"):
-        Compressor(model, 0.1)
+def test_a_tensor_on_both_sides_needs_an_axis_without_gauge() -> None:
+    class Both(Net):
+        def axis_table(self) -> AxisTable:
+            table = super().axis_table()
+            axis = replace(table.axes[0], side_b=table.axes[0].side_a)
+            return replace(table, axes=(axis,))
+
+    with pytest.raises(AxisError, match=r"is on both sides.* gauge=False"):
+        Compressor(Both(), 0.1)
+
+
+def test_a_rider_of_an_axis_without_gauge_has_no_power() -> None:
+    sides = (Slot("a"),), (Slot("b"),)
+    with pytest.raises(AxisError, match=r"gauge=False.* 'c': leave out its power"):
+        Axis("j", "j", *sides, (Slot("c", power=1),), gauge=False)
 
 
 def test_a_model_without_parameters_is_refused() -> None:

@@ -1,7 +1,5 @@
 """Models that are not transformers: biases, riders with a power, and nothing removable left."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +10,12 @@ from torch import Tensor, nn
 from gaugelasso import Axis, AxisTable, Compressible, Compressor, CompressorOptions, Cost, Slot
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.compress.penalty import ranked
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "your_model.py"
+from tests.examples import example
 
 
 def perceptron(*shape: int) -> Any:
     """The perceptron of the example; its bias is a rider."""
-    spec = importlib.util.spec_from_file_location("example_your_model", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Perceptron(*shape)
+    return example("your_model").Perceptron(*shape)
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention
-from tests.contract.models import CASES, Case, make
+from tests.contract.models import TRANSFORMERS, Case, make
 
 TEXT = {"length": 512, "inputs": 256, "outputs": 256, "positions": True}
 FACES = {
@@ -121,7 +121,7 @@ def counted_parameters(model: Transformer) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) - token
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 def test_paper_accounting_is_every_parameter_and_attention(case: Case) -> None:
     model = make(case)
     work = counted_parameters(model)
@@ -131,7 +131,7 @@ def test_paper_accounting_is_every_parameter_and_attention(case: Case) -> None:
     assert total_fma(model.axis_table(), ACCOUNTINGS["paper"], named_tensors(model)) == work
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 def test_fma_accounting_is_every_multiplied_parameter_and_visible_keys(case: Case) -> None:
     model = make(case)
     work = counted_parameters(model)

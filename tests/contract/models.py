@@ -22,6 +22,7 @@ from gaugelasso.compress.drop import Decision, cascade
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.plugins import NamedBy, Reference
+from tests.examples import example
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,24 @@ def transformer_inputs(model: Transformer, generator: torch.Generator) -> Tensor
     return torch.cat([patches.masked_fill(hidden, 0), hidden.double()], dim=-1)
 
 
+def encoder(name: str) -> Row:
+    """The example with LayerNorm, GELU and biases."""
+    module = example("encoder")
+
+    def build(shape: random.Random) -> Compressible:
+        torch.manual_seed(shape.randrange(1000))
+        return module.Encoder.uniform(
+            width=shape.randint(5, 7), d_k=shape.randint(3, 5), hidden=shape.randint(4, 6),
+            patches=shape.randint(4, 6), pixels=shape.randint(5, 9), classes=shape.randint(3, 7),
+        )  # fmt: skip
+
+    def inputs(model: Any, generator: torch.Generator) -> Tensor:
+        shape = 2, len(model.positions), len(model.embedding)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    return Row(name, build, inputs, module.Encoder)
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "your_model.py"
 
 
@@ -99,9 +118,12 @@ ROWS = [
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),
     perceptron(),
+    encoder("encoder"),
 ]
 SEEDS = (0, 1)
 CASES = [Case(row, dropped, seed) for row in ROWS for dropped in (False, True) for seed in SEEDS]
+# For what only the built-in transformer has, such as a spec.
+TRANSFORMERS = [case for case in CASES if case.row.inputs is transformer_inputs]
 
 
 def is_linked(case: Case) -> bool:
@@ -150,7 +172,7 @@ def _roughen_(model: Compressible, generator: torch.Generator) -> None:
         return low + (high - low) * torch.rand(tensor.shape, generator=generator).double()
 
     for parameter in model.parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or not parameter.any():
             sign = torch.where(between(parameter, -1, 1) > 0, 1, -1)
             parameter.copy_(sign * between(parameter, 0.5, 2))
     tensors = named_tensors(model)
@@ -215,6 +237,8 @@ def imbalance(table: AxisTable, tensors: Tensors) -> dict[str, Tensor]:
     """|log(eps_A / eps_B)| per index: 0 at gauge balance."""
     result = {}
     for axis in table.axes:
+        if not axis.gauge:
+            continue
         eps_a, eps_b = (
             reference.side_rms(axis, slots, tensors).clamp(min=1e-38) for _, slots in axis.sides()
         )

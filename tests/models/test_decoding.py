@@ -10,8 +10,9 @@ from torch import Tensor
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import SpecError, Transformer, TransformerSpec
 from gaugelasso.models.decoding import Decoder, sample
-from tests.contract.models import ROWS, Case, Row, difference, make, transformer
+from tests.contract.models import TRANSFORMERS, Case, Row, difference, make, transformer
 
+ROWS = list({case.row.name: case.row for case in TRANSFORMERS}.values())
 CAUSAL = [row for row in ROWS if row.name in {"rope", "rope_positions", "grouped_keys"}]
 CAUSAL += [
     transformer("no_rope", rope=False, positions=True),

@@ -6,10 +6,10 @@ import torch
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress.drop import grains
 from gaugelasso.models import Transformer, round_up
-from tests.contract.models import CASES, Case, make, output
+from tests.contract.models import TRANSFORMERS, Case, make, output
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @pytest.mark.parametrize("multiple", [1, 3, 4, 8])
 def test_every_width_is_the_next_multiple(case: Case, multiple: int) -> None:
     model = make(case)
@@ -25,7 +25,7 @@ def test_every_width_is_the_next_multiple(case: Case, multiple: int) -> None:
     assert output(wide, case).isfinite().all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 def test_existing_indices_keep_their_positions(case: Case) -> None:
     spec = make(case).spec()
     wide = round_up(spec, 4)

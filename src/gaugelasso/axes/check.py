@@ -38,7 +38,7 @@ def _claim_dims(table: "AxisTable", tensors: Tensors) -> dict[tuple[str, int], s
             raise AxisError(f"axis {axis.name!r}: no tensor carries its width")
         for slot in axis.slots():
             _check_slot(f"axis {axis.name!r}", slot, tensors)
-        for slot in axis.direct():
+        for slot in _once(axis):
             _claim(seen, slot, f"axis {axis.name!r}")
         width(axis, tensors)
     for slot in table.fixed:
@@ -52,6 +52,19 @@ def _claim_dims(table: "AxisTable", tensors: Tensors) -> dict[tuple[str, int], s
                     "and not declared fixed"
                 )
     return seen
+
+
+def _once(axis: Axis) -> list[Slot]:
+    """The direct slots. A tensor on both sides of an axis (tied weights) is there once."""
+    on_a = {(slot.tensor, slot.dim) for slot in axis.side_a}
+    tied = [slot for slot in axis.side_b if (slot.tensor, slot.dim) in on_a]
+    if tied and axis.gauge:
+        raise AxisError(
+            f"axis {axis.name!r}: {tied[0].tensor!r} is on both sides, so that neither side can be "
+            "multiplied alone: declare the axis with gauge=False"
+        )
+    rest = tuple(slot for slot in axis.side_b if (slot.tensor, slot.dim) not in on_a)
+    return [slot for slot in axis.side_a + rest + axis.riders if slot.link is None]
 
 
 def _check_sides(table: "AxisTable", tensors: Tensors) -> None:

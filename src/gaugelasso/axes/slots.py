@@ -58,6 +58,10 @@ class Slot:
 class Axis:
     """A removable set of indices: two penalised gauge sides, and riders that are removed with them.
 
+    `gauge` says whether side A may be multiplied by c and side B divided by it without a change of
+    the output. With `gauge=False` (a GELU between the sides, or a tensor that is on both) no
+    balance changes the axis. Its penalty, price and drops are the usual ones.
+
     `silences` says whether the owner writes nothing once the axis is empty. Attention without
     keys still writes the mean of its values. Its key axis therefore has `silences=False`, and
     its last index stays as long as the operator does.
@@ -70,10 +74,17 @@ class Axis:
     riders: tuple[Slot, ...] = ()
     owner: str | None = None
     silences: bool = True
+    gauge: bool = True
 
     def __post_init__(self) -> None:
         for part in ("side_a", "side_b", "riders"):
             check_tuple(f"axis {self.name!r}: {part}", getattr(self, part), Slot)
+        moving = [slot.tensor for slot in self.riders if slot.power]
+        if not self.gauge and moving:
+            raise AxisError(
+                f"axis {self.name!r} has gauge=False, so that nothing rescales its rider "
+                f"{moving[0]!r}: leave out its power, or put it on a side"
+            )
 
     def sides(self) -> Iterator[tuple[Side, tuple[Slot, ...]]]:
         yield "a", self.side_a

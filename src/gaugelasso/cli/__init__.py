@@ -20,6 +20,7 @@ import typer
 
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
+from gaugelasso.cli.checks import check
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.reports import advise, info, pareto, report
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "sweep": sweep,
     "baseline": baseline,
     "bench": bench,
+    "check": check,
 }
 
 app = typer.Typer(

@@ -154,7 +154,8 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
 
     - an operator with an empty axis is removed, with all its axes
     - a position of a linked axis (a residual site) is removed with its index, and also if no
-      later slot reads what it writes, or no earlier slot writes what it reads
+      later slot reads what it writes, or no earlier slot writes what it reads; the last position
+      of an axis that does not silence its owner stays, with its index
     - an index without positions is removed
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
@@ -212,6 +213,11 @@ def _connect_(
     """
     # NumPy, because on short vectors its calls cost a fraction of a tensor's.
     site_kept = keeps[axis.name].numpy()
+    lasting = [slot for slot in axis.linked() if not table[table.home(slot)].silences]
+    for slot in lasting:  # these keep their last position, so its index stays as a whole
+        sites = links[slot][keeps[table.home(slot)].numpy()]
+        if len(sites) and not site_kept[sites].any():
+            site_kept[sites[0]] = True
     first_write = np.full(site_kept.shape, math.inf)
     last_read = np.full(site_kept.shape, -math.inf)
     for slots, when, nearer in (
@@ -230,6 +236,8 @@ def _connect_(
         alive = last_read[sites] > stage if slot in writers else first_write[sites] < stage
         before = keeps[home].numpy()
         kept = before & alive & site_kept[sites]
+        if slot in lasting and before.any() and not kept.any():
+            kept[before.argmax()] = True
         changed |= not np.array_equal(kept, before)
         keeps[home] = torch.from_numpy(kept)
         reached[sites[kept]] = True

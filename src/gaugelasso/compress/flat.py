@@ -5,6 +5,7 @@ one slice. Weights, gradients and optimizer state share the layout, so a cut is 
 index vector for all of them. Knows nothing of the meaning of axes, or of losses.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,9 +56,10 @@ class FlatStore:
         self.grad = self.message[:offset]
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         grads = self.views(self.grad)
+        tied = tied_names(model)
         for name, view in self.views(self.weight).items():
             parameter = nn.Parameter(view)
-            replace_tensor(model, name, parameter)
+            replace_tensor(model, name, parameter, tied)
             self._gradients.append((parameter, grads[name]))
 
     def collect_grads_(self) -> None:
@@ -118,12 +120,6 @@ def pick(flat: Tensor, index: Tensor) -> Tensor:
 
 
 def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-    every = dict(model.named_parameters(remove_duplicate=False))
-    for name in every.keys() - parameters.keys():
-        raise UserError(
-            f"parameter {name!r} is shared between modules (tied weights); give each module a "
-            "parameter of its own"
-        )
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise UserError(f"parameter {name!r} is frozen; make a constant a buffer")
@@ -146,15 +142,27 @@ def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         )
 
 
-def replace_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace the parameter or buffer `name` of the model.
+def tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """Name -> the further names of the same parameter or buffer, where a tensor has several."""
+    names: dict[int, list[str]] = {}
+    for every in (model.named_parameters, model.named_buffers):
+        for name, tensor in every(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    return {first: others for first, *others in names.values() if others}
+
+
+def replace_tensor(
+    model: nn.Module, name: str, tensor: Tensor, tied: Mapping[str, list[str]]
+) -> None:
+    """Replace the parameter or buffer `name` of the model, under all names that it is tied to.
 
     By a new Parameter object, not by new data in the old one: autograd nodes of a loss that is
     still in use refer to the old shape.
     """
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if isinstance(tensor, nn.Parameter):
-        module._parameters[leaf] = tensor
-    else:
-        module._buffers[leaf] = tensor
+    for each in (name, *tied.get(name, ())):
+        path, _, leaf = each.rpartition(".")
+        module = model.get_submodule(path)
+        if isinstance(tensor, nn.Parameter):
+            module._parameters[leaf] = tensor
+        else:
+            module._buffers[leaf] = tensor

@@ -65,6 +65,13 @@ class Balance:
                 ids.append(spread(values, slot, tensors).expand(tensor.shape).reshape(-1))
         # Side A's factor decides for both sides: rounded separately, both could round up.
         self._leads = torch.arange(len(groups.partner), device=device) < groups.partner
+        # None where every axis may be rescaled, which saves a pass.
+        held = [groups.ranges[axis.name] for axis in table.axes if not axis.gauge]
+        self._held: Tensor | None = None
+        if held:
+            self._held = torch.zeros(len(groups.partner), dtype=torch.bool, device=device)
+            for span in held:
+                self._held[span.start : span.end] = True
         self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
         self._buffer_ids = torch.cat(ids)
 
@@ -83,6 +90,8 @@ class Balance:
             own = (total / groups.counts[wave].clamp(min=1)).sqrt()
             other = own[groups.partner[wave] - wave.start]
             ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
+            if self._held is not None:
+                ratio.masked_fill_(self._held[wave], 1.0)
             new = balance_factor(ratio, clip, self._rounded)
             mirrored = 1 / new[groups.partner[wave] - wave.start]
             factor[wave] = torch.where(self._leads[wave], new, mirrored)

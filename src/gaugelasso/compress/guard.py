@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Slot, Tensors, spread
+from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread
 
 # The most forward passes that one event spends on finding which drops the batch needs. At the
 # default interval this is about the work of the training steps between two events.
@@ -89,13 +89,14 @@ def temporarily_zeroed(
 ) -> Iterator[None]:
     """Within the context, side A of every dropped index is zero, as if the index were cut.
 
-    An index that is read through a normaliser leaves the normaliser too. All values are restored
-    afterwards.
+    Side B is zero too where a rider may be added to side A (a bias), or where there is no gauge:
+    an index with a zero side A may then still contribute. An index that is read through a
+    normaliser leaves the normaliser too. All values are restored afterwards.
     """
     slow = {norm.gain: norm.weight for norm in table.norms}
     saved = []
     for name, keep in keeps.items():
-        slots = () if bool(keep.all()) else table[name].side_a
+        slots = () if bool(keep.all()) else _silencing(table[name])
         weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
         for slot in slots + weights:
             tensor = tensors[slot.tensor].detach()
@@ -106,6 +107,12 @@ def temporarily_zeroed(
     finally:
         for tensor, values in reversed(saved):
             tensor.copy_(values)
+
+
+def _silencing(axis: Axis) -> tuple[Slot, ...]:
+    """The slots that are zero when an index has no effect."""
+    alone = axis.gauge and not any(slot.power % 2 for slot in axis.riders)
+    return axis.side_a if alone else axis.side_a + axis.side_b
 
 
 def keep_what_batch_needs(

@@ -155,11 +155,12 @@ def balance_(
 
     Each sweep's c is clipped to [1/clip, clip] and, if `rounded`, is a power of two. An index
     that is zero on one side has no balance and does not change. Returns the total c of each axis,
-    by which the optimizer's state follows.
+    by which the optimizer's state follows. Axes without gauge freedom are left out.
     """
     total: dict[str, Tensor] = {}
+    free = [axis for axis in table.axes if axis.gauge]
     for _ in range(sweeps):
-        for axis in table.axes:
+        for axis in free:
             eps_a = side_rms(axis, axis.side_a, tensors)
             eps_b = side_rms(axis, axis.side_b, tensors)
             alive = (eps_a > 0) & (eps_b > 0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Slot, Tensors, named_tensors, width
-from gaugelasso.compress.flat import replace_tensor
+from gaugelasso.compress.flat import replace_tensor, tied_names
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,26 @@ def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
     No parameter changes; position maps and the axis's own buffers are replaced.
     """
     tensors: dict[str, Tensor] = named_tensors(model)
+    tied = tied_names(model)
     for axis in table.axes:
         here = [split for split in splits if split.axis == axis.name]
         if here:
-            _extend_(model, axis, tensors, here)
+            for name, tensor in _extended(axis, tensors, here).items():
+                replace_tensor(model, name, tensor, tied)
 
 
-def _extend_(
-    model: Compressible, axis: Axis, tensors: dict[str, Tensor], splits: list[Split]
-) -> None:
-    new = width(axis, tensors)
+def _extended(axis: Axis, tensors: Tensors, splits: list[Split]) -> dict[str, Tensor]:
+    """The position maps and buffers of an axis after its splits, by name."""
+    result, new = {}, width(axis, tensors)
     for slot in axis.linked():
         link = tensors[str(slot.link)].clone()
         for offset, split in enumerate(splits):
             if _stage(slot) > split.stage:
                 link[link == split.index] = new + offset
-        replace_tensor(model, str(slot.link), link)
+        result[str(slot.link)] = link
     for slot in axis.direct():
         tensor = tensors[slot.tensor]
         halves = torch.tensor([split.index for split in splits], device=tensor.device)
         late = tensor.index_select(slot.dim, halves)
-        replace_tensor(model, slot.tensor, torch.cat([tensor, late], slot.dim))
+        result[slot.tensor] = torch.cat([tensor, late], slot.dim)
+    return result

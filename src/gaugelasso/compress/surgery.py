@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
-from gaugelasso.compress.flat import FlatStore, replace_tensor
+from gaugelasso.compress.flat import FlatStore, replace_tensor, tied_names
+from gaugelasso.errors import UserError
 
 # Axis name -> bool per index, on the CPU. Axes not named keep all indices.
 Keeps = Mapping[str, Tensor]
@@ -50,9 +51,16 @@ def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) 
     """
     for operator in removed:
         model.remove_operator(operator)
+    tied = tied_names(model)
     for name, old in named_tensors(model).items():
+        if name not in tensors:
+            raise UserError(
+                f"tensor {name!r} is tied to a tensor of an operator that was removed; register "
+                "it in a module that stays, before the operator"
+            )
         new = tensors[name]
-        replace_tensor(model, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+        new = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
+        replace_tensor(model, name, new, tied)
 
 
 def snapshot_modules(model: nn.Module) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """Networks with an axis table: the transformer, its structure as data, and decoding."""
 
+from gaugelasso.models.residual import SiteWriter, SlowNorm, centred, stream_axis
 from gaugelasso.models.rounding import round_up
 from gaugelasso.models.spec import (
     AttentionSpec,
@@ -14,9 +15,13 @@ __all__ = [
     "AttentionSpec",
     "InputKind",
     "MlpSpec",
+    "SiteWriter",
+    "SlowNorm",
     "SpecError",
     "Transformer",
     "TransformerSpec",
+    "centred",
     "round_up",
     "same_network",
+    "stream_axis",
 ]

@@ -1,0 +1,357 @@
+"""A sound model passes the check; each seeded mistake is a failure that says what to change."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gaugelasso
+from gaugelasso import Axis, AxisTable, CheckResult, Compressible, Cost, Slot
+from gaugelasso.models import Transformer, TransformerSpec
+from tests.examples import example
+
+BATCH = torch.linspace(-1, 1, 48).view(8, 6), torch.linspace(-1, 2, 24).view(8, 3)
+
+
+class Net(Compressible):
+    """down(f(up x + bias)) for an activation f; subclasses make one mistake each."""
+
+    activation = staticmethod(F.relu)
+    axis = Axis(
+        "hidden", "hidden", (Slot("up", 1),), (Slot("down"),), (Slot("bias", power=1),), owner="net"
+    )
+    costs: tuple[Cost, ...] = (Cost("matmul", 9, ("hidden",)),)
+    fixed: tuple[Slot, ...] = (Slot("up", 0), Slot("down", 1))
+    required = frozenset({"net"})
+
+    def __init__(self, hidden: int = 8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Parameter(torch.randn(6, hidden) * 0.4)
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.down = nn.Parameter(torch.randn(hidden, 3) * 0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x @ self.up + self.bias) @ self.down
+
+    def axis_table(self) -> AxisTable:
+        matrices = {"up": 1, "down": 1}
+        return AxisTable(
+            (self.axis,), self.fixed, matrices, costs=self.costs, required=self.required
+        )
+
+    def structure(self) -> dict:
+        return {"hidden": self.up.shape[1]}
+
+
+def report(model: Compressible, batch: Any = BATCH) -> CheckResult:
+    return gaugelasso.check(model, batch, steps=150)
+
+
+def only_failure(model: Compressible, check: str) -> str:
+    """The message of the one failure, which must be of this part of the check."""
+    result = report(model)
+    assert not result
+    assert [finding.check for finding in result.failures] == [check], str(result)
+    return f"{result.failures[0].subject}: {result.failures[0].message}"
+
+
+# --- sound models ------------------------------------------------------------------------
+
+
+def test_the_perceptron_passes_and_is_not_changed() -> None:
+    model = Net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = report(model)
+    assert result.passed, str(result)
+    assert {finding.check for finding in result.findings} == {
+        "table", "gauge", "zero", "cost", "training"
+    }  # fmt: skip
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_encoder_passes() -> None:
+    module = example("encoder")
+    torch.manual_seed(0)
+    model = module.Encoder.uniform(width=6, layers=1, d_k=3, hidden=5)
+    result = gaugelasso.check(model, module.batch(4), module.loss)
+    assert result.passed, str(result)
+
+
+def test_the_transformer_passes() -> None:
+    spec = TransformerSpec.uniform(
+        width=6, layers=1, heads=2, d_k=4, d_v=4, d_f=5, length=5, inputs=7, outputs=7
+    )
+    tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
+    result = gaugelasso.check(Transformer(spec), (tokens, tokens))
+    assert result.passed, str(result)
+
+
+# --- the declaration ---------------------------------------------------------------------
+
+
+def test_a_forgotten_dim() -> None:
+    class Forgotten(Net):
+        fixed = (Slot("up", 0),)
+
+    assert "tensor 'down' dim 1 (size 3) is on no axis" in only_failure(Forgotten(), "table")
+
+
+def test_the_second_name_of_a_tied_tensor() -> None:
+    class Tied(Net):
+        fixed = (*Net.fixed, Slot("again", 0))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = self.down
+
+    assert "tied to 'down', so use that name" in only_failure(Tied(), "table")
+
+
+def test_a_forward_pass_that_is_random_converts_or_fails() -> None:
+    class Random(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.rand(3)
+
+    class Single(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).float()
+
+    assert "two calls in eval mode differ" in only_failure(Random(), "table")
+    assert "torch.float32" in only_failure(Single(), "table")
+    result = report(Net(), (torch.ones(2, 5), torch.ones(2, 3)))
+    assert "the forward pass fails on the batch" in result.failures[0].message
+
+
+def test_an_axis_without_a_price_is_noted() -> None:
+    class Free(Net):
+        axis = replace(Net.axis, riders=(Slot("bias", power=1), Slot("spare", power=1)))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Parameter(torch.ones(8))
+
+        def axis_table(self) -> AxisTable:
+            table = super().axis_table()
+            riders = (Slot("bias", power=1),)
+            spare = Axis("spare", "spare", (Slot("spare"),), (Slot("more"),))
+            axes = (replace(self.axis, riders=riders), spare)
+            return replace(table, axes=axes)
+
+    model = Free()
+    model.more = nn.Parameter(torch.ones(8))
+    notes = [finding for finding in report(model).findings if finding.level == "note"]
+    assert [note.subject for note in notes] == ["spare"]
+    assert "no cost names this axis" in notes[0].message
+
+
+# --- gauge -------------------------------------------------------------------------------
+
+
+def test_a_wrong_power() -> None:
+    class Wrong(Net):
+        axis = replace(Net.axis, riders=(Slot("bias"),))
+
+    message = only_failure(Wrong(), "gauge")
+    assert "hidden: " in message
+    assert "rider Slot('bias', 0) has power=0, and power=1 is exact" in message
+
+
+class Gained(Net):
+    """down(gain relu(up x + bias)); the gain belongs on side B, or is a rider."""
+
+    costs = (Cost("matmul", 9, ("hidden",)),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (F.relu(x @ self.up + self.bias) * self.gain) @ self.down
+
+
+def test_a_slot_on_a_side_that_is_a_rider() -> None:
+    class Wrong(Gained):
+        axis = replace(Net.axis, side_a=(Slot("up", 1), Slot("gain")))
+
+    message = only_failure(Wrong(), "gauge")
+    assert "Slot('gain', 0) is on side_a, but is a rider with power=0" in message
+
+
+def test_a_slot_on_the_wrong_side() -> None:
+    class Wrong(Net):
+        axis = replace(Net.axis, side_b=(Slot("down"), Slot("bias")), riders=())
+
+    message = only_failure(Wrong(), "gauge")
+    assert "Slot('bias', 0) is on side_b and belongs on side_a" in message
+
+
+def test_a_missing_rider_of_a_linked_axis() -> None:
+    class Forgetful(example("encoder").Encoder):
+        def axis_table(self) -> AxisTable:
+            table = super().axis_table()
+            stream = table["stream"]
+            riders = tuple(s for s in stream.riders if s.tensor != "leave.weight")
+            axes = (*table.axes[:-1], replace(stream, riders=riders))
+            return replace(table, axes=axes)
+
+    module = example("encoder")
+    torch.manual_seed(0)
+    uniform = module.Encoder.uniform(width=5, layers=1, d_k=2, hidden=3)
+    result = gaugelasso.check(Forgetful(uniform.structure()), module.batch(3), module.loss)
+    (failure,) = (finding for finding in result.failures if finding.check == "gauge")
+    assert failure.subject == "stream"
+    assert "Slot('leave.weight', 0, link='leave.sites') must follow with power=-2" in (
+        failure.message
+    )
+
+
+class Gelu(Net):
+    activation = staticmethod(F.gelu)
+
+
+def test_a_gelu_between_the_sides() -> None:
+    assert "declare gauge=False" in only_failure(Gelu(), "gauge")
+
+
+def test_a_gelu_declared_without_gauge_passes() -> None:
+    class Declared(Gelu):
+        axis = Axis(
+            "hidden", "hidden", (Slot("up", 1), Slot("bias")), (Slot("down"),), owner="net",
+            gauge=False,
+        )  # fmt: skip
+
+    assert report(Declared()).passed
+
+
+def test_an_axis_that_gives_up_its_gauge_is_noted() -> None:
+    class Shy(Net):
+        axis = replace(Net.axis, side_a=(Slot("up", 1), Slot("bias")), riders=(), gauge=False)
+
+    result = report(Shy())
+    assert result.passed
+    assert any("leave out gauge=False" in f.message for f in result.findings if f.level == "note")
+
+
+# --- zero, then drop ---------------------------------------------------------------------
+
+
+def test_a_rider_that_contributes_alone() -> None:
+    class Offset(Net):
+        axis = replace(Net.axis, riders=(Slot("bias", power=1), Slot("offset")))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.offset.sum()
+
+    message = only_failure(Offset(), "zero")
+    assert "rider Slot('offset', 0) still contributes when both sides are zero" in message
+
+
+def test_a_norm_over_the_indices() -> None:
+    class Normed(Net):
+        axis = replace(Net.axis, side_a=(Slot("up", 1), Slot("bias")), riders=(), gauge=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x @ self.up + self.bias, self.bias.shape) @ self.down
+
+    assert "SlowNorm" in only_failure(Normed(), "zero")
+
+
+def test_a_width_that_is_kept_in_an_attribute() -> None:
+    class Remembered(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = 8
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0 * self.bias.view(self.hidden).sum()
+
+    result = report(Remembered())
+    (zero,) = (finding for finding in result.failures if finding.check == "zero")
+    assert "read every width from a tensor's shape" in zero.message
+
+
+def test_a_bias_after_an_axis_that_should_silence_its_owner() -> None:
+    class Biased(Net):
+        required = frozenset()
+        fixed = (*Net.fixed, Slot("after"))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.after = nn.Parameter(torch.zeros(3))
+            self.gone = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.new_zeros(len(x), 3) if self.gone else super().forward(x) + self.after
+
+        def axis_table(self) -> AxisTable:
+            return AxisTable(()) if self.gone else super().axis_table()
+
+        def remove_operator(self, name: str) -> None:
+            self.gone = True
+            del self.up, self.bias, self.down, self.after
+
+    result = report(Biased())
+    (zero,) = (finding for finding in result.failures if finding.check == "zero")
+    assert "'net' still writes when the axis is empty" in zero.message
+    assert "silences=False" in zero.message
+
+
+# --- costs -------------------------------------------------------------------------------
+
+
+def test_a_wrong_factor_and_a_forgotten_constant() -> None:
+    class Wrong(Net):
+        costs = (Cost("matmul", 7, ("hidden",)),)
+
+    class Constant(Net):
+        fixed = (*Net.fixed, Slot("last", 0), Slot("last", 1))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Parameter(torch.eye(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ self.last
+
+    result = report(Wrong())
+    assert [finding.subject for finding in result.failures] == ["hidden", "total"]
+    assert "saves 9 FMA per token by count, and 7 by the table" in result.failures[0].message
+    assert "Cost('matmul', 9, ())" in only_failure(Constant(), "cost")
+
+
+# --- training ----------------------------------------------------------------------------
+
+
+def test_a_training_that_ends_in_nan() -> None:
+    class Root(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (0 * self.bias.sum().sqrt() if self.training else 0)
+
+    assert "NaN or infinite in step" in only_failure(Root(), "training")
+
+
+def test_a_training_that_fails() -> None:
+    class Fragile(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and self.up.shape[1] < 4:
+                raise RuntimeError("too narrow")
+            return super().forward(x)
+
+    message = only_failure(Fragile(), "training")
+    assert "RuntimeError: too narrow" in message
+    assert "at the widths {'hidden': " in message
+
+
+def test_passes_are_one_row_and_failures_are_each_one() -> None:
+    module = example("encoder")
+    rows = gaugelasso.check(module.build(), module.batch(2), module.loss, steps=20).rows()
+    assert len([row for row in rows if row[0] == "gauge"]) == 1
+    assert rows[1][:3] == ("gauge", "pass", "15 axes")
