@@ -45,7 +45,7 @@ FURTHER, MOST_FURTHER = 0.3, 0.35
 ABOVE, MOST_ABOVE = 0.4, 0.7
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
-EVENT_SHARE, EVENT_WAY = 0.1, 0.0025
+EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps pressure stops wherever the loss on selection data is too high.
 LANDING = 0.06
 # Selection batches of a trial's end or of the landing, and of the other measurements.
