@@ -447,7 +447,10 @@ def test_examples_run(path: Path) -> None:
 @pytest.mark.parametrize("path", TASK_EXAMPLES, ids=lambda path: path.parent.name)
 def test_example_tasks_train(path: Path, tmp_path: Path) -> None:
     short = {"steps": 8, "warmup": 2, "cooldown": 2, "batch": 4, "final_batches": 1}
-    changes = {f"train.{key}": str(value) for key, value in short.items()} | {"target.loss": "99"}
+    changes = {f"train.{key}": str(value) for key, value in short.items()} | {
+        "target.loss": "99",
+        "target.hold": "pressed",
+    }
     config = load_config(path, changes | {"train.eval_every": "4", "train.device": "cpu"})
     summary = Trainer(config, tmp_path / "run").run()
     assert summary["steps"] == 8

@@ -156,6 +156,7 @@ hidden = 24
 
 [target]
 loss = 0.5
+hold = "pressed"
 
 [compress]
 drop_tolerance = 1e9

@@ -42,7 +42,7 @@ def test_set_names_a_file_relative_to_the_working_directory(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = own.with_name("plain.toml")
-    plain.write_text("[train]\nsteps = 9\nwarmup = 1\ncooldown = 1\n")
+    plain.write_text("[train]\nsteps = 90\n")
     monkeypatch.chdir(own.parent.parent)
     config = load_config(plain, {"task.module": "code/my_tasks.py:Copying"})
     assert config.task_module == f"{own.parent.resolve()}/my_tasks.py:Copying"
@@ -136,6 +136,7 @@ BUILDERS = {
 def test_a_builder_that_fails_is_named(own: Path, name: str) -> None:
     arguments, message = BUILDERS[name]
     data = sections(f"{FILE}:Regression", {"module": f"my_models.py:{name}", **arguments})
+    data["target"] = {"hold": "pressed"}  # no values that follow from the model
     config = Config.from_dict(data, NamedBy(own.parent))
     assert isinstance(config.model, OwnModel)
     with pytest.raises(UserError) as error:

@@ -134,7 +134,7 @@ def tiny(**task: Any) -> Config:
             "task": {"name": "mae", "size": 12, "patch": 4, **task},
             "model": {"width": 8, "layers": 1, "heads": 2, "d_k": 4, "d_v": 4, "d_f": 8}
             | {"rope": False, "positions": True},
-            "target": {"loss": 5.0},
+            "target": {"loss": 5.0, "hold": "pressed"},
             "train": {"steps": 4, "warmup": 1, "cooldown": 1, "batch": 3, "log_every": 2}
             | {"final_batches": 1, "device": "cpu"},
         }

@@ -40,6 +40,8 @@ FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
 # logarithmic scale, and by at most `MOST_FURTHER`.
 FURTHER, MOST_FURTHER = 0.3, 0.35
+# After a trial that failed, the provisional loss is at most this share of the one that it was.
+TIGHTER = 0.7
 # In the last anneal the pressed loss starts above the final one: by this share of a trial's
 # fall, on a logarithmic scale, and by at most `MOST_ABOVE`.
 ABOVE, MOST_ABOVE = 0.4, 0.7
@@ -72,7 +74,7 @@ class Answer:
 
 @dataclass
 class Course(LossWindow):
-    """Asked for `rate` and `pressed_loss` before each step, told of losses after it.
+    """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
     A checkpoint keeps all fields but the first six.
@@ -96,7 +98,6 @@ class Course(LossWindow):
     # provisional loss that was too loose.
     good_at: int | None = None
     good_fma: float = math.inf
-    good_provisional: float = 0.0
     too_loose: float | None = None
     # The smallest state that had the named loss at the end of its trial.
     held_at: int | None = None
@@ -108,10 +109,12 @@ class Course(LossWindow):
     trials: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        share = lambda given, auto: round(auto * self.steps) if given < 0 else given  # noqa: E731
-        self.warmup = share(self.warmup, WARMUP)
-        self.anneal = share(self.anneal, ANNEAL)
-        self.least_rate = LEAST_RATE * self.lr if self.least_rate < 0 else self.least_rate
+        if self.warmup < 0:
+            self.warmup = round(WARMUP * self.steps)
+        if self.anneal < 0:
+            self.anneal = round(ANNEAL * self.steps)
+        if self.least_rate < 0:
+            self.least_rate = LEAST_RATE * self.lr
         self.grain = max(1, self.steps // 100)
         self.ends_at = self.ends_at or self._whole(START * self.steps)
 
@@ -229,19 +232,19 @@ class Course(LossWindow):
         row = {"step": step, "fma": fma, "loss_before": self.loss_before, "pressed_loss": used}
         self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
         missing = math.log(loss / self.aim) if self.aim > 0 else loss - self.aim
-        enough = loss <= self.named or missing <= self._further()
+        enough = loss <= self.named or missing <= self._further() + self._later(step)
         back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma
         if loss <= self.named and fma < self.held_fma:
             self.held_at, self.held_fma = step, fma
         if back:
             self.too_loose = min(used, self.too_loose or math.inf)
-            between = math.sqrt(used * max(self.good_provisional, 0.5 * self.named))
-            self.provisional = min(between, self._wanted())
         else:
-            self.good_at, self.good_fma, self.good_provisional = step, fma, used
-            self.provisional = self._wanted()
+            self.good_at, self.good_fma = step, fma
+        self.provisional = self._wanted()
         if self.too_loose is not None:
-            self.provisional = min(self.provisional, 0.7 * self.too_loose)
+            # Losses that never come near zero have a floor: no more than half of the way down.
+            tighter = max(TIGHTER * self.too_loose, (self.too_loose + self.named) / 2)
+            self.provisional = min(self.provisional, tighter)
         self._after_trial(step)
         self.recent = [] if back else self.recent
         return Answer(keep=not back, return_to=self.good_at if back else None)
@@ -260,12 +263,12 @@ class Course(LossWindow):
             self._enter("anneal", step, self.steps - step)
 
     def in_doubt(self) -> str | None:
-        """A warning after a trial of the full model that did not reach the named loss."""
+        """A warning after a trial that did not reach the named loss."""
         if not self.trials or self.trials[-1]["step"] != self.advanced_at:
             return None
         last = self.trials[-1]
         loss = last["selection_loss"]
-        if loss is None or loss <= self.named or last["fma"] < self.trials[0]["fma"]:
+        if loss is None or loss <= self.named:
             return None
         return (
             f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
@@ -274,7 +277,13 @@ class Course(LossWindow):
         )
 
     def _further(self) -> float:
+        """How much further than the trial the last anneal lowers the loss, logarithmically."""
         return min(FURTHER * max(self.fall, 0.0), MOST_FURTHER)
+
+    def _later(self, step: int) -> float:
+        """The same for what the model learns before the last anneal begins."""
+        anneals = (self.steps - step) / max(self.anneal, 1)
+        return FURTHER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
 
     def _wanted(self) -> float:
         """The provisional loss from which an anneal should lead to the named one."""

@@ -57,7 +57,7 @@ class Rollback(Phases):
 
     def load_(self, values: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave, also after JSON has made text of the steps in `held`."""
-        for name in self.to_dict():
+        for name in Rollback.to_dict(self):
             setattr(self, name, values[name])
         self.held = {int(step): fma for step, fma in self.held.items()}
 
