@@ -13,17 +13,14 @@ state that did. The rest of the run is one long anneal, pressed to its last step
 Decides by numbers alone: knows nothing of models, files or data.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-from gaugelasso.compress.loss_window import LossWindow
-from gaugelasso.errors import UserError
+from gaugelasso.compress.course_state import CourseState, Stage
 
 Phase = Literal["warmup", "compression", "trial", "cooldown"]
-Stage = Literal["start", "trial", "press", "anneal"]
 
 # With fewer steps the stages have no room. A time budget is divided into so many ticks, which the
 # course counts in place of steps.
@@ -40,6 +37,8 @@ FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
 # logarithmic scale, and by at most `MOST_FURTHER`.
 FURTHER, MOST_FURTHER = 0.3, 0.35
+# What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
+LATER = 0.15
 # After a trial that failed, the provisional loss is at most this share of the one that it was.
 TIGHTER = 0.7
 # In the last anneal the pressed loss starts above the final one: by this share of a trial's
@@ -50,18 +49,9 @@ ABOVE, MOST_ABOVE = 0.4, 0.7
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps pressure stops wherever the loss on selection data is too high.
 LANDING = 0.06
-# Selection batches of a trial's end or of the landing, and of the other measurements.
-THOROUGH, QUICK = 16, 4
 
-Measure = Callable[[int], float]
-
-
-def _alike(value: Any, fresh: Any) -> bool:
-    """Whether a value is of the kind of a fresh one; None stands for a number not known yet."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(fresh, bool | str | list):
-        return isinstance(value, type(fresh))
-    return value is None or (number and math.isfinite(value))
+# Measures the present model on selection data: on all of them (True), or on a part.
+Measure = Callable[[bool], float]
 
 
 @dataclass(frozen=True)
@@ -72,41 +62,11 @@ class Answer:
     return_to: int | None = None
 
 
-@dataclass
-class Course(LossWindow):
+class Course(CourseState):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
-    A checkpoint keeps all fields but the first six.
     """
-
-    steps: int
-    lr: float
-    warmup: int = -1
-    anneal: int = -1
-    least_rate: float = -1.0
-    # The last call of `advance`; the stage now, and its first and last step.
-    advanced_at: int = 0
-    stage: Stage = "start"
-    began_at: int = 0
-    ends_at: int = 0
-    # The provisional loss that compression presses towards; how far a trial lowered the loss.
-    provisional: float = 0.0
-    fall: float = 0.0
-    loss_before: float = 0.0
-    # The last state whose trial led to the named loss, or the one before all trials; the least
-    # provisional loss that was too loose.
-    good_at: int | None = None
-    good_fma: float = math.inf
-    too_loose: float | None = None
-    # The smallest state that had the named loss at the end of its trial.
-    held_at: int | None = None
-    held_fma: float = math.inf
-    # Selection loss minus training loss; whether the landing lets go.
-    gap: float | None = None
-    released: bool = False
-    # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
-    trials: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -121,26 +81,6 @@ class Course(LossWindow):
     def _whole(self, steps: float) -> int:
         """A number of steps as a multiple of the grain, at least one."""
         return max(1, round(steps / self.grain)) * self.grain
-
-    # --- state, for checkpoints -----------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; JSON has no infinity."""
-        given = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        finite = {k: None if v == math.inf else v for k, v in values.items() if k not in given}
-        return {**finite, "recent": list(self.recent), "trials": list(self.trials)}
-
-    def load_(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` gave; UserError if the values are of other kinds."""
-        fresh = self.to_dict()
-        for name, value in fresh.items():
-            if name not in values or not _alike(values[name], value):
-                raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
-        for name in self.to_dict():
-            setattr(self, name, values[name])
-        self.good_fma = math.inf if self.good_fma is None else self.good_fma
-        self.held_fma = math.inf if self.held_fma is None else self.held_fma
 
     # --- before a step --------------------------------------------------------------------
 
@@ -196,8 +136,8 @@ class Course(LossWindow):
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         """Go on to the next stage if this one is over.
 
-        `fma` is the present work per token. `selection_loss(batches)` measures the present model
-        on data that it is not trained on.
+        `fma` is the present work per token. `selection_loss(thorough)` measures the present
+        model on data that it is not trained on.
         """
         self.advanced_at = step
         if self.stage == "start" and step < self.ends_at:
@@ -211,7 +151,7 @@ class Course(LossWindow):
             self.loss_before = max(self.loss, 1e-12)
             self._enter("trial", step, self._whole(TRIAL * self.steps))
             return Answer()
-        return self._judge(step, fma, selection_loss(THOROUGH))
+        return self._judge(step, fma, selection_loss(True))
 
     def _enter(self, stage: Stage, step: int, length: int) -> None:
         self.stage, self.began_at, self.ends_at = stage, step, min(step + length, self.steps)
@@ -283,7 +223,7 @@ class Course(LossWindow):
     def _later(self, step: int) -> float:
         """The same for what the model learns before the last anneal begins."""
         anneals = (self.steps - step) / max(self.anneal, 1)
-        return FURTHER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
+        return LATER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
 
     def _wanted(self) -> float:
         """The provisional loss from which an anneal should lead to the named one."""
@@ -297,9 +237,9 @@ class Course(LossWindow):
     def _steer_anneal(self, step: int, selection_loss: Measure) -> None:
         """Correct the pressed loss by what selection data say."""
         landing = step >= self.steps - LANDING * self.steps
-        if not landing and (step - self.began_at) % (2 * self.grain):
+        if not landing and (step - self.began_at) % (4 * self.grain):
             return
-        loss = selection_loss(THOROUGH if landing else QUICK)
+        loss = selection_loss(landing)
         gap = loss - self.loss
         if math.isfinite(gap):
             self.gap = gap if self.gap is None else 0.7 * self.gap + 0.3 * gap

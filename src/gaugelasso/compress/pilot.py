@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gaugelasso.compress.course import THOROUGH, TICKS, Course
+from gaugelasso.compress.course import TICKS, Course
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
@@ -105,7 +105,7 @@ class Pilot:
         if self.recorder is not None:
             self.recorder.advanced(losses)
 
-    def selection_loss(self, batches: int = THOROUGH) -> float:
+    def selection_loss(self, thorough: bool = True) -> float:
         """The loss on held-out data; without an `evaluate` function, of the last batches."""
         if self._evaluate is None:
             return self.course.loss

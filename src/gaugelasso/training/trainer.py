@@ -179,12 +179,14 @@ class Trainer:
     def _follow_course(self) -> None:
         """Keep this state, or return to one that was kept, where the course wants it."""
         failing = bool(self.state.failing)
-        keep, answer = self.rollback.advance(
-            self.compressor, failing, lambda batches: self.evaluate(batches)[0]
-        )
+        keep, answer = self.rollback.advance(self.compressor, failing, self._selection_loss)
         if keep:
             self._save(owed=True, stopping=False)
         self._carry_out(answer)
+
+    def _selection_loss(self, thorough: bool) -> float:
+        batches = self.train.final_batches
+        return self.evaluate(batches if thorough else math.ceil(batches / 2))[0]
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on selection data."""

@@ -1,0 +1,72 @@
+"""What a course knows, as a checkpoint keeps it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gaugelasso.compress.loss_window import LossWindow
+from gaugelasso.errors import UserError
+
+Stage = Literal["start", "trial", "press", "anneal"]
+# Given when a course is created, and not kept.
+_GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
+
+
+def _alike(value: Any, fresh: Any) -> bool:
+    """Whether a value is of the kind of a fresh one; None stands for a number not known yet."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(fresh, bool | str | list):
+        return isinstance(value, type(fresh))
+    return value is None or (number and math.isfinite(value))
+
+
+@dataclass
+class CourseState(LossWindow):
+    """Fields that end in `_at` are steps. A negative length or rate follows from the others."""
+
+    steps: int
+    lr: float
+    warmup: int = -1
+    anneal: int = -1
+    least_rate: float = -1.0
+    # The last call of `advance`; the stage now, and its first and last step.
+    advanced_at: int = 0
+    stage: Stage = "start"
+    began_at: int = 0
+    ends_at: int = 0
+    # The provisional loss that compression presses towards; how far a trial lowered the loss.
+    provisional: float = 0.0
+    fall: float = 0.0
+    loss_before: float = 0.0
+    # The last state whose trial led to the named loss, or the one before all trials; the least
+    # provisional loss that was too loose.
+    good_at: int | None = None
+    good_fma: float = math.inf
+    too_loose: float | None = None
+    # The smallest state that had the named loss at the end of its trial.
+    held_at: int | None = None
+    held_fma: float = math.inf
+    # Selection loss minus training loss; whether the landing lets go.
+    gap: float | None = None
+    released: bool = False
+    # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps; JSON has no infinity."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        finite = {k: None if v == math.inf else v for k, v in values.items() if k not in _GIVEN}
+        return {**finite, "recent": list(self.recent), "trials": list(self.trials)}
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave; UserError if the values are of other kinds."""
+        fresh = self.to_dict()
+        for name, value in fresh.items():
+            if name not in values or not _alike(values[name], value):
+                raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
+        for name in self.to_dict():
+            setattr(self, name, values[name])
+        self.good_fma = math.inf if self.good_fma is None else self.good_fma
+        self.held_fma = math.inf if self.held_fma is None else self.held_fma
