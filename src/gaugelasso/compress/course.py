@@ -62,6 +62,7 @@ class Answer:
     return_to: int | None = None
 
 
+@dataclass
 class Course(CourseState):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 

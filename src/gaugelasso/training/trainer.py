@@ -68,8 +68,8 @@ class Trainer:
         team.on_rank0(lambda: self._open(existing))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
-            resume = existing == "resume"
-            self.state = RunState(config, self.device, self.folder, team, resume, structure)
+            resume, device = existing == "resume", self.device
+            self.state = RunState(config, device, self.folder, team, resume, structure)
             on_failure.pop_all()
 
     def _open(self, existing: Existing) -> None:
@@ -185,15 +185,14 @@ class Trainer:
         self._carry_out(answer)
 
     def _selection_loss(self, thorough: bool) -> float:
-        batches = self.train.final_batches
-        return self.evaluate(batches if thorough else math.ceil(batches / 2))[0]
+        return self.evaluate(math.ceil(self.train.final_batches / (1 if thorough else 2)))[0]
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Mean loss and metric on selection data."""
         loss, metric = evaluate(self.model, self.config, batches, self.device, self.team)
         self.model.train()
-        if self.device.startswith("cuda"):
-            torch.cuda.empty_cache()  # what is left in use is what training needs
+        if self.device.startswith("cuda"):  # what is left in use is what training needs
+            torch.cuda.empty_cache()
         return loss, metric
 
     def _due(self, what: str) -> bool:
