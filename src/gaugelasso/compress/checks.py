@@ -41,9 +41,7 @@ def check_length(
                 raise UserError(f"{name} needs the length of the run: give steps=... as well")
         return 0
     if resume and (record is None or seconds is not None):
-        raise UserError(
-            "resume needs steps=... and record=..., the folder of the run"
-        )
+        raise UserError("resume needs steps=... and record=..., the folder of the run")
     if steps is not None and seconds is not None:
         raise UserError("give either steps or seconds, not both")
     if evaluate is not None and not callable(evaluate):

@@ -96,12 +96,12 @@ class Compressor:
         if probe is not None and not callable(probe):
             raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
         total = check_length(steps, seconds, evaluate, record, resume)
+        if options is None:  # from the initial model, also for a run that goes on
+            options = default_options(model, total) if total else CompressorOptions()
+        self.options = options
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)
-        if options is None:
-            options = default_options(model, total) if total else CompressorOptions()
-        self.options = options
         self.solver = RhoSolver(options.solver, loss_target, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
         self.steps = 0
@@ -140,10 +140,10 @@ class Compressor:
             closure, loss = loss, self._backward(loss)
             self.probe = lambda: float(closure())
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
-        self.device_step.update_(loss.detach().reshape(()))
+        mean = self.device_step.update_(loss.detach().reshape(()))
         event = self.finish_step_()
         if self.pilot is not None:
-            self.pilot.after_step(loss, event)
+            self.pilot.after_step(mean.clone(), event)
         self._checks.after_step()
         return event
 

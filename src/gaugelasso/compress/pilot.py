@@ -106,7 +106,11 @@ class Pilot:
         self._losses.clear()
         self.course.observe(losses)
         self._check_failing()
+        if self.compressor.work_target_met:
+            self.course.end_compression(now)
         answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
+        if (doubt := self.course.in_doubt()) is not None:
+            warnings.warn(doubt, stacklevel=4)
         if answer.keep:
             self.keep(now)
         if answer.return_to is not None:
