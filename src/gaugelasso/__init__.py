@@ -7,6 +7,7 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Drop, Event
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
+from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
@@ -29,7 +30,9 @@ __all__ = [
     "Event",
     "Finding",
     "Norm",
+    "Result",
     "Slot",
+    "TargetMissedWarning",
     "Transformer",
     "TransformerSpec",
     "UserError",
