@@ -8,6 +8,7 @@ from gaugelasso.compress.events import Drop, Event
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
 from gaugelasso.compress.recording import register_opener
+from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
@@ -32,7 +33,9 @@ __all__ = [
     "Event",
     "Finding",
     "Norm",
+    "Result",
     "Slot",
+    "TargetMissedWarning",
     "Transformer",
     "TransformerSpec",
     "UserError",
