@@ -113,8 +113,11 @@ class Course(CourseState):
             return self.provisional or self._first_provisional(self.first_loss)
         if self.released:
             return None
+        room = max(self.gap or 0.0, 0.0)
+        if self.named <= 0:  # a loss that can be negative has no logarithm
+            return self.aim - room
         above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
-        return max(self.aim - max(self.gap or 0.0, 0.0), 0.3 * self.named) * above
+        return max(self.aim - room, 0.3 * self.named) * above
 
     def allowance(self, pressed_loss: float) -> float:
         """How much one structural event may raise the loss of its batch."""
@@ -168,11 +171,13 @@ class Course(CourseState):
     def _judge(self, step: int, fma: float, loss: float) -> Answer:
         """The end of a trial: go on from here, or return to the last state that was good."""
         used = self.provisional or self._first_provisional(self.first_loss or self.named)
-        loss = max(loss, 1e-12) if math.isfinite(loss) else math.inf
-        self.fall = math.log(self.loss_before / loss) if math.isfinite(loss) else 0.0
+        loss = loss if math.isfinite(loss) else math.inf
+        logarithmic = self.named > 0 and math.isfinite(loss)
+        self.fall = math.log(self.loss_before / max(loss, 1e-12)) if logarithmic else 0.0
         row = {"step": step, "fma": fma, "loss_before": self.loss_before, "pressed_loss": used}
         self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
-        missing = math.log(loss / self.aim) if self.aim > 0 else loss - self.aim
+        above = loss - self.aim
+        missing = math.log(max(loss, 1e-12) / self.aim) if self.aim > 0 else above
         enough = loss <= self.named or missing <= self._further() + self._later(step)
         back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma
         if loss <= self.named and fma < self.held_fma:
@@ -184,8 +189,9 @@ class Course(CourseState):
         self.provisional = self._wanted()
         if self.too_loose is not None:
             # Losses that never come near zero have a floor: no more than half of the way down.
-            tighter = max(TIGHTER * self.too_loose, (self.too_loose + self.named) / 2)
-            self.provisional = min(self.provisional, tighter)
+            halfway = (self.too_loose + self.named) / 2
+            tighter = TIGHTER * self.too_loose if self.named > 0 else halfway
+            self.provisional = min(self.provisional, max(tighter, halfway))
         self._after_trial(step)
         self.recent = [] if back else self.recent
         return Answer(keep=not back, return_to=self.good_at if back else None)
