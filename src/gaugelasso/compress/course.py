@@ -143,16 +143,16 @@ class Course(CourseState):
         `fma` is the present work per token. `selection_loss(thorough)` measures the present
         model on data that it is not trained on.
         """
-        self.advanced_at = step
+        before, self.advanced_at = self.advanced_at, step
         if self.stage == "start" and step < self.ends_at:
             return self._before_trials(step, fma)
         if self.stage == "anneal":
-            self._steer_anneal(step, selection_loss)
+            self._steer_anneal(before, step, selection_loss)
             return Answer()
         if step < self.ends_at:
             return Answer()
         if self.stage != "trial":
-            self.loss_before = max(self.loss, 1e-12)
+            self.loss_before = max(self.loss if self.recent else self.named, 1e-12)
             self._enter("trial", step, self._whole(TRIAL * self.steps))
             return Answer()
         return self._judge(step, fma, selection_loss(True))
@@ -241,10 +241,12 @@ class Course(CourseState):
         wanted = self.aim * math.exp(self.fall + self._further())
         return min(wanted, way, GROWTH * max(self.loss_before, self.named))
 
-    def _steer_anneal(self, step: int, selection_loss: Measure) -> None:
-        """Correct the pressed loss by what selection data say."""
+    def _steer_anneal(self, before: int, step: int, selection_loss: Measure) -> None:
+        """Correct the pressed loss by what selection data say; `before` is the last call."""
         landing = step >= self.steps - LANDING * self.steps
-        if not landing and (step - self.began_at) % (4 * self.grain):
+        # By intervals passed, not by multiples: with a time budget, steps are ticks of a clock.
+        past, now = ((each - self.began_at) // (4 * self.grain) for each in (before, step))
+        if not landing and past == now:
             return
         loss = selection_loss(landing)
         gap = loss - self.loss
