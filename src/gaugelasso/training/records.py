@@ -177,12 +177,16 @@ def _finite(value: float) -> float | None:
 
 
 def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:
-    """For a run that never reached its loss target in training."""
+    """For a run whose final model does not have the loss that it names."""
     full = summary["fma_final"] == summary["fma_initial"]
     kept = "nothing was compressed, the full model" if full else "the model as it ended"
-    best = record.best_loss
+    best, target, loss = record.best_loss, summary["loss_target"], summary["loss"]
+    outcome = "never reached in"
+    if best is not None and best <= target:
+        value = "NaN" if loss is None else f"{loss:.4g}"
+        outcome = f"missed: the final model has a test loss of {value} after"
     return (
-        f"target.loss = {summary['loss_target']} was never reached in {summary['steps']} steps "
+        f"target.loss = {target} was {outcome} {summary['steps']} steps "
         f"(best training loss {'none' if best is None else f'{best:.4g}'}): {kept} is in "
         f"{checkpoints!r}. Raise target.loss or train.steps, or try another compress.lr"
     )
