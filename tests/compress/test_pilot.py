@@ -252,7 +252,7 @@ def test_a_final_model_that_misses_gives_way_to_one_that_held() -> None:
 
 
 def test_without_evaluate_the_loss_of_the_trial_is_that_of_the_state_that_held() -> None:
-    spoiled = {step: 50.0 for step in range(150, 160)}  # the last batches are of another task
+    spoiled = dict.fromkeys(range(150, 160), 50.0)  # the last batches are of another task
     loop = Loop(named=1.0, steps=160, spoiled=spoiled)
     result = loop.run()
     held_at = loop.pilot.course.held_at
@@ -298,7 +298,7 @@ def test_finish_without_steps_is_refused() -> None:
     [
         ({"steps": 100, "seconds": 3.0}, UserError, "either steps or seconds, not both"),
         ({"steps": 19}, UserError, "steps = 19: must be a whole number of at least 20"),
-        ({"steps": 100.0}, UserError, "steps = 100.0: must be a whole number"),
+        ({"steps": 100.0}, UserError, r"steps = 100\.0: must be a whole number"),
         ({"steps": True}, UserError, "steps = True: must be a whole number"),
         ({"seconds": 0.0}, UserError, r"seconds = 0.0: must be more than 0"),
         ({"seconds": math.inf}, UserError, "seconds = inf: must be a finite number"),
@@ -318,7 +318,7 @@ def test_a_mistake_is_named(given: dict[str, Any], error: type[Exception], said:
     "loss", [lambda: 0.5, lambda: None, lambda: torch.tensor(0.5)], ids=["float", "none", "plain"]
 )
 def test_a_function_without_a_loss_is_refused(loss: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match="function given to step returned .*; it must return the"):
+    with pytest.raises(TypeError, match=r"function given to step returned .*; it must return the"):
         Loop(steps=20).compressor.step(loss)
 
 
@@ -425,7 +425,7 @@ def test_a_few_nan_losses_are_skipped() -> None:
 
 
 def test_many_nan_losses_return_to_a_kept_state() -> None:
-    loop = Loop(named=1.0, steps=200, spoiled={step: math.nan for step in range(60, 82)})
+    loop = Loop(named=1.0, steps=200, spoiled=dict.fromkeys(range(60, 82), math.nan))
     result = loop.run()
     assert result.held
     (event,) = [each for each in loop.compressor.history if each.step == 80]

@@ -170,7 +170,8 @@ def test_the_configs_have_the_paper_s_size(name: str, fma: int) -> None:
 
 TINY = {
     "task.length": 8, "model.width": 8, "model.layers": 1, "model.heads": 2, "model.d_k": 4,
-    "model.d_v": 4, "model.d_f": 8, "target.loss": 5.0, "target.hold": "pressed", "compress.lr": 0.02, "compress.interval": 5,
+    "model.d_v": 4, "model.d_f": 8, "target.loss": 5.0, "target.hold": "pressed",
+    "compress.lr": 0.02, "compress.interval": 5,
     "compress.trust": 8.0, "train.steps": 30, "train.warmup": 4, "train.cooldown": 8,
     "train.batch": 4, "train.log_every": 5, "train.eval_every": 10, "train.eval_batches": 1,
     "train.final_batches": 2, "train.checkpoint_every": 10, "train.device": "cpu",
