@@ -1,10 +1,11 @@
-"""The compressor in your own training loop: two additional lines."""
+"""The compressor in your own training loop: it replaces the optimizer and the schedule."""
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from gaugelasso import Compressor, CompressorOptions, Transformer, TransformerSpec
-from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso import Compressor, Transformer, TransformerSpec
+from gaugelasso.tasks import SELECTION, Draw, Retrieval
 
 
 def main(steps: int = 3000) -> Compressor:
@@ -14,9 +15,12 @@ def main(steps: int = 3000) -> Compressor:
         width=32, layers=2, heads=4, d_k=8, d_v=8, d_f=64, length=32, inputs=64, outputs=65
     )
     model = Transformer(spec)
-    compressor = Compressor(
-        model, loss_target=0.05, options=CompressorOptions(lr=3e-3, interval=25)
-    )
+
+    def held_out() -> Tensor:
+        inputs, targets = task.batch(256, Draw(0, stream=SELECTION), "cpu")
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    compressor = Compressor(model, loss_target=0.05, steps=steps, evaluate=held_out)
 
     @compressor.on_drop
     def watch(drop):
@@ -24,13 +28,14 @@ def main(steps: int = 3000) -> Compressor:
         print(f"step {drop.step}: {drop.axis} loses {len(drop.indices)} channels")
         return True
 
+    def loss() -> Tensor:
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
     for step in range(steps):
         inputs, targets = task.batch(32, Draw(0, step), "cpu")
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        loss.backward()
         compressor.step(loss)
 
-    print(f"{compressor.fma_initial:,.0f} -> {compressor.fma:,.0f} FMA per token")
+    print(compressor.finish())
     return compressor
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugelasso import Axis, AxisTable, Compressible, Compressor, CompressorOptions, Cost, Slot
+from gaugelasso import Axis, AxisTable, Compressible, Compressor, Cost, Slot
 
 
 class Perceptron(Compressible):
@@ -56,15 +56,17 @@ def main(steps: int = 1500) -> Compressor:
         parameter.copy_(torch.randn(parameter.shape, generator=generator))
     torch.manual_seed(0)
     model = Perceptron(8, 64, 3)
-    compressor = Compressor(
-        model, loss_target=0.05, options=CompressorOptions(lr=3e-3, interval=25)
-    )
+    compressor = Compressor(model, loss_target=0.05, steps=steps)
+
+    def loss() -> Tensor:
+        return F.mse_loss(model(x), teacher(x))
+
     for _ in range(steps):
         x = torch.randn(256, 8, generator=generator)
-        loss = F.mse_loss(model(x), teacher(x))
-        loss.backward()
         compressor.step(loss)
-    print(f"hidden units: 64 -> {compressor.widths['hidden']}, loss {loss.item():.3f}")
+
+    result = compressor.finish()
+    print(f"hidden units: 64 -> {result.widths['hidden']}, loss {result.loss:.3f}")
     return compressor
 
 

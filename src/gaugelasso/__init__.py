@@ -7,12 +7,16 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Drop, Event
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
+from gaugelasso.compress.recording import register_opener
+from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.training.own_loop import RunRecorder
 from gaugelasso.version import __version__
 
 _moved.install()
+register_opener(RunRecorder)
 
 __all__ = [
     "ACCOUNTINGS",
@@ -29,7 +33,9 @@ __all__ = [
     "Event",
     "Finding",
     "Norm",
+    "Result",
     "Slot",
+    "TargetMissedWarning",
     "Transformer",
     "TransformerSpec",
     "UserError",

@@ -348,7 +348,7 @@ def test_a_target_out_of_reach_is_said_at_the_end(tmp_path: Path) -> None:
     for part in ("target.loss = 0.01 was never reached in 40 steps", str(run / "checkpoints")):
         assert part in str(error.value)
     best = min(row["loss"] for row in rows(run, "metrics.jsonl"))
-    assert f"(best training loss {best:.4g})" in str(error.value)
+    assert f"best training loss {best:.4g})" in str(error.value)
     summary = read(run / "summary.json")
     assert summary["target_reached_step"] is None
     assert summary["compression"] == 1.0

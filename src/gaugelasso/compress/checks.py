@@ -31,13 +31,17 @@ def check_number(name: str, value: Any, least: float = -math.inf) -> None:
         raise UserError(f"{name} = {value}: must be a finite number{above}")
 
 
-def check_length(steps: Any, seconds: Any, evaluate: Any, record: Any) -> int:
+def check_length(
+    steps: Any, seconds: Any, evaluate: Any = None, record: Any = None, resume: bool = False
+) -> int:
     """The length of a run in steps, or in ticks of its time; 0 if neither is given."""
     if steps is None and seconds is None:
         for name, value in {"evaluate": evaluate, "record": record}.items():
             if value is not None:
                 raise UserError(f"{name} needs the length of the run: give steps=... as well")
         return 0
+    if resume and (record is None or seconds is not None):
+        raise UserError("resume needs steps=... and record=..., the folder of the run")
     if steps is not None and seconds is not None:
         raise UserError("give either steps or seconds, not both")
     if evaluate is not None and not callable(evaluate):

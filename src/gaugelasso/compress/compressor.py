@@ -29,6 +29,7 @@ from gaugelasso.compress.course import Course
 from gaugelasso.compress.defaults import default_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
+from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.pilot import Pilot
@@ -49,7 +50,7 @@ class Compressor:
     the loss of the final model, and the compressor sets learning rate and pressure itself. The
     loop only calls `step`, and `finish` at the end. `evaluate` returns the loss on held-out data;
     without it the loss of the last training batches decides. `record` names a run folder to
-    write, or to go on with.
+    write. With `resume` the run in that folder goes on, and `steps` says how many are taken.
 
     Without `steps` it is the method alone: `loss_target` is the loss to press towards, and the
     loop sets rate and pressure (`set_lr_`, `set_pressure_`).
@@ -82,6 +83,7 @@ class Compressor:
         seconds: float | None = None,
         evaluate: Callable[[], Tensor | float] | None = None,
         record: str | os.PathLike[str] | Recorder | None = None,
+        resume: bool = False,
         fma_target: float = 0.0,
         team: Team = ALONE,
         execution: ExecutionOptions | None = None,
@@ -93,10 +95,13 @@ class Compressor:
             raise TypeError(f"options = {options!r}: must be a CompressorOptions")
         if probe is not None and not callable(probe):
             raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
-        total = check_length(steps, seconds, evaluate, record)
-        if options is None:
+        total = check_length(steps, seconds, evaluate, record, resume)
+        if options is None:  # from the initial model, also for a run that goes on
             options = default_options(model, total) if total else CompressorOptions()
         self.options = options
+        recorder = open_recorder(record, resume)
+        if recorder is not None:
+            recorder.prepare(model)
         self.solver = RhoSolver(options.solver, loss_target, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
         self.steps = 0
@@ -105,10 +110,9 @@ class Compressor:
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
         self._checks = StepChecks(self.state, loss_target)
-        self.optimizer = self.state.optimizer
         # `norm_rate` is the share that slow weights follow in one interval; this is one step's.
         norm_rate = 1 - (1 - options.norm_rate) ** (1 / options.interval)
-        weight = self.optimizer.store.weight
+        weight = self.state.optimizer.store.weight
         self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
         self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
         self.resume_state = ResumeState(self.state, self.scalars)
@@ -119,7 +123,6 @@ class Compressor:
         self.pilot: Pilot | None = None
         if total:
             course = Course(total, options.lr, named=loss_target)
-            recorder = open_recorder(record) if record is not None else None
             self.pilot = Pilot(self, course, evaluate, seconds, recorder)
 
     # --- one step ---------------------------------------------------------------
@@ -137,10 +140,10 @@ class Compressor:
             closure, loss = loss, self._backward(loss)
             self.probe = lambda: float(closure())
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
-        self.device_step.update_(loss.detach().reshape(()))
+        mean = self.device_step.update_(loss.detach().reshape(()))
         event = self.finish_step_()
         if self.pilot is not None:
-            self.pilot.after_step(loss, event)
+            self.pilot.after_step(mean.clone(), event)
         self._checks.after_step()
         return event
 
@@ -228,6 +231,10 @@ class Compressor:
         return hook
 
     # --- progress ---------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> FlatOptimizer:
+        return self.state.optimizer
 
     @property
     def fma(self) -> float:

@@ -47,8 +47,9 @@ ABOVE, MOST_ABOVE = 0.4, 0.7
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
-# Over the last share of the steps pressure stops wherever the loss on selection data is too high.
-LANDING = 0.06
+# Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
+# until the training loss is below this share of what is aimed at.
+LANDING, RELEASED = 0.06, 0.6
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
@@ -111,11 +112,11 @@ class Course(CourseState):
             return None
         if self.stage != "anneal":
             return self.provisional or self._first_provisional(self.first_loss)
-        if self.released:
-            return None
         room = max(self.gap or 0.0, 0.0)
-        if self.named <= 0:  # a loss that can be negative has no logarithm
-            return self.aim - room
+        if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
+            return None if self.released else self.aim - room
+        if self.released:
+            return RELEASED * self.aim
         above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
         return max(self.aim - room, 0.3 * self.named) * above
 

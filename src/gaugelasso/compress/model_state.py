@@ -16,6 +16,7 @@ from gaugelasso.compress import gauge, pricing, surgery
 from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.groups import Groups, weighed_with_riders
 from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
@@ -61,13 +62,7 @@ class ModelState:
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
         self.plan = self._build()
-        self.optimizer = OPTIMIZERS[options.optimizer](
-            self.plan.store,
-            self.table.matrices,
-            beta=options.beta,
-            beta_second=options.beta_second,
-            weight_decay=options.weight_decay,
-        )
+        self.optimizer = self._new_optimizer()
         # On the device, so that a captured balance reads its present value.
         self._least = self.plan.store.weight.new_ones(())
         # Most events change no structure: a graph turns their thousand launches into one.
@@ -182,6 +177,24 @@ class ModelState:
             self.rebuild_()
 
         return undo
+
+    def replaced_(self) -> None:
+        """The model was replaced by another of its class: build on it, with an empty state."""
+        self.table = self.model.axis_table()
+        self.plan = self._build()
+        self.optimizer = self._new_optimizer()
+        self.rebuilds += 1
+        self._balancing.reset(release=True)
+
+    def _new_optimizer(self) -> FlatOptimizer:
+        options = self.options
+        return OPTIMIZERS[options.optimizer](
+            self.plan.store,
+            self.table.matrices,
+            beta=options.beta,
+            beta_second=options.beta_second,
+            weight_decay=options.weight_decay,
+        )
 
     # --- the plan -------------------------------------------------------------------
 

@@ -8,15 +8,17 @@ writes what happens.
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gaugelasso.compress.course import TICKS, Course
 from gaugelasso.compress.events import Event
+from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
+from gaugelasso.compress.resume_state import ResumeState
 from gaugelasso.compress.saved_state import SavedState
 from gaugelasso.errors import UserError
 
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
 _SKIPPED_IN_A_ROW = 20
 # So many returns because of failures, and no more.
 _MOST_FAILURES = 3
+
+
+class Loadable(Protocol):
+    """A state that was kept, in memory or on disk."""
+
+    def load_(self, state: ModelState, resume_state: ResumeState) -> None:
+        """Put the state back; it can be loaded any number of times."""
 
 
 class Pilot:
@@ -43,7 +52,7 @@ class Pilot:
         self.compressor, self.course, self.recorder = compressor, course, recorder
         self._evaluate, self._seconds = evaluate, seconds
         self._losses: list[Tensor] = []
-        self.kept: dict[int, SavedState] = {}
+        self.kept: dict[int, Loadable] = {}
         self.failures = 0
         self.parameters_initial = compressor.parameters
         self._began: float | None = None
@@ -98,6 +107,8 @@ class Pilot:
         if self.compressor.work_target_met:
             self.course.end_compression(now)
         answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
+        if (doubt := self.course.in_doubt()) is not None:
+            warnings.warn(doubt, stacklevel=4)
         if answer.keep:
             self.keep(now)
         if answer.return_to is not None:
@@ -133,6 +144,8 @@ class Pilot:
         self.kept[name] = SavedState(compressor.state, compressor.resume_state)
         wanted = {self.course.good_at, self.course.held_at}
         self.kept = {each: state for each, state in self.kept.items() if each in wanted}
+        if self.recorder is not None:
+            self.recorder.kept(name)
 
     def return_to(self, name: int) -> None:
         compressor, began = self.compressor, time.perf_counter()

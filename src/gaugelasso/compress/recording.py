@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.result import Result
 
@@ -17,26 +18,38 @@ if TYPE_CHECKING:
 class Recorder(Protocol):
     """Writes what a pilot does, and can bring it back to where an earlier run was stopped."""
 
-    def begin(self, pilot: "Pilot") -> None: ...
+    def prepare(self, model: Compressible) -> None:
+        """Give the model the state to go on with, before anything is built on it."""
 
-    def event(self, event: Event) -> None: ...
+    def begin(self, pilot: "Pilot") -> None:
+        """The run starts, or goes on."""
 
-    def advanced(self, losses: list[float]) -> None: ...
+    def event(self, event: Event) -> None:
+        """A structural event or a return has happened."""
 
-    def finished(self, result: Result) -> None: ...
+    def kept(self, name: int) -> None:
+        """The present state was kept under this name."""
+
+    def advanced(self, losses: list[float]) -> None:
+        """The course has advanced; these are the losses since it last did."""
+
+    def finished(self, result: Result) -> None:
+        """The run is over."""
 
 
-Opener = Callable[[str | os.PathLike[str]], Recorder]
+Opener = Callable[[str | os.PathLike[str], bool], Recorder]
 _opener: list[Opener] = []
 
 
 def register_opener(opener: Opener) -> None:
-    """Set what opens a recorder of a folder's name."""
+    """Set what opens a recorder, of a folder's name and whether to go on with it."""
     _opener[:] = [opener]
 
 
-def open_recorder(record: "str | os.PathLike[str] | Recorder") -> Recorder:
+def open_recorder(
+    record: "str | os.PathLike[str] | Recorder | None", resume: bool
+) -> Recorder | None:
     """The recorder itself, or that of a run folder."""
     if not isinstance(record, str | os.PathLike):
         return record
-    return _opener[0](record)
+    return _opener[0](record, resume)

@@ -147,6 +147,7 @@ def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
             reference = Reference.parse(key, table[leaf], user := NamedBy(Path.cwd()))
             reference.load(user)
             table[leaf] = str(reference)
+            table.pop("name", None)  # which it replaces
     return Config.from_dict(data, by)
 
 

@@ -171,22 +171,23 @@ def summary(
     }
 
 
+def _shown(loss: float | None) -> str:
+    return "none" if loss is None else f"{loss:.4g}"
+
+
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
 
 
 def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:
-    """For a run whose final model does not have the loss that it names."""
+    """For a run that missed its loss target."""
     full = summary["fma_final"] == summary["fma_initial"]
     kept = "nothing was compressed, the full model" if full else "the model as it ended"
-    best, target, loss = record.best_loss, summary["loss_target"], summary["loss"]
-    outcome = "never reached in"
-    if best is not None and best <= target:
-        value = "NaN" if loss is None else f"{loss:.4g}"
-        outcome = f"missed: the final model has a test loss of {value} after"
+    best, target = record.best_loss, summary["loss_target"]
+    missed = "never reached" if best is None or best > target else "missed"
     return (
-        f"target.loss = {target} was {outcome} {summary['steps']} steps "
-        f"(best training loss {'none' if best is None else f'{best:.4g}'}): {kept} is in "
+        f"target.loss = {target} was {missed} in {summary['steps']} steps (held-out loss "
+        f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "
         f"{checkpoints!r}. Raise target.loss or train.steps, or try another compress.lr"
     )

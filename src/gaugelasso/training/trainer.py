@@ -292,9 +292,8 @@ class Trainer:
         if shown := samples(self.model, self.config, self.device):
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
-        best, target = self.record.best_loss, self.config.target.loss
-        final = self.config.target.hold == "final"
-        if not summary["held"] and (final or best is None or best > target):
+        best, target = self.record.best_loss, self.config.target
+        if not summary["held"] and (target.hold == "final" or best is None or best > target.loss):
             where = str(self.folder.checkpoints)
             raise TargetMissed(missed_message(self.record, summary, where))
         return summary
