@@ -108,13 +108,13 @@ class Pilot:
             self.course.end_compression(now)
         answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := self.course.in_doubt()) is not None:
-            warnings.warn(doubt, stacklevel=4)
-        if answer.keep:
-            self.keep(now)
+            warnings.warn(doubt, stacklevel=3)
         if answer.return_to is not None:
             self.return_to(answer.return_to)
         if self.recorder is not None:
             self.recorder.advanced(losses)
+        if answer.keep:  # last: a checkpoint of the kept state has these losses too
+            self.keep(now)
 
     def _read_losses(self) -> list[float]:
         """Take in the losses since the last call."""
