@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaugelasso.compress.course import LEAST_RATE, RESTART, Answer, Course, Measure
+from gaugelasso.compress.course import LEAST_RATE, RELEASED, RESTART, Answer, Course, Measure
 from gaugelasso.compress.loss_window import LEAST_ROOM, MOST_ROOM, LossWindow
 from gaugelasso.errors import UserError
 
@@ -395,12 +395,12 @@ def test_a_state_that_was_lost_comes_back_and_the_run_ends_within_reach() -> Non
 
 
 def landed(measure: Measure) -> list[bool]:
-    """Whether each step of a landing is pressed."""
+    """Whether each step of a landing presses towards the aim, not far below it."""
     where: dict[str, Any] = {"stage": "anneal", "began_at": 248, "advanced_at": 360, "ends_at": 400}
     course, pressed = Course(400, LR, named=0.1, first_loss=2.0, **where), []
     for step in range(360, 400):
         course.observe([0.09])
-        pressed.append(course.pressed_loss(step) is not None)
+        pressed.append(course.pressed_loss(step) != RELEASED * course.aim)
         if course.due(step + 1):
             course.advance(step + 1, 200.0, measure)
     return pressed

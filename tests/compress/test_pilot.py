@@ -21,6 +21,8 @@ from gaugelasso.errors import UserError
 from tests.examples import example
 
 Perceptron = example("your_model").Perceptron
+# Early trials of such short runs often miss.
+pytestmark = pytest.mark.filterwarnings("ignore:after a trial anneal")
 FAST = CompressorOptions(lr=0.02, interval=5)
 
 
@@ -60,6 +62,10 @@ class Loop:
     def step(self) -> Event | None:
         x = self.batch()
         return self.compressor.step(lambda: self.loss(x))
+
+    def run_to(self, steps: int) -> None:
+        while self.compressor.steps < steps:
+            self.step()
 
     def run(self) -> Result:
         while not self.compressor.done:
@@ -208,13 +214,26 @@ def test_a_loss_out_of_reach_is_said() -> None:
         result = loop.run()
     assert not result.held
     assert "MISSED" in str(result)
-    (warning,) = caught
+    (warning,) = [each for each in caught if each.category is TargetMissedWarning]
     said = str(warning.message)
     assert "loss_target = 0.001 was missed: the full model ends at a loss of" in said
     assert f"{result.loss:.4g} after 60 steps" in said
     best = min([result.loss, *(row["selection_loss"] for row in result.trials)])
     assert f"The best loss on the way was {best:.4g}" in said
     assert warning.filename == __file__  # of the loop, not of the package
+
+
+@pytest.mark.filterwarnings("ignore::gaugelasso.TargetMissedWarning")
+def test_a_trial_that_missed_is_said_early() -> None:
+    loop = Loop(named=1e-3, steps=60, evaluate=True)
+    with pytest.warns(UserWarning, match="after a trial anneal") as caught:
+        loop.run_to(16)
+    (warning,) = caught
+    (trial,) = loop.pilot.course.trials
+    assert f"has a loss of {trial['selection_loss']:.4g}, above the named 0.001" in str(
+        warning.message
+    )
+    assert warning.filename == __file__
 
 
 def test_a_missed_result_names_the_size_it_ended_at() -> None:
@@ -476,11 +495,17 @@ class Notes:
     def __init__(self) -> None:
         self.notes: list[Any] = []
 
+    def prepare(self, model: Any) -> None:
+        self.model = model
+
     def begin(self, pilot: Pilot) -> None:
         self.pilot = pilot
 
     def event(self, event: Event) -> None:
         self.notes.append(event)
+
+    def kept(self, name: int) -> None:
+        self.notes.append(name)
 
     def advanced(self, losses: list[float]) -> None:
         self.notes.append(losses)
@@ -493,6 +518,7 @@ def test_a_recorder_hears_of_everything_in_order() -> None:
     recorder = Notes()
     loop = Loop(steps=200, evaluate=True, record=recorder)
     assert recorder.pilot is loop.pilot
+    assert recorder.model is loop.model
     result = loop.run()
     notes = recorder.notes
     assert notes[-1] is result
@@ -501,6 +527,11 @@ def test_a_recorder_hears_of_everything_in_order() -> None:
     assert len(losses) == 100  # every second step
     assert sum(map(len, losses)) == 200
     json.dumps(losses)
+    # A state is kept once all losses up to it are known: a checkpoint of it has them.
+    kept = [(note, index) for index, note in enumerate(notes) if type(note) is int]
+    assert {name for name, _ in kept} >= {52, 124}
+    for name, index in kept:
+        assert sum(len(note) for note in notes[:index] if isinstance(note, list)) == name
 
 
 def test_a_folder_is_opened_by_who_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,8 +539,14 @@ def test_a_folder_is_opened_by_who_registered(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(recording, "_opener", [])
     opened = []
-    register_opener(lambda path: opened.append(path) or Notes())  # type: ignore[func-returns-value]
-    assert isinstance(open_recorder("runs/mine"), Notes)
+
+    def opener(path: Any, resume: bool) -> Notes:
+        opened.append((path, resume))
+        return Notes()
+
+    register_opener(opener)
+    assert isinstance(open_recorder("runs/mine", True), Notes)
     own = Notes()
-    assert open_recorder(own) is own
-    assert opened == ["runs/mine"]
+    assert open_recorder(own, False) is own
+    assert open_recorder(None, False) is None
+    assert opened == [("runs/mine", True)]
