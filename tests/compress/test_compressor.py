@@ -70,7 +70,7 @@ def test_the_public_face_fits_on_a_screen() -> None:
     event = {"event_", "on_drop"}
     progress = {"fma", "work_target_met", "parameters", "widths", "structure", "prices", "utility"}
     scalars = {"rho", "skipped", "failing"}
-    state = {"state_tensors", "load_state_tensors_"}
+    state = {"state_tensors", "load_state_tensors_", "optimizer"}
     public = {name for name in vars(Compressor) if not name.startswith("_")}
     assert public == step | run | event | progress | scalars | state
 

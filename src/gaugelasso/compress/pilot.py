@@ -5,6 +5,7 @@ it keeps the states that the course wants and returns to them. Knows nothing of 
 writes what happens.
 """
 
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from gaugelasso.errors import UserError
 if TYPE_CHECKING:
     from gaugelasso.compress.compressor import Compressor
 
+_log = logging.getLogger(__name__)
 # So many skipped steps in a row are a failure: the run returns to a state that was kept.
 _SKIPPED_IN_A_ROW = 20
 # So many returns because of failures, and no more.
@@ -108,7 +110,7 @@ class Pilot:
             self.course.end_compression(now)
         answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := self.course.in_doubt()) is not None:
-            warnings.warn(doubt, stacklevel=3)
+            _log.warning("warning: %s", doubt)
         if answer.return_to is not None:
             self.return_to(answer.return_to)
         if self.recorder is not None:
