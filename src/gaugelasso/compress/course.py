@@ -112,10 +112,13 @@ class Course(CourseState):
             return None
         if self.stage != "anneal":
             return self.provisional or self._first_provisional(self.first_loss)
+        room = max(self.gap or 0.0, 0.0)
+        if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
+            return None if self.released else self.aim - room
         if self.released:
             return RELEASED * self.aim
         above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
-        return max(self.aim - max(self.gap or 0.0, 0.0), 0.3 * self.named) * above
+        return max(self.aim - room, 0.3 * self.named) * above
 
     def allowance(self, pressed_loss: float) -> float:
         """How much one structural event may raise the loss of its batch."""
@@ -141,16 +144,16 @@ class Course(CourseState):
         `fma` is the present work per token. `selection_loss(thorough)` measures the present
         model on data that it is not trained on.
         """
-        self.advanced_at = step
+        before, self.advanced_at = self.advanced_at, step
         if self.stage == "start" and step < self.ends_at:
             return self._before_trials(step, fma)
         if self.stage == "anneal":
-            self._steer_anneal(step, selection_loss)
+            self._steer_anneal(before, step, selection_loss)
             return Answer()
         if step < self.ends_at:
             return Answer()
         if self.stage != "trial":
-            self.loss_before = max(self.loss, 1e-12)
+            self.loss_before = max(self.loss if self.recent else self.named, 1e-12)
             self._enter("trial", step, self._whole(TRIAL * self.steps))
             return Answer()
         return self._judge(step, fma, selection_loss(True))
@@ -169,11 +172,13 @@ class Course(CourseState):
     def _judge(self, step: int, fma: float, loss: float) -> Answer:
         """The end of a trial: go on from here, or return to the last state that was good."""
         used = self.provisional or self._first_provisional(self.first_loss or self.named)
-        loss = max(loss, 1e-12) if math.isfinite(loss) else math.inf
-        self.fall = math.log(self.loss_before / loss) if math.isfinite(loss) else 0.0
+        loss = loss if math.isfinite(loss) else math.inf
+        logarithmic = self.named > 0 and math.isfinite(loss)
+        self.fall = math.log(self.loss_before / max(loss, 1e-12)) if logarithmic else 0.0
         row = {"step": step, "fma": fma, "loss_before": self.loss_before, "pressed_loss": used}
         self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
-        missing = math.log(loss / self.aim) if self.aim > 0 else loss - self.aim
+        above = loss - self.aim
+        missing = math.log(max(loss, 1e-12) / self.aim) if self.aim > 0 else above
         enough = loss <= self.named or missing <= self._further() + self._later(step)
         back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma
         if loss <= self.named and fma < self.held_fma:
@@ -185,8 +190,9 @@ class Course(CourseState):
         self.provisional = self._wanted()
         if self.too_loose is not None:
             # Losses that never come near zero have a floor: no more than half of the way down.
-            tighter = max(TIGHTER * self.too_loose, (self.too_loose + self.named) / 2)
-            self.provisional = min(self.provisional, tighter)
+            halfway = (self.too_loose + self.named) / 2
+            tighter = TIGHTER * self.too_loose if self.named > 0 else halfway
+            self.provisional = min(self.provisional, max(tighter, halfway))
         self._after_trial(step)
         self.recent = [] if back else self.recent
         return Answer(keep=not back, return_to=self.good_at if back else None)
@@ -236,10 +242,12 @@ class Course(CourseState):
         wanted = self.aim * math.exp(self.fall + self._further())
         return min(wanted, way, GROWTH * max(self.loss_before, self.named))
 
-    def _steer_anneal(self, step: int, selection_loss: Measure) -> None:
-        """Correct the pressed loss by what selection data say."""
+    def _steer_anneal(self, before: int, step: int, selection_loss: Measure) -> None:
+        """Correct the pressed loss by what selection data say; `before` is the last call."""
         landing = step >= self.steps - LANDING * self.steps
-        if not landing and (step - self.began_at) % (4 * self.grain):
+        # By intervals passed, not by multiples: with a time budget, steps are ticks of a clock.
+        past, now = ((each - self.began_at) // (4 * self.grain) for each in (before, step))
+        if not landing and past == now:
             return
         loss = selection_loss(landing)
         gap = loss - self.loss

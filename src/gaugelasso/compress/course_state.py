@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gaugelasso.compress.loss_window import LossWindow
 from gaugelasso.errors import UserError
@@ -14,12 +14,18 @@ Stage = Literal["start", "trial", "press", "anneal"]
 _GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
 
 
-def _alike(value: Any, fresh: Any) -> bool:
-    """Whether a value is of the kind of a fresh one; None stands for a number not known yet."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(fresh, bool | str | list):
-        return isinstance(value, type(fresh))
-    return value is None or (number and math.isfinite(value))
+_TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
+_LARGEST = 1e300
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST
+
+
+def _is_trial(row: Any) -> bool:
+    if not isinstance(row, Mapping) or sorted(row) != sorted(_TRIAL):
+        return False
+    return all(_is_number(row[key]) or (row[key] is None and key == _TRIAL[-1]) for key in _TRIAL)
 
 
 @dataclass
@@ -61,12 +67,30 @@ class CourseState(LossWindow):
         return {**finite, "recent": list(self.recent), "trials": list(self.trials)}
 
     def load_(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` gave; UserError if the values are of other kinds."""
-        fresh = self.to_dict()
-        for name, value in fresh.items():
-            if name not in values or not _alike(values[name], value):
+        """Take over what `to_dict` gave; UserError if it did not, and nothing is changed."""
+        if not isinstance(values, Mapping):
+            raise UserError(f"course = {str(values)[:60]}: must be a table of values")
+        names = list(self.to_dict())
+        for name in names:
+            if name not in values or not self._is_sound(name, values[name]):
                 raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
-        for name in self.to_dict():
-            setattr(self, name, values[name])
+        for name in names:
+            value = values[name]
+            setattr(self, name, list(value) if isinstance(value, list) else value)
         self.good_fma = math.inf if self.good_fma is None else self.good_fma
         self.held_fma = math.inf if self.held_fma is None else self.held_fma
+
+    def _is_sound(self, name: str, value: Any) -> bool:
+        """Whether a field can have this value; None stands for a number not known yet."""
+        if name in ("recent", "trials"):
+            sound = _is_number if name == "recent" else _is_trial
+            return isinstance(value, list) and all(sound(each) for each in value)
+        if name == "stage":
+            return value in get_args(Stage)
+        if name == "released":
+            return isinstance(value, bool)
+        if value is None:
+            return type(self).__dataclass_fields__[name].default in (None, math.inf)
+        if name.endswith("_at"):
+            return type(value) is int and 0 <= value <= self.steps
+        return _is_number(value)

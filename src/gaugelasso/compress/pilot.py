@@ -104,21 +104,27 @@ class Pilot:
         now = self.now
         if not self.course.due(now):
             return
-        losses = torch.stack([each.reshape(()).float() for each in self._losses]).tolist()
-        self._losses.clear()
-        self.course.observe(losses)
+        losses = self._read_losses()
         self._check_failing()
         if self.compressor.work_target_met:
             self.course.end_compression(now)
         answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := self.course.in_doubt()) is not None:
             _log.warning("warning: %s", doubt)
-        if answer.keep:
-            self.keep(now)
         if answer.return_to is not None:
             self.return_to(answer.return_to)
         if self.recorder is not None:
             self.recorder.advanced(losses)
+        if answer.keep:  # last: a checkpoint of the kept state has these losses too
+            self.keep(now)
+
+    def _read_losses(self) -> list[float]:
+        """Take in the losses since the last call."""
+        pending = [each.reshape(()).float() for each in self._losses]
+        losses = torch.stack(pending).tolist() if pending else []
+        self._losses.clear()
+        self.course.observe(losses)
+        return losses
 
     def selection_loss(self, thorough: bool = True) -> float:
         """The loss on held-out data; without an `evaluate` function, of the last batches."""
@@ -158,7 +164,7 @@ class Pilot:
 
     def _check_failing(self) -> None:
         """Return to a kept state after a long row of skipped steps; UserError if there is none."""
-        if int(self.compressor.failing) < min(_SKIPPED_IN_A_ROW, self.course.grain):
+        if int(self.compressor.failing) < _SKIPPED_IN_A_ROW:
             return
         self.failures += 1
         name = self.course.good_at
@@ -182,6 +188,7 @@ class Pilot:
                 f"finish() after {self.now} of {self.course.steps} {unit}: the anneal is not over",
                 stacklevel=3,
             )
+        self._read_losses()
         loss, named = self.selection_loss(), self.course.named
         held_at = self.course.held_at
         if not loss <= named and held_at in self.kept:

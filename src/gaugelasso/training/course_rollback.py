@@ -134,4 +134,5 @@ class CourseRollback(Rollback):
 
     def returned_(self, answer: ReturnTo | EndOn, step: int) -> None:
         super().returned_(answer, step)
-        self.pressure = 1.0
+        # The state returned to was good enough to go on from, which need not mean that it held.
+        self.held_at, self.pressure = self.course.held_at, 1.0

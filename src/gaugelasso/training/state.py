@@ -118,7 +118,8 @@ class RunState:
         state = present_keys(state)
         check_state(state, self.numbers(), steps, found.path / "state.json")
         self.record.load_(state)
-        self.rollback.load_(state)
+        with errors_of(found.path / "state.json"):
+            self.rollback.load_(state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
         found.restore_random_()

@@ -141,8 +141,6 @@ class Trainer:
                 if self.state.streak >= self.train.skip_limit:
                     self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
-            if course:
-                self._follow_course()
             if self._due("eval"):
                 _, metric = self.evaluate(self.train.eval_batches)
                 self.record.metric = metric if math.isfinite(metric) else None
@@ -150,8 +148,10 @@ class Trainer:
             if self._due("log"):
                 self._log(step_s)
                 self._carry_out(self.rollback.after_interval(self.record, self._compressing()))
-            # After the log, which may find the work target met and this step the last.
-            owed = due and self.rollback.checkpoint_due(self.record, self.compressor.steps)
+            # After the log, whose row is of the stage that ends here and belongs to the checkpoint,
+            # and which may find the work target met and this step the last.
+            keep, step = course and self._follow_course(), self.compressor.steps
+            owed = keep or (due and self.rollback.checkpoint_due(self.record, step))
             if stopping or owed:
                 self._save(owed, stopping)
             if stopping:
@@ -176,13 +176,12 @@ class Trainer:
                 self.record.cut_at = self.compressor.steps
         return event
 
-    def _follow_course(self) -> None:
-        """Keep this state, or return to one that was kept, where the course wants it."""
+    def _follow_course(self) -> bool:
+        """Return to a kept state where the course wants it; whether to keep the present one."""
         failing = bool(self.state.failing)
         keep, answer = self.rollback.advance(self.compressor, failing, self._selection_loss)
-        if keep:
-            self._save(owed=True, stopping=False)
         self._carry_out(answer)
+        return keep
 
     def _selection_loss(self, thorough: bool) -> float:
         return self.evaluate(math.ceil(self.train.final_batches / (1 if thorough else 2)))[0]
