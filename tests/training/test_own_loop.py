@@ -1,0 +1,106 @@
+"""A loop of the user's own writes a run folder, and goes on with it after a kill."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gaugelasso import (
+    Compressor,
+    CompressorOptions,
+    Transformer,
+    TransformerSpec,
+    UserError,
+    load_model,
+)
+from gaugelasso.runs.reading import read_rows
+from gaugelasso.tasks import Draw, Retrieval
+from tests.command import Command
+from tests.tiny_runs import CLOCK, plain, read
+
+STEPS, NAMED = 160, 2.0
+TASK = Retrieval(vocabulary=8, modulus=2, length=6)
+
+
+def small() -> Transformer:
+    spec = TransformerSpec.uniform(
+        width=8, layers=1, heads=2, d_k=4, d_v=4, d_f=8, length=6, inputs=8, outputs=9
+    )
+    return Transformer(spec)
+
+
+def loop(run: Path, stop: int = STEPS, **changes: Any) -> Compressor:
+    """Train until `stop`; finish if that is the end."""
+    given: dict[str, Any] = {"loss_target": NAMED, "steps": STEPS, "record": run, **changes}
+    given["options"] = CompressorOptions(lr=0.04, interval=5, trust=4.0)
+    model = given.pop("model", None) or small()
+    compressor = Compressor(model, **given)
+    while compressor.steps < stop:
+        inputs, targets = TASK.batch(8, Draw(0, compressor.steps), "cpu")
+        compressor.step(
+            lambda x=inputs, y=targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        )
+    if stop == STEPS:
+        compressor.finish()
+    return compressor
+
+
+def rows(run: Path, name: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_rows(run / name)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("own") / "whole"
+    loop(run)
+    return run
+
+
+def test_it_is_a_run_folder_like_any_other(whole: Path, gaugelasso: Command) -> None:
+    summary = read(whole / "summary.json")
+    assert summary["held"]
+    assert summary["fma_final"] < summary["fma_initial"]
+    assert summary["loss"] <= NAMED == summary["loss_target"]
+    assert plain(load_model(whole).structure()) == summary["structure"]
+    assert [row["step"] for row in rows(whole, "metrics.jsonl")] == list(range(1, STEPS + 1))
+    code, out, _ = gaugelasso("info", whole)
+    assert code == 0
+    assert f"{summary['fma_final']:,.0f}" in out
+    assert gaugelasso("report", whole)[0] == 0
+    assert (whole / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize("stop", [20, 75, 150])
+def test_a_killed_loop_goes_on_exactly(whole: Path, tmp_path: Path, stop: int) -> None:
+    run = tmp_path / "run"
+    first = loop(run, stop)
+    first.pilot.recorder.folder.close()  # type: ignore[union-attr]
+    second = loop(run, resume=True)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        assert rows(run, name) == rows(whole, name)
+    mine, other = (read(each / "summary.json") for each in (run, whole))
+    differing = {key for key in other if mine[key] != other[key]}
+    assert differing <= {"wall_s"}
+    pairs = zip(second.model.parameters(), load_model(whole).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
+    before = (whole / "summary.json").read_bytes()
+    with pytest.raises(UserError, match="already"):
+        loop(whole)
+    assert (whole / "summary.json").read_bytes() == before
+
+
+def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop(run, 75).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"target.loss = 1.0, but the run in .* began with 2.0"):
+        loop(run, loss_target=1.0, resume=True)
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(UserError, match="record"):
+        Compressor(small(), loss_target=1.0, steps=40, resume=True)
