@@ -117,6 +117,6 @@ def test_a_run_folder_with_the_key_keeps_it(tmp_path: Path) -> None:
 
 def test_tables_are_not_changed() -> None:
     tables: dict[str, Any] = {"compress": {}, "train": {"steps": 100}}
-    filled = course_defaults(tables, [64 * 64])
+    filled = course_defaults(tables, lambda: [64 * 64])
     assert tables == {"compress": {}, "train": {"steps": 100}}
     assert filled["compress"] == {"lr": 0.2 / 64, "interval": 10} | {"lr": 3e-3}

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 # Losses that the present loss is a mean of, and those that its noise is measured on.
 WINDOW, NOISE_WINDOW = 33, 60
@@ -35,9 +36,14 @@ class LossWindow:
     @property
     def aim(self) -> float:
         """The final loss that is aimed at: below the named one by the noise of a measurement."""
-        logs = [math.log(max(loss, 1e-12)) for loss in self.recent]
-        # By differences, so that a falling loss is not taken for noise.
-        steps = [b - a for a, b in itertools.pairwise(logs)]
-        noise = statistics.pstdev(steps) / math.sqrt(2) if steps else 0.0
-        room = ERRORS * noise / math.sqrt(WINDOW)
-        return self.named - abs(self.named) * min(max(room, LEAST_ROOM), MOST_ROOM)
+        return self.named - abs(self.named) * _room(tuple(self.recent))
+
+
+@lru_cache(maxsize=1)  # asked before each step, while the losses change only when they are read
+def _room(losses: tuple[float, ...]) -> float:
+    """The share of the named loss to stay below it."""
+    logs = [math.log(max(loss, 1e-12)) for loss in losses]
+    # By differences, so that a falling loss is not taken for noise.
+    steps = [b - a for a, b in itertools.pairwise(logs)]
+    noise = statistics.pstdev(steps) / math.sqrt(2) if steps else 0.0
+    return min(max(ERRORS * noise / math.sqrt(WINDOW), LEAST_ROOM), MOST_ROOM)

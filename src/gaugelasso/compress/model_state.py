@@ -180,11 +180,8 @@ class ModelState:
 
     def replaced_(self) -> None:
         """The model was replaced by another of its class: build on it, with an empty state."""
-        self.table = self.model.axis_table()
-        self.plan = self._build()
+        self.rebuild_()
         self.optimizer = self._new_optimizer()
-        self.rebuilds += 1
-        self._balancing.reset(release=True)
 
     def _new_optimizer(self) -> FlatOptimizer:
         options = self.options

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.model import ModelConfig, check_positions, check_size
@@ -82,7 +83,7 @@ class Config:
         model = own or build("model", ModelConfig, tables["model"])
         target = build("target", TargetConfig, tables["target"])
         if target.hold == "final":
-            tables |= course_defaults(tables, model.matrix_sizes(found.task))
+            tables |= course_defaults(tables, lambda: _matrix_sizes(model, found.task))
         sections: dict[str, Any] = {"model": model, "target": target}
         sections |= {
             key: build(key, section, tables[key])
@@ -95,6 +96,13 @@ class Config:
             check_positions(config.model, sequences(config.task), config.task_name)
             config.model.spec(config.task)  # raises for widths that cannot be built
         return config
+
+
+def _matrix_sizes(model: ModelConfig | OwnModel, task: Task) -> list[int]:
+    """The numbers of elements of the weight matrices; a model of the user has to be built."""
+    if isinstance(model, ModelConfig):
+        return model.matrix_sizes(task)
+    return matrix_sizes(model.build(task, seed=0))
 
 
 # Sections with a fixed dataclass; that of [task] depends on its name or module.

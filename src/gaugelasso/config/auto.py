@@ -4,7 +4,7 @@ A run that follows a course needs no numbers of its own for rate, interval, warm
 key that is in the config stays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gaugelasso.compress.course import ANNEAL, LEAST_RATE, LEAST_STEPS, WARMUP
@@ -13,16 +13,17 @@ from gaugelasso.config.sections import TrainConfig
 from gaugelasso.errors import UserError
 
 
-def course_defaults(tables: Mapping[str, Any], sizes: list[int]) -> dict[str, Any]:
+def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -> dict[str, Any]:
     """The [compress] and [train] sections, with the missing keys filled in.
 
-    `sizes` are the numbers of elements of the model's weight matrices. Values of a wrong type
-    are left to the sections' own checks.
+    `sizes` gives the numbers of elements of the model's weight matrices, for a missing rate.
+    Values of a wrong type are left to the sections' own checks.
     """
     compress, train = tables["compress"], tables["train"]
     if not isinstance(compress, Mapping) or not isinstance(train, Mapping):
         return {}
-    steps, lr = train.get("steps", TrainConfig.steps), compress.get("lr", default_lr(sizes))
+    steps = train.get("steps", TrainConfig.steps)
+    lr = compress["lr"] if "lr" in compress else default_lr(sizes())
     if not isinstance(steps, int) or not isinstance(lr, int | float):
         return {}
     if steps < LEAST_STEPS:

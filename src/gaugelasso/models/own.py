@@ -51,11 +51,6 @@ class OwnModel:
             )
         return model
 
-    def matrix_sizes(self, task: Any) -> list[int]:
-        """The numbers of elements of the weight matrices."""
-        parameters = self.build(task, seed=0).parameters()
-        return [parameter.numel() for parameter in parameters if parameter.ndim >= 2]
-
     @property
     def _title(self) -> str:
         return f"model.{self.key} = {self.value!r}"
