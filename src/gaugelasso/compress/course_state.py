@@ -12,8 +12,7 @@ from gaugelasso.errors import UserError
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
 _GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
-
-
+# The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
 
@@ -59,6 +58,10 @@ class CourseState(LossWindow):
     released: bool = False
     # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
     trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def kept_steps(self) -> list[int]:
+        """The steps of the states that the run may return to."""
+        return [step for step in (self.good_at, self.held_at) if step is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""

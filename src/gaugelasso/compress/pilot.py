@@ -144,7 +144,7 @@ class Pilot:
         """Keep the present state under this name, and drop those that the course forgot."""
         compressor = self.compressor
         self.kept[name] = SavedState(compressor.state, compressor.resume_state)
-        wanted = {self.course.good_at, self.course.held_at}
+        wanted = self.course.kept_steps()
         self.kept = {each: state for each, state in self.kept.items() if each in wanted}
         if self.recorder is not None:
             self.recorder.kept(name)

@@ -113,12 +113,11 @@ class CourseRollback(Rollback):
         self.saved_at = self.fallback_step = step
 
     def wanted_steps(self) -> list[int]:
-        wanted = self.fallback_step, self.course.good_at, self.course.held_at
-        return [step for step in wanted if step is not None]
+        newest = [] if self.fallback_step is None else [self.fallback_step]
+        return newest + self.course.kept_steps()
 
     def held_steps(self) -> list[int]:
-        wanted = self.course.good_at, self.course.held_at
-        return [step for step in wanted if step is not None]
+        return self.course.kept_steps()
 
     def at_end(self, loss: float, record: RunRecord, work_target_met: bool) -> Answer:
         """Where the final model misses the named loss, the run ends on the last that had it."""

@@ -96,7 +96,7 @@ class RunRecorder:
         compressor.fma_initial = self.record.fma_initial
         pilot.parameters_initial = self.record.parameters_initial
         found.restore_random_()
-        for name in self._wanted():
+        for name in pilot.course.kept_steps():
             pilot.kept[name] = DiskState(checkpoint.at_step(self.folder.checkpoints, name))
         self.folder.rewind(found.marks(), steps)
         self._began -= self.record.wall_s
@@ -136,13 +136,8 @@ class RunRecorder:
         if not compressor.resume_state.finite():
             return  # the checkpoint before is kept
         state = {**self.record.to_dict(), "course": course.to_dict(), "logs": self.folder.sync()}
-        checkpoint.save(self.folder.checkpoints, compressor, state, spare=self._wanted())
+        checkpoint.save(self.folder.checkpoints, compressor, state, spare=course.kept_steps())
         self.folder.saved()
-
-    def _wanted(self) -> list[int]:
-        """The steps of the states that the course may return to."""
-        course = self.pilot.course
-        return [step for step in (course.good_at, course.held_at) if step is not None]
 
     # --- the end --------------------------------------------------------------------------
 
