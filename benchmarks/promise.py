@@ -61,7 +61,8 @@ def row(task: str, named: float, seed: int, out: Path) -> dict[str, Any]:
     run = out / f"{task}-{named:g}-{seed}"
     summary = json.loads((run / "summary.json").read_text())
     baseline = out / f"{task}-{named:g}-{SEEDS[0]}" / "baseline" / "baseline.json"
-    found = json.loads(baseline.read_text()) if baseline.exists() else {}
+    found = json.loads(baseline.read_text()) if baseline.exists() else {"rows": []}
+    fma = {each["name"]: each["fma"] for each in found["rows"]}
     return {
         "task": task,
         "seed": seed,
@@ -72,7 +73,7 @@ def row(task: str, named: float, seed: int, out: Path) -> dict[str, Any]:
         "held": summary["held"],
         "fma_initial": summary["fma_initial"],
         "fma": summary["fma_final"],
-        "uniform_fma": (found.get("uniform") or {}).get("fma"),
+        "uniform_fma": fma.get(found.get("smallest_uniform")),
         "metric": summary["metric"],
         "steps": summary["steps"],
         "wall_s": summary["wall_s"],

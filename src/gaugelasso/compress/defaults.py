@@ -7,9 +7,8 @@ from torch import nn
 
 from gaugelasso.compress.options import CompressorOptions
 
-# The learning rate is RATE over the side of a typical weight matrix, between these bounds. It
-# gives the rates that were found by trial for seven models of widths from 32 to 768
-# (docs/development/log.md).
+# The learning rate is RATE over the side of a typical weight matrix, between these bounds. That is
+# within a factor of 1.6 of the rates that were found by trial (docs/development/log.md).
 RATE, LEAST_LR, MOST_LR = 0.2, 1e-4, 3e-3
 # A run has about so many structural events, at most one in this many steps.
 EVENTS, LEAST_INTERVAL, MOST_INTERVAL = 100, 10, 100
