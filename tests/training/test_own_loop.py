@@ -104,3 +104,11 @@ def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
 def test_resume_needs_a_folder() -> None:
     with pytest.raises(UserError, match="record"):
         Compressor(small(), loss_target=1.0, steps=40, resume=True)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_loss_that_was_never_measured_is_null(tmp_path: Path) -> None:
+    Compressor(small(), loss_target=1.0, steps=40, record=tmp_path / "run").finish()
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["loss"] is summary["metric"]["value"] is None
+    assert not summary["held"]

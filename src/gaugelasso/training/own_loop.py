@@ -24,7 +24,7 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolder
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import describe
-from gaugelasso.training.records import RunRecord, metrics_row
+from gaugelasso.training.records import RunRecord, finite, metrics_row
 
 # The course advances about a hundred times in a run; a checkpoint is due every so many times.
 _SAVE_EVERY = 10
@@ -143,7 +143,7 @@ class RunRecorder:
 
     def finished(self, result: Result) -> None:
         compressor, record, course = self.pilot.compressor, self.record, self.pilot.course
-        record.metric = result.loss
+        record.metric = finite(result.loss)
         self._save()
         self.folder.write(
             "summary.json",
@@ -154,14 +154,14 @@ class RunRecorder:
                 "accounting": compressor.options.accounting,
                 "fma_initial": result.fma_initial,
                 "fma_final": result.fma,
-                "compression": result.compression,
+                "compression": result.compression if result.fma else None,
                 "loss_target": result.loss_target,
-                "loss": result.loss,
+                "loss": finite(result.loss),
                 "held": result.held,
-                "metric": {"name": METRIC, "value": result.loss},
+                "metric": {"name": METRIC, "value": finite(result.loss)},
                 "figures": {},
                 "evaluated_on": result.measured_on,
-                "selection_loss": result.loss,
+                "selection_loss": finite(result.loss),
                 "target_reached_step": record.reached_at,
                 "structure_step": record.cut_at,
                 "held_step": course.held_at,

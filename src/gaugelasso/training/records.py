@@ -147,12 +147,12 @@ def summary(
         "fma_final": compressor.fma,
         "compression": record.fma_initial / compressor.fma if compressor.fma else None,
         "loss_target": target,
-        "loss": _finite(test.loss),
+        "loss": finite(test.loss),
         "held": test.loss <= target,
-        "metric": {"name": config.task.metric_name, "value": _finite(test.metric)},
+        "metric": {"name": config.task.metric_name, "value": finite(test.metric)},
         "figures": test.figures,
         "evaluated_on": "test",
-        "selection_loss": _finite(selection_loss),
+        "selection_loss": finite(selection_loss),
         "target_reached_step": record.reached_at,
         "frozen_step": rollbacks["frozen_at"],
         "structure_step": record.cut_at,
@@ -175,7 +175,7 @@ def _shown(loss: float | None) -> str:
     return "none" if loss is None else f"{loss:.4g}"
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
 
