@@ -27,36 +27,47 @@ Phase = Literal["warmup", "compression", "trial", "cooldown"]
 LEAST_STEPS, TICKS = 20, 10_000
 # The lengths of the stages, as shares of all steps. With these a run has three trials.
 WARMUP, START, TRIAL, PRESS, ANNEAL = 0.05, 0.2, 0.06, 0.12, 0.38
+# A warm-up is no longer than this many steps: they are the most expensive ones, of the full model.
+LONGEST_WARMUP = 500
 # The learning rate at the end of an anneal, and at the start of the last one, as shares of the
 # full rate.
-LEAST_RATE, RESTART = 0.05, 1.0
+LEAST_RATE, RESTART = 0.05, 0.75
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
 # logarithmic scale, and by at most `MOST_FURTHER`.
-FURTHER, MOST_FURTHER = 0.45, 0.6
+FURTHER, MOST_FURTHER = 0.45, 0.75
 # What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
 LATER = 0.15
-# A trial that misses by at most this much more, logarithmically, does not send the run back if
-# another trial follows: the next press is tighter, and the model learns on at its size.
-PATIENCE = 0.4
+# A trial that misses by at most this share of its fall more does not send the run back if another
+# trial follows: the next press is tighter, and the model learns on at its size.
+PATIENCE = 0.15
+# A looser press makes the model smaller, and the fall of a smaller model is less: the loss after a
+# trial grows about as the square of the loss before it. So a provisional loss follows what a trial
+# missed, or had to spare, by this power.
+STEP = 0.5
 # After a trial that failed, the provisional loss is at most this share of the one that it was.
 TIGHTER = 0.7
-# In the last anneal the pressed loss starts above the final one: by this share of a trial's
-# fall, on a logarithmic scale, and by at most `MOST_ABOVE`. Not by the whole fall, because that of
-# a smaller model is less.
-ABOVE, MOST_ABOVE = 0.7, 1.5
+# In the last anneal the pressed loss starts above the final one: by this share of the fall that is
+# expected, on a logarithmic scale, and by at most `MOST_ABOVE`. Not by the whole fall, because that
+# of a smaller model is less.
+ABOVE, MOST_ABOVE = 0.5, 1.5
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
-LANDING, RELEASED = 0.06, 0.6
+LANDING, RELEASED = 0.1, 0.6
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
+
+
+def default_warmup(steps: int) -> int:
+    """The warm-up of a run of this many steps."""
+    return min(round(WARMUP * steps), LONGEST_WARMUP)
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Course(CourseState):
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
-            self.warmup = round(WARMUP * self.steps)
+            self.warmup = default_warmup(self.steps)
         if self.anneal < 0:
             self.anneal = round(ANNEAL * self.steps)
         if self.least_rate < 0:
@@ -121,7 +132,8 @@ class Course(CourseState):
             return None if self.released else self.aim - room
         if self.released:
             return RELEASED * self.aim
-        above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
+        fall = max(self.fall, 0.0) + self._further()
+        above = math.exp(min(ABOVE * fall, MOST_ABOVE) * self._share(step))
         return max(self.aim - room, 0.3 * self.named) * above
 
     def allowance(self, pressed_loss: float) -> float:
@@ -184,9 +196,9 @@ class Course(CourseState):
         missing = math.log(max(loss, 1e-12) / self.aim) if self.aim > 0 else above
         reach = self._further() + self._later(step)
         enough = loss <= self.named or missing <= reach
-        patient = self.named > 0 and missing <= reach + PATIENCE and self._another_trial(step)
+        patience = PATIENCE * max(self.fall, 0.0) if self._another_trial(step) else 0.0
         smaller = self.good_at is not None and fma < 0.999 * self.good_fma
-        back = smaller and not (enough or patient)
+        back = smaller and not enough and missing > reach + patience
         self._holds(step, fma, loss)
         if back:
             self.too_loose = min(used, self.too_loose or math.inf)
@@ -194,14 +206,14 @@ class Course(CourseState):
         elif enough or not smaller:
             self.good_at, self.good_fma = step, fma
             self.good_fall, self.good_loss = self.fall, used
-        self.provisional = self._next_provisional(back)
+        self.provisional = self._next_provisional(back, missing)
         self._after_trial(step)
         self.recent = [] if back else self.recent
         return Answer(keep=self.good_at == step, return_to=self.good_at if back else None)
 
-    def _next_provisional(self, back: bool) -> float:
+    def _next_provisional(self, back: bool, missing: float) -> float:
         """What to press towards after a trial; `back` where it sent the run back."""
-        wanted = self._wanted()
+        wanted = self._wanted(missing)
         if self.too_loose is None:
             return wanted
         # Losses that never come near zero have a floor: no more than half of the way down.
@@ -258,13 +270,16 @@ class Course(CourseState):
         anneals = (self.steps - step) / max(self.anneal, 1)
         return LATER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
 
-    def _wanted(self) -> float:
-        """The provisional loss from which an anneal should lead to the named one."""
+    def _wanted(self, missing: float) -> float:
+        """The provisional loss from which an anneal should lead to the named one.
+
+        The last trial ended above the aim by `missing`, logarithmically.
+        """
         first = self.named if self.first_loss is None else self.first_loss
         way = self.named + WAY * max(first - self.named, 0.0)
         if self.named <= 0:  # a loss that can be negative has no logarithm
             return self.named + FIRST_WAY * (way - self.named)
-        wanted = self.aim * math.exp(self.fall + self._further())
+        wanted = self.loss_before * math.exp(STEP * (self._further() - missing))
         return min(wanted, way, GROWTH * max(self.loss_before, self.named))
 
     def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> bool:
@@ -280,7 +295,7 @@ class Course(CourseState):
         loss = selection_loss(landing)
         gap = loss - self.loss
         if math.isfinite(gap):
-            self.gap = gap if self.gap is None else 0.7 * self.gap + 0.3 * gap
+            self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
         self.released = landing and not loss <= self.aim
         if not landing:
             if not (loss <= self.aim and fma < self.held_fma):
