@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """Garbage collections need not visit what lives as long as the tests: modules and test items."""
+    """Garbage collections skip what lives as long as the tests: modules and test items."""
     gc.collect()
     gc.freeze()
 

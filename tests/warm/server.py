@@ -31,7 +31,7 @@ import gaugelasso.report.arms
 import gaugelasso.report.heatmap
 import gaugelasso.report.page
 import gaugelasso.report.profile
-import gaugelasso.report.training
+import gaugelasso.report.training  # noqa: F401
 import tests.warm.preload  # noqa: F401
 
 Request = dict[str, Any]
