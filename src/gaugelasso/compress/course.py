@@ -51,6 +51,9 @@ EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # until the training loss is below this share of what is aimed at.
 LANDING, RELEASED = 0.06, 0.6
 
+# The last anneal measures selection data once in so many grains, hundredths of all steps.
+STEERED = 4
+
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
 
@@ -132,6 +135,9 @@ class Course(CourseState):
         return min(mean, self.named + FIRST_WAY * (first - self.named))
 
     # --- after a step ---------------------------------------------------------------------
+
+    def seen(self, loss: float, metric: float) -> None:
+        """Take in loss and metric of a measurement on selection data. Here the loss decides."""
 
     def due(self, step: int) -> bool:
         """Whether to call `advance` after so many steps."""
@@ -246,7 +252,7 @@ class Course(CourseState):
         """Correct the pressed loss by what selection data say; `before` is the last call."""
         landing = step >= self.steps - LANDING * self.steps
         # By intervals passed, not by multiples: with a time budget, steps are ticks of a clock.
-        past, now = ((each - self.began_at) // (4 * self.grain) for each in (before, step))
+        past, now = ((each - self.began_at) // (STEERED * self.grain) for each in (before, step))
         if not landing and past == now:
             return
         loss = selection_loss(landing)

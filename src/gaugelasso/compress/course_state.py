@@ -11,7 +11,7 @@ from gaugelasso.errors import UserError
 
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
-_GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
+_GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300

@@ -17,7 +17,8 @@ from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.model import ModelConfig, check_positions, check_size
-from gaugelasso.config.sections import TargetConfig, TrainConfig
+from gaugelasso.config.sections import TrainConfig
+from gaugelasso.config.target import EXCLUSIVE, TargetConfig
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.typed import build, check_keys_known
 from gaugelasso.files.untrusted import read_plain
@@ -128,8 +129,8 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
         return _changed(data, changes or {}, NamedBy(path.absolute().parent))
 
 
-def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
-    """The resolved config of a run folder, after `section.key = value` changes.
+def run_config(run: Path, changes: Mapping[str, str | None] | None = None) -> Config:
+    """The resolved config of a run folder, after `section.key = value` changes; None removes a key.
 
     The run folder may name modules, which are imported, and does not bring them (`plugins`).
     """
@@ -142,7 +143,7 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
         return _changed(data, changes or {}, NamedBy(run, run))
 
 
-def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
+def _changed(data: Any, changes: Mapping[str, str | None], by: NamedBy) -> Config:
     for key, text in changes.items() if isinstance(data, dict) else ():
         section, dot, leaf = key.partition(".")
         if not dot:
@@ -150,7 +151,14 @@ def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
         table = data.setdefault(section, {})
         if not isinstance(table, dict):
             raise UserError(f"[{section}] must be a section of key = value lines")
+        if text is None:
+            table.pop(leaf, None)
+            continue
         table[leaf] = _parse(text)
+        if section == "target" and leaf in EXCLUSIVE:
+            for other in EXCLUSIVE:  # which it replaces, unless both are given here
+                if f"target.{other}" not in changes:
+                    table.pop(other, None)
         if leaf == "module":  # named by the user, whatever names the others
             reference = Reference.parse(key, table[leaf], user := NamedBy(Path.cwd()))
             reference.load(user)

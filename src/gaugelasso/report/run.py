@@ -79,8 +79,19 @@ class Run:
         return str(self.config["compress"]["accounting"])
 
     @property
-    def loss_target(self) -> float:
-        return float(self.config["target"]["loss"])
+    def loss_target(self) -> float | None:
+        """The loss that is named; None if the target is another figure."""
+        loss = self.config["target"]["loss"]
+        return None if loss is None else float(loss)
+
+    @property
+    def metric_target(self) -> float | None:
+        return self.config["target"].get("metric")
+
+    @property
+    def fma_target(self) -> float:
+        """The work per token that is named; 0 if none is."""
+        return float(self.config["target"].get("fma", 0.0))
 
     @property
     def metric_name(self) -> str:
