@@ -8,7 +8,7 @@ from typing import Any
 
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.model import ModelConfig
-from gaugelasso.config.plain import plain_changes
+from gaugelasso.config.plain import PLAIN_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
@@ -70,11 +70,10 @@ def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, 
     steps, frozen = summary["steps"], summary.get("frozen_step")
     # A met work target, or a second anneal, moved the start of the cooldown.
     cooldown = config.train.cooldown if frozen is None else steps - frozen
-    fixed = plain_changes(steps, config.train.warmup, cooldown)
     for key in changes:
-        if key in fixed or key == "train.seed" or key.startswith(("task.", "target.")):
+        if key in PLAIN_KEYS or key == "train.seed" or key.startswith(("task.", "target.")):
             raise UserError(
                 f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
                 "the keys of [model] and other keys of [compress] and [train] can be set"
             )
-    return run_config(run, {**fixed, **changes})
+    return plain(run_config(run, changes), steps, cooldown)

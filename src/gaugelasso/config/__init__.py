@@ -129,8 +129,8 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
         return _changed(data, changes or {}, NamedBy(path.absolute().parent))
 
 
-def run_config(run: Path, changes: Mapping[str, str | None] | None = None) -> Config:
-    """The resolved config of a run folder, after `section.key = value` changes; None removes a key.
+def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
+    """The resolved config of a run folder, after `section.key = value` changes.
 
     The run folder may name modules, which are imported, and does not bring them (`plugins`).
     """
@@ -143,7 +143,7 @@ def run_config(run: Path, changes: Mapping[str, str | None] | None = None) -> Co
         return _changed(data, changes or {}, NamedBy(run, run))
 
 
-def _changed(data: Any, changes: Mapping[str, str | None], by: NamedBy) -> Config:
+def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
     for key, text in changes.items() if isinstance(data, dict) else ():
         section, dot, leaf = key.partition(".")
         if not dot:
@@ -151,9 +151,6 @@ def _changed(data: Any, changes: Mapping[str, str | None], by: NamedBy) -> Confi
         table = data.setdefault(section, {})
         if not isinstance(table, dict):
             raise UserError(f"[{section}] must be a section of key = value lines")
-        if text is None:
-            table.pop(leaf, None)
-            continue
         table[leaf] = _parse(text)
         if section == "target" and leaf in EXCLUSIVE:
             for other in EXCLUSIVE:  # which it replaces, unless both are given here

@@ -196,5 +196,8 @@ def _next_config(runs: Sequence[Run], sentence: str, changes: list[Change]) -> s
         else "Nothing changed.",
     ]
     remarks = {f"model.{change.key}": f"was {change.old}: {change.why}" for change in changes}
-    lines = [*map(comment, head), "", to_toml(first.config | {"model": model}, remarks)]
+    # The full model has changed, so that its loss is to be measured again.
+    target = {key: v for key, v in first.config["target"].items() if key != "reference_loss"}
+    sections = first.config | {"model": model, "target": target}
+    lines = [*map(comment, head), "", to_toml(sections, remarks)]
     return "\n".join(lines)

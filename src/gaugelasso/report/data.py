@@ -104,6 +104,7 @@ def settings(run: Run) -> dict[str, Any]:
     for section in (sections["task"], sections["model"]):
         if "module" in section:  # the same code may be in another folder
             section["module"] = Path(str(section["module"])).name
+    sections["target"].pop("reference_loss", None)  # measured, with the seed of the run
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COMPARED_TRAIN_KEYS if key in train}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}

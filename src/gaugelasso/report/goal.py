@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from gaugelasso.report.formats import count, figure, known, metric_format
+from gaugelasso.report.formats import count, figure, known, metric_format, short
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 
@@ -17,7 +17,9 @@ def _named(runs: Sequence[Run]) -> tuple[str, str]:
     if (losses := [run.loss_target for run in runs if run.loss_target is not None]) != []:
         low, high = f"{min(losses):g}", f"{max(losses):g}"
         return "loss target", low if low == high else f"{low} to {high}"
-    return "work target", f"{count(run.fma_target)} FMA"
+    if run.fma_target:
+        return "work target", f"{count(run.fma_target)} FMA"
+    return "loss target", "not measured yet"
 
 
 def goal(runs: Sequence[Run]) -> str:
@@ -53,6 +55,14 @@ def share_held(runs: Sequence[Run]) -> str:
     return f"{held} of {len(runs)} seeds end within the {noun} of {value}{where}."
 
 
+def _reference(run: Run) -> str:
+    """Where a loss target comes from that refers to the full model."""
+    if (found := (run.summary or {}).get("reference")) is None:
+        return ""
+    work = known(found["training_fma"], short)
+    return f" Loss target: {found['named']}, with a training work of {work}."
+
+
 def ending(run: Run) -> str:
     """A sentence on how a finished run ended."""
     end, held = outcome(run), is_held(run)
@@ -60,8 +70,10 @@ def ending(run: Run) -> str:
     if run.loss_target is not None:
         target = f"the loss target of {run.loss_target:g}"
         if end.reached_step is None:
-            return f"The training loss never reached {target}; held-out loss {loss}."
-        return f"Held-out loss {loss}, {'within' if held else 'above'} {target}."
+            told = f"The training loss never reached {target}; held-out loss {loss}."
+            return told + _reference(run)
+        place = "within" if held else "above"
+        return f"Held-out loss {loss}, {place} {target}.{_reference(run)}"
     if (metric := run.metric_target) is not None:
         form = metric_format(run.metric_name, digits=3)
         selection = known((run.summary or {}).get("selection_metric"), form)

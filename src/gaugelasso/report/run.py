@@ -80,9 +80,12 @@ class Run:
 
     @property
     def loss_target(self) -> float | None:
-        """The loss that is named; None if the target is another figure."""
-        loss = self.config["target"]["loss"]
-        return None if loss is None else float(loss)
+        """The loss that is named; None if the target is another figure, or not measured yet."""
+        target = self.config["target"]
+        above, full = (target.get(key) for key in ("above_full", "reference_loss"))
+        if above is not None and full is not None:
+            return float((1 + above) * full)
+        return None if target["loss"] is None else float(target["loss"])
 
     @property
     def metric_target(self) -> float | None:

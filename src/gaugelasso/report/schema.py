@@ -107,7 +107,7 @@ _REQUIRED: Mapping[str, Schema] = {
     },
 }  # fmt: skip
 # Targets beside the loss, which early versions did not have.
-_TARGETS: Schema = {"metric": NAMED, "fma": FINITE}
+_TARGETS: Schema = {"metric": NAMED, "fma": FINITE, "above_full": NAMED, "reference_loss": NAMED}
 # Keys that early builds did not write, or that not every task has.
 _ENVIRONMENT: Schema = {"command": WORD, "commit": WORD, "hardware": WORD}
 _OPTIONAL: Mapping[str, Schema] = {
@@ -122,7 +122,7 @@ _OPTIONAL: Mapping[str, Schema] = {
     },
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
-        "next_to_go": CHANNELS,
+        "next_to_go": CHANNELS, "reference": {"named": TEXT, "training_fma": FIGURE},
     },
 }  # fmt: skip
 

@@ -3,9 +3,19 @@
 import logging
 
 from gaugelasso.config import Config
+from gaugelasso.errors import UserError
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 
 _log = logging.getLogger(__name__)
+
+
+def check_named(config: Config) -> None:
+    """UserError if the loss of the full model, which the config refers to, is not known yet."""
+    if config.target.kind == "above_full" and config.target.reference_loss is None:
+        raise UserError(
+            "target.above_full needs the loss of the full model: train it first with "
+            "gaugelasso.training.reference.with_reference, or set target.reference_loss"
+        )
 
 
 def check_data(config: Config, device: str) -> None:

@@ -211,10 +211,13 @@ def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str)
     kept = "nothing was compressed, the full model" if full else "the model as it ended"
     best, target = record.best_loss, summary["loss_target"]
     missed = "never reached" if best is None or best > target else "missed"
+    key, named = "target.loss", f"target.loss = {target}"
+    if reference := summary.get("reference"):
+        key, named = "target.above_full", f"the loss ({reference['named']})"
     return (
-        f"target.loss = {target} was {missed} in {summary['steps']} steps (held-out loss "
+        f"{named} was {missed} in {summary['steps']} steps (held-out loss "
         f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "
-        f"{checkpoints!r}. Raise target.loss or train.steps, or try another compress.lr"
+        f"{checkpoints!r}. Raise {key} or train.steps, or try another compress.lr"
     )
 
 

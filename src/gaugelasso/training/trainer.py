@@ -34,8 +34,9 @@ from gaugelasso.training.evaluation import (
     final_evaluation,
     samples,
 )
-from gaugelasso.training.opening import check_data
+from gaugelasso.training.opening import check_data, check_named
 from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed_message, summary
+from gaugelasso.training.reference_file import reference_entry
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
@@ -55,6 +56,7 @@ class Trainer:
         structure: Structure | None = None,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
+        check_named(config)
         check_fits(config, structure)
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
@@ -283,7 +285,8 @@ class Trainer:
     def _summary(self, selection: HeldOut) -> dict[str, Any]:
         test, state = self._final(TEST), self.rollback.to_dict()
         config, record = self.config, self.record
-        return summary(config, self.device, self.compressor, record, state, test, selection)
+        found = summary(config, self.device, self.compressor, record, state, test, selection)
+        return found | reference_entry(config, self.folder.path)
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
