@@ -15,7 +15,7 @@ from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.advice import advise
-from gaugelasso.report.data import load_run
+from gaugelasso.report.data import load_run, run_folders
 from gaugelasso.report.verdict import verdict
 from gaugelasso.runs.folder import Existing
 from gaugelasso.training.reference import with_reference
@@ -244,6 +244,26 @@ def assert_same_steps(one: Path, other: Path) -> None:
         assert rows(one, name) == rows(other, name)
     loss, again = (read(run / "summary.json")["selection_loss"] for run in (one, other))
     assert loss == again
+
+
+def test_a_reference_is_a_part_of_its_run(above_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(above_run, tmp_path / "sweep" / "seed3")
+    assert run_folders([tmp_path / "sweep"]) == [tmp_path / "sweep" / "seed3"]
+    for path in (tmp_path / "sweep" / "seed3").iterdir():
+        if path.is_file() and path.name != "config.json":
+            path.unlink()
+    with pytest.raises(
+        UserError, match=r"the run has not begun, its reference is in '.*reference'"
+    ):
+        load_run(tmp_path / "sweep" / "seed3")
+    assert run_folders([tmp_path / "sweep"]) == [tmp_path / "sweep"]
+
+
+def test_a_run_is_overwritten_with_its_reference(above_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(above_run, tmp_path / "run")
+    Trainer(tiny(tmp_path), tmp_path / "run", "overwrite").folder.close()
+    assert not (tmp_path / "run" / "reference").exists()
+    assert not (tmp_path / "run" / "reference.json").exists()
 
 
 def test_another_setting_is_not_resumed(above_run: Path, tmp_path: Path) -> None:
