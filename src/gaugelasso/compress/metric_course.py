@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gaugelasso.compress.course import STEERED, Answer, Course, Measure
+from gaugelasso.compress.course import Answer, Course, Measure
 from gaugelasso.compress.metric_target import MetricTarget
+
+# Before the first trial, selection data are measured once in so many hundredths of all steps.
+MEASURED = 4
 
 
 @dataclass(kw_only=True)
@@ -37,7 +40,7 @@ class MetricCourse(Course):
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         """As of a named loss; before the first trial there are measurements for the estimate."""
-        past, now = (each // (STEERED * self.grain) for each in (self.advanced_at, step))
+        past, now = (each // (MEASURED * self.grain) for each in (self.advanced_at, step))
         if self.stage == "start" and step >= self.warmup and past < now:
             selection_loss(False)
         return super().advance(step, fma, selection_loss)

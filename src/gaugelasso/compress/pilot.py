@@ -215,20 +215,13 @@ class Pilot:
         loss, held_at = self.selection_loss(), self.course.held_at
         if not self._holds(loss) and held_at in self.kept:
             self.return_to(held_at)
-            loss = self._held_loss(held_at)
+            loss = self.course.held_loss if self._evaluate is None else self.selection_loss()
         self._result = self._measured(loss)
         if not self._result.held:
             warnings.warn(self._result.missed_message(), TargetMissedWarning, stacklevel=3)
         if self.recorder is not None:
             self.recorder.finished(self._result)
         return self._result
-
-    def _held_loss(self, held_at: int) -> float:
-        """The loss of the state that held, after a return to it."""
-        if self._evaluate is not None:
-            return self.selection_loss()
-        row = next(row for row in self.course.trials if row["step"] == held_at)
-        return float(row["selection_loss"])
 
     @property
     def loss_target(self) -> float | None:
