@@ -5,6 +5,7 @@ from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm
 from gaugelasso.checking import CheckResult, Finding, check
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.events import Drop, Event
+from gaugelasso.compress.metric_target import MetricTarget
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
 from gaugelasso.compress.recording import register_opener
@@ -32,6 +33,7 @@ __all__ = [
     "Drop",
     "Event",
     "Finding",
+    "MetricTarget",
     "Norm",
     "Result",
     "Slot",

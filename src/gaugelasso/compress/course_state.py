@@ -11,7 +11,7 @@ from gaugelasso.errors import UserError
 
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
-_GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
+_GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -61,6 +61,9 @@ class CourseState(LossWindow):
     released: bool = False
     # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
     trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def seen(self, loss: float, metric: float) -> None:
+        """Take in loss and metric of a measurement on selection data. Here the loss decides."""
 
     def kept_steps(self) -> list[int]:
         """The steps of the states that the run may return to."""
