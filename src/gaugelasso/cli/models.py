@@ -159,7 +159,7 @@ def eval_(
     if whole:
         figures, data = whole_figures(model, settings, where), "all test data"
     else:
-        loss, metric = evaluate(model, settings, batches, where, stream=TEST)
+        loss, metric, _ = evaluate(model, settings, batches, where, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
         data = f"{batches} batches of {settings.train.batch}"
     print_line("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({data})")

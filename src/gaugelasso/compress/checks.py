@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Compressible
-from gaugelasso.compress.course import LEAST_STEPS, TICKS
-from gaugelasso.compress.metric_target import MetricTarget
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError

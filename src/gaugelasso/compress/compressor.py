@@ -28,12 +28,12 @@ from gaugelasso.compress.checks import (
     check_prices,
     check_targets,
 )
-from gaugelasso.compress.courses import course_of
+from gaugelasso.compress.courses.choice import course_of
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.defaults import default_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
-from gaugelasso.compress.metric_target import MetricTarget
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.pilot import Pilot

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from gaugelasso.compress.course import TICKS, Course
+from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.metric import MetricCourse
+from gaugelasso.compress.courses.stages import TICKS
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.events import Event
-from gaugelasso.compress.metric_course import MetricCourse
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
@@ -155,7 +157,7 @@ class Pilot:
             if self.metric_target is None:
                 return float(measured)
             loss, metric = pair_of(measured)
-            self.course.seen(loss, metric)
+            self.course.seen(Measured(loss, metric))
             self.metric = metric
             return loss
         finally:

@@ -7,7 +7,7 @@ key that is in the config stays.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gaugelasso.compress.course import ANNEAL, LEAST_RATE, LEAST_STEPS, default_warmup
+from gaugelasso.compress.courses.stages import ANNEAL, LEAST_RATE, LEAST_STEPS, default_warmup
 from gaugelasso.compress.defaults import default_interval, default_lr
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.errors import UserError

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.course import Course, Measure, Phase
-from gaugelasso.compress.courses import course_of
-from gaugelasso.compress.metric_target import MetricTarget
+from gaugelasso.compress.courses.choice import course_of
+from gaugelasso.compress.courses.course import Course, Measure
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.training.answers import Answer, EndOn, ReturnTo, SavedStates, Stay
@@ -89,8 +91,8 @@ class CourseRollback(Rollback):
     def observe(self, losses: Sequence[float]) -> None:
         self.course.observe(losses)
 
-    def seen(self, loss: float, metric: float) -> None:
-        self.course.seen(loss, metric)
+    def seen(self, measured: Measured) -> None:
+        self.course.seen(measured)
 
     def course_due(self, step: int) -> bool:
         return self.course.due(step)
@@ -149,7 +151,7 @@ class CourseRollback(Rollback):
         if saved is None:
             return None
         found = self.states.measured(saved)
-        self.seen(found.loss, found.metric)
+        self.seen(Measured(found.loss, found.metric))
         return saved if found.loss <= self.course.named else None
 
     def returned_(self, answer: ReturnTo | EndOn, step: int) -> None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.course import Measure, Phase
+from gaugelasso.compress.courses.course import Measure
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
 from gaugelasso.training.answers import Answer, SavedStates, Stay
 from gaugelasso.training.records import RunRecord
@@ -54,7 +56,7 @@ class Phases:
     def observe(self, losses: Sequence[float]) -> None:
         """Take in the training losses of the last steps."""
 
-    def seen(self, loss: float, metric: float) -> None:
+    def seen(self, measured: Measured) -> None:
         """Take in a measurement on selection data."""
 
     def course_due(self, step: int) -> bool:

@@ -12,8 +12,8 @@ import torch
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.drop import next_to_go
-from gaugelasso.compress.metric_target import MetricTarget
 from gaugelasso.config import Config
 from gaugelasso.runs.structures import describe
 from gaugelasso.training.evaluation import HeldOut, in_bfloat16

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
@@ -106,7 +107,7 @@ class Trainer:
                 self._train(request)
                 with self._interruptible(request):
                     held_out, met = self._final(SELECTION), self.compressor.work_target_met
-                    self.rollback.seen(held_out.loss, held_out.metric)
+                    self.rollback.seen(Measured(held_out.loss, held_out.metric))
                     answer = self.rollback.at_end(held_out.loss, self.record, met)
                     summary = self._summary(held_out) if answer == Stay() else {}
                 if summary:
@@ -137,7 +138,7 @@ class Trainer:
                     self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
-                _, metric = self.evaluate(self.train.eval_batches)
+                metric = self.evaluate(self.train.eval_batches).metric
                 self.record.metric = metric if math.isfinite(metric) else None
             self.record.wall_s = time.perf_counter() - began
             if self._due("log"):
@@ -180,17 +181,17 @@ class Trainer:
 
     def _selection_loss(self, thorough: bool) -> float:
         batches = math.ceil(self.train.final_batches / (1 if thorough else 2))
-        loss, metric = self.evaluate(batches)
-        self.rollback.seen(loss, metric)
-        return loss
+        measured = self.evaluate(batches)
+        self.rollback.seen(measured)
+        return measured.loss
 
-    def evaluate(self, batches: int) -> tuple[float, float]:
+    def evaluate(self, batches: int) -> Measured:
         """Mean loss and metric on selection data."""
-        loss, metric = evaluate(self.model, self.config, batches, self.device, self.team)
+        measured = evaluate(self.model, self.config, batches, self.device, self.team)
         self.model.train()
         if self.device.startswith("cuda"):  # what is left in use is what training needs
             torch.cuda.empty_cache()
-        return loss, metric
+        return measured
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from gaugelasso.compress.course import Course
-from gaugelasso.compress.metric_course import MetricCourse
-from gaugelasso.compress.metric_target import MetricTarget
-from gaugelasso.compress.work_course import WorkCourse
+from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.metric import MetricCourse
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.work import WorkCourse
 
 
 def course_of(

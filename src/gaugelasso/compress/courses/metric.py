@@ -1,11 +1,13 @@
 """The course of a run that names a metric: the loss that it needs is estimated on the way."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gaugelasso.compress.course import Answer, Course, Measure
-from gaugelasso.compress.metric_target import MetricTarget
+from gaugelasso.compress.courses.course import Answer, Course, Measure
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.window import Measured
 
 # Before the first trial, selection data are measured once in so many hundredths of all steps.
 MEASURED = 4
@@ -24,11 +26,12 @@ class MetricCourse(Course):
     pairs: list[tuple[float, bool]] = field(default_factory=list)
     last_metric: float | None = None
 
-    def seen(self, loss: float, metric: float) -> None:
+    def seen(self, measured: Measured) -> None:
+        super().seen(measured)
         self.goal.pairs = self.pairs
-        self.goal.see(loss, metric)
+        self.goal.see(measured.loss, measured.metric)
         self._take_over(self.goal.pairs)
-        self.last_metric = metric if abs(metric) < float("inf") else None
+        self.last_metric = measured.metric if math.isfinite(measured.metric) else None
 
     def _take_over(self, pairs: list[tuple[float, bool]]) -> None:
         self.pairs = self.goal.pairs = pairs

@@ -15,8 +15,8 @@ Decides by numbers alone, as `Course` does.
 import math
 from dataclasses import dataclass
 
-from gaugelasso.compress.course import EVENT_SHARE, EVENT_WAY, Answer, Course, Measure
-from gaugelasso.compress.loss_window import WINDOW
+from gaugelasso.compress.courses.course import EVENT_SHARE, EVENT_WAY, Answer, Course, Measure
+from gaugelasso.compress.courses.window import WINDOW
 
 # The work should be reached at this share of the steps; the anneal begins at the latest at this.
 REACHED, LATEST = 0.5, 0.8

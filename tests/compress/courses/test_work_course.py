@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gaugelasso.compress.course import Answer, Course
-from gaugelasso.compress.courses import course_of
-from gaugelasso.compress.work_course import LATEST, REACHED, WAY, WorkCourse
+from gaugelasso.compress.courses.choice import course_of
+from gaugelasso.compress.courses.course import Answer, Course
+from gaugelasso.compress.courses.work import LATEST, REACHED, WAY, WorkCourse
 from gaugelasso.errors import UserError
 
 LR, FULL = 0.01, 1000.0

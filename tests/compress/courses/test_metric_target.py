@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gaugelasso.compress.metric_course import MetricCourse
-from gaugelasso.compress.metric_target import MOST_PAIRS, MetricTarget
+from gaugelasso.compress.courses.metric import MetricCourse
+from gaugelasso.compress.courses.metric_target import MOST_PAIRS, MetricTarget
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.errors import UserError
 
 
@@ -81,7 +82,7 @@ def test_a_course_presses_once_it_has_an_estimate() -> None:
     one = course()
     one.observe([2.0] * 60)
     assert one.pressed_loss(50) is None
-    one.seen(1.6, 0.4)
+    one.seen(Measured(1.6, 0.4))
     assert one.named == pytest.approx(0.8)
     assert one.pressed_loss(50) == pytest.approx(0.8 + 0.1 * 1.2)
 
@@ -91,7 +92,7 @@ def test_before_the_first_trial_there_are_measurements() -> None:
 
     def measure(thorough: bool) -> float:
         steps.append(step)
-        one.seen(1.0, 0.5)
+        one.seen(Measured(1.0, 0.5))
         return 1.0
 
     for step in range(1, 81):
@@ -107,11 +108,11 @@ def test_a_trial_is_held_if_its_metric_is(metric: float) -> None:
     """A loss of 0.3 was too much before; the metric of the trial decides all the same."""
     one = course(pairs=[(0.25, False), (0.1, True)], first_loss=2.0)
     one.observe([0.5] * 60)
-    one.seen(0.25, 0.5)
+    one.seen(Measured(0.25, 0.5))
     one.advance(80, 100.0, lambda thorough: 0.5)
 
     def measure(thorough: bool) -> float:
-        one.seen(0.3, metric)
+        one.seen(Measured(0.3, metric))
         return 0.3
 
     one.advance(one.ends_at, 100.0, measure)
@@ -124,8 +125,8 @@ def test_a_trial_is_held_if_its_metric_is(metric: float) -> None:
 def test_a_checkpoint_brings_the_estimate_back() -> None:
     one, other = course(), course()
     one.observe([2.0] * 60)
-    one.seen(1.6, 0.4)
-    one.seen(0.4, 0.91)
+    one.seen(Measured(1.6, 0.4))
+    one.seen(Measured(0.4, 0.91))
     other.load_(json.loads(json.dumps(one.to_dict())))
     assert other == one
     assert other.named == pytest.approx(0.8)

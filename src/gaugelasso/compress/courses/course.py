@@ -16,22 +16,9 @@ Decides by numbers alone: knows nothing of models, files or data.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from gaugelasso.compress.course_state import CourseState, Stage
+from gaugelasso.compress.courses.stages import TRIAL, Stages
 
-Phase = Literal["warmup", "compression", "trial", "cooldown"]
-
-# With fewer steps the stages have no room. A time budget is divided into so many ticks, which the
-# course counts in place of steps.
-LEAST_STEPS, TICKS = 20, 10_000
-# The lengths of the stages, as shares of all steps. With these a run has three trials.
-WARMUP, START, TRIAL, PRESS, ANNEAL = 0.05, 0.2, 0.06, 0.12, 0.38
-# A warm-up is no longer than this many steps: they are the most expensive ones, of the full model.
-LONGEST_WARMUP = 500
-# The learning rate at the end of an anneal, and at the start of the last one, as shares of the
-# full rate.
-LEAST_RATE, RESTART = 0.05, 0.75
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
@@ -48,8 +35,9 @@ PATIENCE = 0.15
 # trial grows about as the square of the loss before it. So a provisional loss follows what a trial
 # missed, or had to spare, by this power.
 STEP = 0.5
-# After a trial that failed, the provisional loss is at most this share of the one that it was.
-TIGHTER = 0.7
+# After a trial that failed, the provisional loss is at most and at least these shares of the one
+# that it was.
+TIGHTER, TIGHTEST = 0.7, 0.5
 # In the last anneal the pressed loss starts above the final one: by this share of the fall that is
 # expected, on a logarithmic scale, and by at most `MOST_ABOVE`. Not by the whole fall, because that
 # of a smaller model is less.
@@ -59,15 +47,10 @@ ABOVE, MOST_ABOVE = 0.5, 1.5
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
-LANDING, RELEASED = 0.1, 0.6
+LANDING, RELEASED = 0.1, 0.8
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
-
-
-def default_warmup(steps: int) -> int:
-    """The warm-up of a run of this many steps."""
-    return min(round(WARMUP * steps), LONGEST_WARMUP)
 
 
 @dataclass(frozen=True)
@@ -79,47 +62,13 @@ class Answer:
 
 
 @dataclass
-class Course(CourseState):
+class Course(Stages):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
     """
 
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            self.warmup = default_warmup(self.steps)
-        if self.anneal < 0:
-            self.anneal = round(ANNEAL * self.steps)
-        if self.least_rate < 0:
-            self.least_rate = LEAST_RATE * self.lr
-        self.grain = max(1, self.steps // 100)
-        self.ends_at = self.ends_at or self._whole(START * self.steps)
-
-    def _whole(self, steps: float) -> int:
-        """A number of steps as a multiple of the grain, at least one."""
-        return max(1, round(steps / self.grain)) * self.grain
-
     # --- before a step --------------------------------------------------------------------
-
-    def phase(self, step: int) -> Phase:
-        """What a step is for."""
-        if step < self.warmup:
-            return "warmup"
-        names: dict[Stage, Phase] = {"start": "compression", "press": "compression"}
-        names |= {"trial": "trial", "anneal": "cooldown"}
-        return names[self.stage]
-
-    def _share(self, step: int) -> float:
-        """Where the rate stands between the least (0) and the full one (1)."""
-        through = (step - self.began_at) / max(self.ends_at - self.began_at, 1)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(through, 1.0)))
-        return {"start": 1.0, "press": 1.0, "trial": cosine, "anneal": RESTART * cosine}[self.stage]
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        return self.least_rate + (self.lr - self.least_rate) * self._share(step)
 
     def pressed_loss(self, step: int) -> float | None:
         """The loss that a step presses towards; None for a step without pressure."""
@@ -131,7 +80,7 @@ class Course(CourseState):
         if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
             return None if self.released else self.aim - room
         if self.released:
-            return RELEASED * self.aim
+            return max(RELEASED * self.aim - room, 0.3 * self.named)
         fall = max(self.fall, 0.0) + self._further()
         above = math.exp(min(ABOVE * fall, MOST_ABOVE) * self._share(step))
         return max(self.aim - room, 0.3 * self.named) * above
@@ -148,11 +97,6 @@ class Course(CourseState):
         return min(mean, self.named + FIRST_WAY * (first - self.named))
 
     # --- after a step ---------------------------------------------------------------------
-
-    def due(self, step: int) -> bool:
-        """Whether to call `advance` after so many steps."""
-        grain_over = step // self.grain > self.advanced_at // self.grain
-        return grain_over or step >= self.ends_at > self.advanced_at
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         """Go on to the next stage if this one is over.
@@ -172,9 +116,6 @@ class Course(CourseState):
             self._enter("trial", step, self._whole(TRIAL * self.steps))
             return Answer()
         return self._judge(step, fma, selection_loss(True))
-
-    def _enter(self, stage: Stage, step: int, length: int) -> None:
-        self.stage, self.began_at, self.ends_at = stage, step, min(step + length, self.steps)
 
     def _before_trials(self, step: int, fma: float) -> Answer:
         """Keep the state in which the first provisional loss is reached, to return to."""
@@ -221,7 +162,9 @@ class Course(CourseState):
         tighter = TIGHTER * self.too_loose if self.named > 0 else halfway
         if back and self.good_loss is not None and 0 < self.good_loss < self.too_loose:
             # Between one that was good and one that was not.
-            return min(math.sqrt(self.good_loss * self.too_loose), max(tighter, halfway))
+            wanted = math.sqrt(self.good_loss * self.too_loose)
+        elif back and self.named > 0:
+            wanted = max(wanted, TIGHTEST * self.too_loose)
         return min(wanted, max(tighter, halfway))
 
     def _holds(self, step: int, fma: float, loss: float) -> bool:
@@ -230,22 +173,6 @@ class Course(CourseState):
             return False
         self.held_at, self.held_fma, self.held_loss = step, fma, loss
         return True
-
-    def _another_trial(self, step: int) -> bool:
-        """Whether a press and a trial fit before the last anneal."""
-        both = self._whole(PRESS * self.steps) + self._whole(TRIAL * self.steps)
-        return step + both <= self.steps - self.anneal + self.grain
-
-    def _after_trial(self, step: int) -> None:
-        if self._another_trial(step):
-            self._enter("press", step, self._whole(PRESS * self.steps))
-        else:
-            self._enter("anneal", step, self.steps - step)
-
-    def end_compression(self, step: int) -> None:
-        """The work target is met: the rest of the run is the last anneal."""
-        if self.stage != "anneal":
-            self._enter("anneal", step, self.steps - step)
 
     def in_doubt(self) -> str | None:
         """A warning after a trial that did not reach the named loss."""

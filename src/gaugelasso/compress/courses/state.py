@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from gaugelasso.compress.loss_window import LossWindow
+from gaugelasso.compress.courses.window import LossWindow
 from gaugelasso.errors import UserError
 
 Stage = Literal["start", "trial", "press", "anneal"]
@@ -61,9 +61,6 @@ class CourseState(LossWindow):
     released: bool = False
     # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
     trials: list[dict[str, Any]] = field(default_factory=list)
-
-    def seen(self, loss: float, metric: float) -> None:
-        """Take in loss and metric of a measurement on selection data. Here the loss decides."""
 
     def kept_steps(self) -> list[int]:
         """The steps of the states that the run may return to."""
