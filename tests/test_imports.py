@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "plugins": {"errors", "files"},
     "models": {"errors", "axes", "kernels", "files", "plugins"},
+    "inference": {"kernels", "models"},
     "compress": {"errors", "axes", "kernels", "distributed"},
     "checking": {"axes", "compress", "errors"},
     "runs": {"errors", "version", "axes", "files", "plugins", "models"},
