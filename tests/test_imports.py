@@ -38,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baselines": {"errors", "files", "models", "runs", "config", "sweeps", "bench"},
     "report": {"errors", "files", "runs"},
     "cli": {
-        "errors", "version", "signals", "axes", "distributed", "models", "plugins", "checking",
-        "runs", "tasks", "config", "training", "sweeps", "bench", "baselines", "report",
+        "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",
+        "checking", "runs", "tasks", "config", "training", "sweeps", "bench", "baselines", "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {

@@ -1,4 +1,4 @@
-"""softmax(scale q k^T) v at inference: with equal lengths, with a cache, and for any widths.
+"""softmax(q k^T) v at inference: with equal lengths, with a cache, and for any widths.
 
 Shapes: B sequences, H query heads, G key/value heads, S queries, T keys.
 """
@@ -21,7 +21,6 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: float,
     *,
     causal: bool = False,
     mask: Tensor | None = None,
@@ -29,11 +28,11 @@ def attend(
 ) -> Tensor:
     """q [B, H, S, d_k], k [B, G, T, d_k], v [B, G, T, d_v] -> [B, H, S, d_v].
 
-    `mask` [B or 1, 1, S or 1, T] is True where a query sees a key. `causal` needs S = T. Give one
-    of them or none.
+    The softmax scale is already in the queries. `mask` [B or 1, 1, S or 1, T] is True where a
+    query sees a key. `causal` needs S = T. Give one of them or none.
     """
     if form == "blocks":
-        return _attend_blocks(q, k, v, scale, causal, mask)
+        return _attend_blocks(q, k, v, causal, mask)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
@@ -42,17 +41,15 @@ def attend(
     if q.is_cuda:  # the fused kernels there need multiples of 8
         width = -(-width // 8) * 8
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+    mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
     return mixed[..., :d_v]
 
 
-def _attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None
-) -> Tensor:
+def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
     batch, heads, length, _ = q.shape
     groups, d_v = k.shape[1], v.shape[-1]
     # The heads of one group stand together, as more queries of the same keys.
-    q = q.unflatten(1, (groups, heads // groups)) * scale
+    q = q.unflatten(1, (groups, heads // groups))
     k = k.transpose(2, 3)
     mixed = q.new_empty(batch, groups, heads // groups, length, d_v)
     for start in range(0, length, BLOCK):

@@ -7,7 +7,6 @@ contiguous, and all tensors are buffers of one precision. Plain PyTorch. `forwar
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,11 @@ from torch import Tensor, nn
 from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.layout import inverse, site_order
 from gaugelasso.inference.operators import Attention, Classifier, Embedding, Folding, Form, Mlp
+from gaugelasso.inference.padding import Side, rolled
+from gaugelasso.inference.products import without_onednn
 from gaugelasso.models import SpecError, Transformer, operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-Side = Literal["left", "right"]
 Past = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -80,8 +80,8 @@ class InferenceModel(nn.Module):
         """
         self.check_length(inputs.shape[1])
         if lengths is not None and padding == "left":
-            logits = self(_rolled(inputs, lengths, 1), lengths, last=last)
-            return logits if last else _rolled(logits, lengths, -1)
+            logits = self(rolled(inputs, lengths, 1), lengths, last=last)
+            return logits if last else rolled(logits, lengths, -1)
         with self._products():
             pieces = [
                 self._whole(inputs[rows], None if lengths is None else lengths[rows], last, None)
@@ -148,7 +148,7 @@ class InferenceModel(nn.Module):
         batch, length = tokens.shape
         self.check_length(length, cache.length)
         if lengths is not None and padding == "left":
-            tokens = _rolled(tokens, lengths, 1)
+            tokens = rolled(tokens, lengths, 1)
         into = torch.arange(batch, device=tokens.device) if rows is None else rows
         pieces = []
         with self._products():
@@ -284,16 +284,8 @@ class InferenceModel(nn.Module):
         return [slice(start, start + size) for start in range(0, batch, size)]
 
     def _products(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.onednn else torch.backends.mkldnn.flags(enabled=False)
+        return nullcontext() if self.onednn else without_onednn()
 
 
 def _for_all(model: Transformer, form: Form) -> dict[str, Form]:
     return dict.fromkeys([*model.operators, "classifier"], form)
-
-
-def _rolled(values: Tensor, lengths: Tensor, direction: int) -> Tensor:
-    """Sequences padded on the left, padded on the right instead (1), or the reverse (-1)."""
-    size = values.shape[1]
-    index = torch.arange(size, device=values.device) + direction * (size - lengths[:, None])
-    index = (index % size).view(*index.shape, *[1] * (values.ndim - 2)).expand(values.shape)
-    return values.gather(1, index)

@@ -90,11 +90,11 @@ class Attention(nn.Module):
 
     def __init__(self, part: operators.Attention, folding: Folding, form: Form, length: int):
         super().__init__()
-        self.scale = part.softmax_scale
         self.form = form
         self.heads, self.groups = part.query.shape[1], part.key.shape[1]
         self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
-        maps: list[Tensor] = [part.query, part.key, part.value]
+        # The softmax scale in the queries' map is exact: the rotation after it is linear.
+        maps: list[Tensor] = [part.query * part.softmax_scale, part.key, part.value]
         self.read = folding.read(part.read, maps, form.read)
         self.write = folding.write(part.write, part.out.flatten(0, 1), form.write)
         cos = sin = None
@@ -133,8 +133,7 @@ class Attention(nn.Module):
         causal: bool = False,
         mask: Tensor | None = None,
     ) -> Tensor:
-        form = self.form.attention
-        return attend(q, k, v, self.scale, causal=causal, mask=mask, form=form)
+        return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
 
     def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream plus the output map of the heads' results [B, H, S, d_v]."""
