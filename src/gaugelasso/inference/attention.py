@@ -52,14 +52,15 @@ def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor |
     q = q.unflatten(1, (groups, heads // groups))
     k = k.transpose(2, 3)
     mixed = q.new_empty(batch, groups, heads // groups, length, d_v)
+    # Adding this is faster than filling with a mask.
+    ahead = torch.full((BLOCK, BLOCK), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
         seen = stop if causal else k.shape[3]
         scores = q[:, :, :, start:stop].flatten(2, 3) @ k[..., :seen]
         scores = scores.unflatten(2, (heads // groups, stop - start))
         if causal:
-            ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device)
-            scores[..., start:stop].masked_fill_(ahead.triu_(1), -math.inf)
+            scores[..., start:stop] += ahead[: stop - start, : stop - start]
         if mask is not None:
             rows = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
             scores = scores.masked_fill(~rows[:, :, None], -math.inf)

@@ -40,7 +40,7 @@ class Cache:
         """Memory of all keys and values."""
         return sum(each.numel() * each.element_size() for each in [*self.keys, *self.values])
 
-    def fill_(self, index: int, rows: Tensor | slice, k: Tensor, v: Tensor) -> None:
+    def fill_(self, rows: Tensor | slice, index: int, k: Tensor, v: Tensor) -> None:
         """Store the first positions of some sequences, in one operator."""
         self.keys[index][rows, :, : k.shape[2]] = k
         self.values[index][rows, :, : v.shape[2]] = v

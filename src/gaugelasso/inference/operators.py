@@ -30,6 +30,7 @@ class Folding(NamedTuple):
 
     place: Tensor
     dtype: torch.dtype
+    int8: bool = False
 
     def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
         sites, order = self.place[part.sites.cpu()].sort()
@@ -38,13 +39,14 @@ class Folding(NamedTuple):
         weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
-        return Read(sites, weight[order].to(statistics_dtype(self.dtype)), folded, form)
+        weight = weight[order].to(statistics_dtype(self.dtype))
+        return Read(sites, weight, folded, form, self.int8)
 
     def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
         sites, order = self.place[part.sites.cpu()].sort()
         scale = part.scale.detach().cpu()
-        folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype).contiguous()
-        return Write(sites, folded, len(self.place), form)
+        folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
+        return Write(sites, folded, len(self.place), form, self.int8)
 
     def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
         """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""
@@ -163,3 +165,6 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.read(x)
+
+
+Reader = Attention | Mlp | Classifier

@@ -14,7 +14,8 @@ class Sampling:
     """softmax(logits / temperature), restricted to the likeliest tokens.
 
     At temperature 0 the likeliest token is taken. `top_k` keeps that many of the likeliest, 0
-    keeps all. `top_p` then keeps the fewest of the likeliest whose probabilities sum to at least this.
+    keeps all. `top_p` then keeps the fewest of the likeliest whose probabilities sum to at least
+    this.
     """
 
     temperature: float = 1.0

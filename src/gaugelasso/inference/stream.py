@@ -27,6 +27,34 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+class Matrix(nn.Module):
+    """A map [inputs, outputs]; with `int8`, as whole numbers times a scale for each output.
+
+    A column of int8 holds W ~ scale q with q from -127 to 127, so it is off by half a scale at
+    most. It is expanded for each product: this saves memory, not work.
+    """
+
+    values: Tensor
+    scale: Tensor | None
+
+    def __init__(self, values: Tensor, int8: bool):
+        super().__init__()
+        scale = None
+        if int8:
+            largest = values.abs().amax(0) if len(values) else values.new_zeros(values.shape[1])
+            scale = torch.where(largest > 0, largest / 127, 1.0)
+            rounded = (values.double() / scale.double()).round().clamp(-127, 127)
+            values = rounded.to(torch.int8)
+        self.register_buffer("values", values.contiguous())
+        self.register_buffer("scale", scale)
+
+    def forward(self) -> Tensor:
+        """The matrix as numbers to multiply with."""
+        if self.scale is None:
+            return self.values
+        return self.values.to(self.scale.dtype) * self.scale
+
+
 class Read(nn.Module):
     """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal.
 
@@ -38,9 +66,10 @@ class Read(nn.Module):
 
     sites: Tensor
     weight: Tensor
-    maps: Tensor
 
-    def __init__(self, sites: Tensor, weight: Tensor, maps: Tensor, form: ReadForm):
+    def __init__(
+        self, sites: Tensor, weight: Tensor, maps: Tensor, form: ReadForm, int8: bool = False
+    ):
         """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c]."""
         super().__init__()
         self.form: ReadForm = form
@@ -50,7 +79,7 @@ class Read(nn.Module):
             maps = placed(maps, sites - self.start, self.stop - self.start)
         self.register_buffer("sites", sites)
         self.register_buffer("weight", weight)
-        self.register_buffer("maps", maps)
+        self.maps = Matrix(maps, int8)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, c]."""
@@ -60,7 +89,7 @@ class Read(nn.Module):
             picked = x.index_select(1, self.sites)
         level = picked.to(self.weight.dtype).square() @ self.weight
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-        return (picked * factor.to(x.dtype)[:, None]) @ self.maps
+        return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
 
 
 class Write(nn.Module):
@@ -71,27 +100,26 @@ class Write(nn.Module):
     """
 
     sites: Tensor
-    maps: Tensor
 
-    def __init__(self, sites: Tensor, maps: Tensor, size: int, form: WriteForm):
+    def __init__(self, sites: Tensor, maps: Tensor, size: int, form: WriteForm, int8: bool = False):
         """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D."""
         super().__init__()
         self.form: WriteForm = form
         self.start, self.stop = stretch(sites)
         if form == "window":
-            maps = placed(maps.T, sites - self.start, self.stop - self.start).T.contiguous()
+            maps = placed(maps.T, sites - self.start, self.stop - self.start).T
         if form == "spread":
             # The sites that are not written read one more column, which is zero.
             sites = torch.full((size,), len(sites)).index_copy(0, sites, torch.arange(len(sites)))
         self.register_buffer("sites", sites)
-        self.register_buffer("maps", maps)
+        self.maps = Matrix(maps, int8)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """x [N, D] and h [N, f] -> the stream, which replaces x from here on."""
         if self.form == "window":
-            x[:, self.start : self.stop].addmm_(h, self.maps)
+            x[:, self.start : self.stop].addmm_(h, self.maps())
             return x
-        u = h @ self.maps
+        u = h @ self.maps()
         if self.form == "scatter":
             return x.index_add_(1, self.sites, u)
         return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
