@@ -47,23 +47,26 @@ def attend(
 
 def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
     batch, heads, length, _ = q.shape
-    groups, d_v = k.shape[1], v.shape[-1]
+    groups, keys = k.shape[1:3]
+    repeats = heads // groups
     # The heads of one group stand together, as more queries of the same keys.
-    q = q.unflatten(1, (groups, heads // groups))
-    k = k.transpose(2, 3)
-    mixed = q.new_empty(batch, groups, heads // groups, length, d_v)
+    q = q.unflatten(1, (groups, repeats)).flatten(0, 1)
+    k, v = k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
+    mixed = q.new_empty(batch * groups, repeats, length, v.shape[2])
     # Adding this is faster than filling with a mask.
     ahead = torch.full((BLOCK, BLOCK), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
-        seen = stop if causal else k.shape[3]
-        scores = q[:, :, :, start:stop].flatten(2, 3) @ k[..., :seen]
-        scores = scores.unflatten(2, (heads // groups, stop - start))
+        size, seen = stop - start, stop if causal else keys
+        scores = torch.bmm(
+            q[:, :, start:stop].reshape(-1, repeats * size, q.shape[3]), k[..., :seen]
+        )
         if causal:
-            scores[..., start:stop] += ahead[: stop - start, : stop - start]
+            scores.view(-1, repeats, size, seen)[..., start:] += ahead[:size, :size]
         if mask is not None:
             rows = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
-            scores = scores.masked_fill(~rows[:, :, None], -math.inf)
-        share = scores.softmax(-1).flatten(2, 3) @ v[:, :, :seen]
-        mixed[:, :, :, start:stop] = share.unflatten(2, (heads // groups, stop - start))
-    return mixed.flatten(1, 2)
+            every = scores.view(batch, -1, size, seen)
+            every.masked_fill_(~rows, -math.inf)
+        share = torch.bmm(scores.softmax(2), v[:, :seen])
+        mixed[:, :, start:stop] = share.view(-1, repeats, size, v.shape[2])
+    return mixed.view(batch, heads, length, v.shape[2])
