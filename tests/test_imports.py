@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sweeps": {"errors", "signals", "files", "runs"},
     "bench": {
-        "errors", "axes", "kernels", "models", "compress", "runs", "tasks", "config", "training",
+        "errors", "axes", "kernels", "models", "inference", "compress", "runs", "tasks", "config",
+        "training",
     },
     "baselines": {"errors", "files", "models", "runs", "config", "sweeps", "bench"},
     "report": {"errors", "files", "runs"},

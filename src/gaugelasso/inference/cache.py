@@ -8,6 +8,8 @@ sequence's own position is never read.
 import torch
 from torch import Tensor
 
+from gaugelasso.models import SpecError
+
 
 class Cache:
     """Keys [B, G, L, d_k] and values [B, G, L, d_v] of every attention operator, in their order.
@@ -39,6 +41,14 @@ class Cache:
     def bytes(self) -> int:
         """Memory of all keys and values."""
         return sum(each.numel() * each.element_size() for each in [*self.keys, *self.values])
+
+    def check_room(self, length: int) -> None:
+        """SpecError if this many tokens of a sequence do not fit."""
+        if length > self.length:
+            raise SpecError(
+                f"position {length} is beyond the cache's length of {self.length}; shorten the "
+                "text, or make a longer cache"
+            )
 
     def fill_(self, rows: Tensor | slice, index: int, k: Tensor, v: Tensor) -> None:
         """Store the first positions of some sequences, in one operator."""

@@ -157,7 +157,8 @@ class InferenceModel(nn.Module):
         without them, all of its sequences.
         """
         batch, length = tokens.shape
-        self.check_length(length, cache.length)
+        self.check_length(length)
+        cache.check_room(length)
         if lengths is not None and padding == "left":
             tokens = rolled(tokens, lengths, 1)
         into = torch.arange(batch, device=tokens.device) if rows is None else rows
@@ -177,7 +178,7 @@ class InferenceModel(nn.Module):
         `static` reads the whole cache, so that every step has the same shapes: what a captured
         graph needs.
         """
-        self.check_length(cache.longest + 1, cache.length)
+        cache.check_room(cache.longest + 1)
         cache.longest += 1
         seen = cache.length if static else cache.longest
         at = cache.positions[:, None]
@@ -245,26 +246,27 @@ class InferenceModel(nn.Module):
         """Memory of all tensors."""
         return sum(each.numel() * each.element_size() for each in self.buffers())
 
+    @property
+    def generates(self) -> bool:
+        """Whether this is a causal model over tokens."""
+        return self.spec.input_kind == "tokens" and self.spec.causal
+
     def readers(self) -> dict[str, Reader]:
         """The operators by name, and the classifier."""
         parts = [*self.operators.items(), ("classifier", self.classifier)]
         return {name: part for name, part in parts if isinstance(part, Reader)}
 
-    def check_length(self, length: int, limit: int | None = None) -> None:
-        """SpecError if a sequence is longer than the model, or than a cache."""
+    def check_length(self, length: int) -> None:
+        """SpecError if a sequence is longer than the model."""
         if length > self.spec.length:
             raise SpecError(
                 f"a sequence of {length} positions is longer than the model's {self.spec.length}; "
                 "shorten it"
             )
-        if limit is not None and length > limit:
-            raise SpecError(
-                f"position {length} is beyond the cache's length of {limit}; make a longer cache"
-            )
 
     def check_generates(self) -> None:
         """SpecError if this is no causal model over tokens."""
-        if self.spec.input_kind != "tokens" or not self.spec.causal:
+        if not self.generates:
             reads = "whole sequences" if self.spec.input_kind == "tokens" else "patches"
             raise SpecError(
                 f"this model reads {reads} and cannot generate tokens; decoding needs a causal "
