@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # By task: its config, and the losses that are named.
 TASKS: dict[str, tuple[str, tuple[float, float]]] = {
     "division": ("configs/ff31/small.toml", (0.02, 0.01)),
-    "addition": ("configs/addition/small.toml", (0.1, 0.02)),
+    "addition": ("configs/addition/small.toml", (0.2, 0.1)),
     "portraits": ("configs/mae/small.toml", (0.35, 0.3)),
     "retrieval": ("configs/retrieval/demo.toml", (0.05, 0.02)),
     "sorting": ("configs/sorting/small.toml", (0.1, 0.025)),

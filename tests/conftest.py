@@ -1,5 +1,6 @@
 """Fixtures for all tests. PyTorch uses one thread, because the tensors are tiny."""
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,12 @@ from tests import warm
 from tests.command import Command, calling
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections skip what lives as long as the tests: modules and test items."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

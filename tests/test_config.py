@@ -5,12 +5,14 @@ Also defines `TINY`, the smallest run, which other tests share.
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gaugelasso.config import Config, load_config
+from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import CONFIG_SECTIONS
 from gaugelasso.tasks import Retrieval
@@ -124,7 +126,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path, key: str, ne
 def test_without_a_near_name_all_valid_names_are_listed(tmp_path: Path) -> None:
     message = refusal(tmp_path, target__xyzzy=1)
     assert "unknown key target.xyzzy" in message
-    assert "valid: fma, hold, loss" in message
+    assert "valid: above_full, fma, hold, loss, metric, reference" in message
     assert "valid: length, modulus, name, vocabulary" in refusal(tmp_path, task__xyzzy=1)
 
 
@@ -327,3 +329,57 @@ def test_a_million_layers_are_refused_at_once(tmp_path: Path) -> None:
 def test_a_structure_too_large_to_be_read_back_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, model__width=100_000, model__layers=20)
     assert "model.layers = 20 with model.width = 100000 make a structure of" in message
+
+
+# --- what a run names ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "named"),
+    [
+        ({}, "loss", 0.05),
+        ({"loss": 0.2}, "loss", 0.2),
+        ({"loss": 0.2, "fma": 5.0}, "loss", 0.2),
+        ({"fma": 5.0}, "fma", None),
+        ({"fma": 5.0, "hold": "pressed"}, "loss", 0.05),
+        ({"metric": 0.9}, "metric", None),
+        ({"above_full": 0.5}, "above_full", None),
+        ({"above_full": 0.5, "reference": "runs/full"}, "above_full", None),
+        ({"above_full": 0.5, "reference_loss": 0.2}, "above_full", 0.3),
+    ],
+    ids=str,
+)
+def test_one_key_says_what_is_named(given: dict[str, Any], kind: str, named: float | None) -> None:
+    target = TargetConfig(**given)
+    assert target.kind == kind
+    assert target.named == (None if named is None else pytest.approx(named))
+    assert TargetConfig(**dataclasses.asdict(target)) == target
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": 0.2, "metric": 0.9}, r"target\.loss = 0\.2 and target\.metric = 0\.9: give one"),
+        ({"metric": 0.9, "fma": 5.0}, r"target\.metric and target\.fma = 5: give one of them"),
+        ({"metric": 0.9, "hold": "pressed"}, r"target\.metric .* remove target\.hold = 'pressed'"),
+        ({"above_full": 0.1, "loss": 0.2}, r"target\.loss = 0\.2 and target\.above_full = 0\.1"),
+        ({"above_full": 0.1, "fma": 5.0}, r"target\.above_full and target\.fma = 5: give one"),
+        ({"above_full": -0.1}, r"target\.above_full = -0\.1: must be 0 or more"),
+        ({"reference": "runs/full"}, r"target\.reference = 'runs/full' .* is not given"),
+        ({"above_full": 0.1, "reference_loss": -1.0}, r"target\.reference_loss = -1: must be ab"),
+        ({"metric": math.nan}, r"target\.metric = nan: must be a finite number"),
+    ],
+    ids=str,
+)
+def test_more_than_one_thing_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TargetConfig(**given)
+
+
+def test_a_change_on_the_command_line_replaces_what_the_file_names(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    final = {"target.hold": "final"}
+    target = load_config(path, {**final, "target.metric": "0.9"}).target
+    assert (target.loss, target.metric) == (None, 0.9)
+    with pytest.raises(UserError, match="give one of them"):
+        load_config(path, {**final, "target.metric": "0.9", "target.loss": "1"})

@@ -122,11 +122,13 @@ def test_every_key_is_described_with_its_default(heading: str) -> None:
     for name, field in fields.items():
         _, kind, default, meaning, valid = described[name]
         assert meaning, name
-        assert default == f"`{toml(field.default)}`", name
+        assert default == ("none" if field.default is None else f"`{toml(field.default)}`"), name
+        optional = isinstance(hints[name], types.UnionType)  # None: the key is not given
+        hint = typing.get_args(hints[name])[0] if optional else hints[name]
         if typing.get_origin(hints[name]) is Literal:
             assert valid == ", ".join(f"`{choice}`" for choice in typing.get_args(hints[name]))
         else:
-            assert kind == said[hints[name]], name
+            assert kind == said[hint], name
 
 
 def test_automatic_values_are_those_of_the_example() -> None:

@@ -74,7 +74,7 @@ def test_its_model_loads(legacy: Path) -> None:
     config, summary = config_of(ended), read(ended / "summary.json")
     model = load_model(ended)
     assert json.loads(json.dumps(model.structure())) == summary["structure"]
-    loss, metric = evaluate(model, config, config.train.final_batches, "cpu")
+    loss, metric, _ = evaluate(model, config, config.train.final_batches, "cpu")
     assert loss == pytest.approx(summary["loss"], rel=1e-4)
     assert metric == pytest.approx(summary["metric"]["value"], rel=1e-4)
 

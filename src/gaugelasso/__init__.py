@@ -4,6 +4,7 @@ from gaugelasso import _moved
 from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot
 from gaugelasso.checking import CheckResult, Finding, check
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.events import Drop, Event
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
@@ -32,6 +33,7 @@ __all__ = [
     "Drop",
     "Event",
     "Finding",
+    "MetricTarget",
     "Norm",
     "Result",
     "Slot",

@@ -101,10 +101,17 @@ def test_a_work_target_is_not_negative() -> None:
         Compressor(Net(), 0.1, fma_target=-5.0)
 
 
-@pytest.mark.parametrize("value", ["0.1", None, torch.tensor(0.1)], ids=["str", "none", "tensor"])
+@pytest.mark.parametrize("value", ["0.1", torch.tensor(0.1)], ids=["str", "tensor"])
 def test_a_target_is_a_number(value: Any) -> None:
     with pytest.raises(TypeError, match=r"loss_target = .*must be a number, not"):
         Compressor(Net(), value)
+
+
+def test_a_compressor_needs_something_to_end_at() -> None:
+    with pytest.raises(UserError, match=r"give loss_target=\.\.\., or fma_target=.* with steps"):
+        Compressor(Net())
+    with pytest.raises(UserError, match=r"fma_target = 5 without loss_target .* give steps="):
+        Compressor(Net(), fma_target=5.0)
 
 
 def test_a_loss_target_below_zero_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

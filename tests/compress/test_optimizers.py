@@ -10,7 +10,7 @@ from gaugelasso import Compressor, CompressorOptions, Transformer, TransformerSp
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer, StateVector
 from gaugelasso.compress.optimizers import OPTIMIZERS
-from tests.compress.test_own_models import ResidualReLU
+from tests.compress.test_own_models import residual
 
 SPEC = TransformerSpec.uniform(
     width=8, layers=2, heads=2, d_k=4, d_v=4, d_f=8, length=6, inputs=9, outputs=9
@@ -106,7 +106,7 @@ def test_a_copy_of_the_weights_stays_one_through_every_change() -> None:
 
 
 def test_state_of_the_last_elements_follows_a_cut() -> None:
-    model = ResidualReLU(3, 4, 5, 2, 1)
+    model = residual(3, 4, 5, 2, 1)
     store = FlatStore(model, model.axis_table())
     tail = StateVector("tail", torch.arange(5.0), power=-2)
     assert {name: view.tolist() for name, view in tail.views(store).items()} == {

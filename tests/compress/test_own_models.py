@@ -18,53 +18,9 @@ def perceptron(*shape: int) -> Any:
     return example("your_model").Perceptron(*shape)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, hidden: int):
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(width, hidden) * width**-0.5)
-        self.bias = nn.Parameter(torch.zeros(hidden))
-        self.down = nn.Parameter(torch.randn(hidden, width) * hidden**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x @ self.up + self.bias) @ self.down
-
-
-class ResidualReLU(Compressible):
-    """y = out(x + sum of ReLU blocks), with each bias on side A; every block may be removed."""
-
-    def __init__(self, inputs: int, width: int, hidden: int, outputs: int, blocks: int):
-        super().__init__()
-        self.enter = nn.Parameter(torch.randn(inputs, width) * inputs**-0.5)
-        self.leave = nn.Parameter(torch.randn(width, outputs) * width**-0.5)
-        self.blocks = nn.ModuleDict({str(k): Block(width, hidden) for k in range(blocks)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x @ self.enter
-        for block in self.blocks.values():
-            x = x + block(x)
-        return x @ self.leave
-
-    def axis_table(self) -> AxisTable:
-        (inputs, width), outputs = self.enter.shape, self.leave.shape[1]
-        axes, fixed, matrices = [], [], {"enter": 1, "leave": 1}
-        for tensor in matrices:
-            fixed += [Slot(tensor, 0), Slot(tensor, 1)]
-        costs = [Cost("matmul", width * (inputs + outputs), ())]
-        for k in self.blocks:
-            up, bias, down = (f"blocks.{k}.{part}" for part in ("up", "bias", "down"))
-            axes.append(
-                Axis(f"hidden_{k}", "hidden", (Slot(up, 1), Slot(bias)), (Slot(down),), owner=k)
-            )
-            fixed += [Slot(up, 0), Slot(down, 1)]
-            matrices |= {up: 1, down: 1}
-            costs.append(Cost("matmul", 2 * width, (f"hidden_{k}",)))
-        return AxisTable(tuple(axes), tuple(fixed), matrices, costs=tuple(costs))
-
-    def remove_operator(self, name: str) -> None:
-        del self.blocks[name]
-
-    def structure(self) -> dict:
-        return {"hidden": [block.up.shape[1] for block in self.blocks.values()]}
+def residual(*shape: int) -> Any:
+    """The residual network of the example; its biases are on side A."""
+    return example("residual_relu").ResidualReLU(*shape)
 
 
 def train(
@@ -95,7 +51,7 @@ def train(
 
 def seeded(seed: int, kind: str) -> Compressible:
     torch.manual_seed(seed)
-    return perceptron(8, 64, 3) if kind == "perceptron" else ResidualReLU(8, 8, 32, 3, 2)
+    return perceptron(8, 64, 3) if kind == "perceptron" else residual(8, 8, 32, 3, 2)
 
 
 # --- long runs stay finite -------------------------------------------------------------
@@ -157,7 +113,7 @@ def test_training_goes_on_when_every_operator_is_gone(
     options: dict[str, Any], optimizer: str
 ) -> None:
     torch.manual_seed(0)
-    model = ResidualReLU(8, 8, 6, 3, 2)
+    model = residual(8, 8, 6, 3, 2)
     options = {"lr": 0.03, "interval": 5, "multiple": 2, "optimizer": optimizer, **options}
     compressor, _ = train(model, 0, 150, 1e6, **options)
     assert compressor.widths == {}
@@ -196,7 +152,7 @@ def test_an_empty_axis_that_does_not_silence_its_owner_has_no_strongest_index() 
 
 def test_a_table_without_axes_is_plain_training() -> None:
     torch.manual_seed(0)
-    compressor, _ = train(ResidualReLU(8, 8, 6, 3, 0), 0, 60, 1e6)
+    compressor, _ = train(residual(8, 8, 6, 3, 0), 0, 60, 1e6)
     assert compressor.history == []
     assert compressor.fma == compressor.fma_initial > 0
     assert compressor.event_().dropped == {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.distributed import RankLost, Team
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
@@ -35,16 +36,17 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
         for step, size in held.items():
             if size < fma or (size == fma and int(step) > summary["held_step"]):
                 found = checkpoint.at_step(trainer.folder.checkpoints, int(step))
-                loss, _ = evaluate(found.model(), trainer.config, 2, "cpu")
+                loss = evaluate(found.model(), trainer.config, 2, "cpu").loss
                 assert loss > summary["loss_target"]
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch, fewer_than: int) -> None:
     """Models with so few parameters do worse on held-out data."""
 
-    def worse(model: Transformer, *rest: Any) -> tuple[float, float]:
-        loss, metric = evaluate(model, *rest)
-        return loss + (sum(p.numel() for p in model.parameters()) < fewer_than), metric
+    def worse(model: Transformer, *rest: Any) -> Measured:
+        found = evaluate(model, *rest)
+        forgotten = sum(p.numel() for p in model.parameters()) < fewer_than
+        return found._replace(loss=found.loss + forgotten)
 
     for room in ("trainer", "evaluation"):
         monkeypatch.setattr(f"gaugelasso.training.{room}.evaluate", worse)
@@ -131,7 +133,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     assert found.name == f"step-{summary['steps']:08d}"
     model = checkpoint.load_model(run)
     batches = trainer.config.train.final_batches
-    loss, _ = evaluate(model, trainer.config, batches, "cpu", stream=TEST)
+    loss = evaluate(model, trainer.config, batches, "cpu", stream=TEST).loss
     assert loss == summary["loss"]
 
 

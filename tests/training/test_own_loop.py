@@ -1,22 +1,25 @@
 """A loop of the user's own writes a run folder, and goes on with it after a kill."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gaugelasso import (
     Compressor,
     CompressorOptions,
+    TargetMissedWarning,
     Transformer,
     TransformerSpec,
     UserError,
     load_model,
 )
 from gaugelasso.runs.reading import read_rows
-from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
 from tests.tiny_runs import CLOCK, plain, read
 
@@ -112,3 +115,75 @@ def test_a_loss_that_was_never_measured_is_null(tmp_path: Path) -> None:
     summary = read(tmp_path / "run" / "summary.json")
     assert summary["loss"] is summary["metric"]["value"] is None
     assert not summary["held"]
+
+
+# --- other targets -------------------------------------------------------------------
+
+
+def other_target(kind: str) -> dict[str, Any]:
+    """The arguments of a loop that names a work, or an accuracy of 0.2."""
+    if kind == "work":
+        return {"loss_target": None, "fma_target": 300.0}
+    model = small()
+    inputs, targets = TASK.batch(64, Draw(0, stream=SELECTION), "cpu")
+
+    def measured() -> tuple[Tensor, float]:
+        outputs = model(inputs)
+        accuracy = float((outputs.argmax(-1) == targets).float().mean())
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten()), accuracy
+
+    named = {"loss_target": None, "metric_target": 0.2, "evaluate": measured}
+    return {**named, "model": model}
+
+
+@pytest.mark.parametrize("kind", ["work", "metric"])
+def test_a_loop_may_name_something_else_than_a_loss(
+    kind: str, tmp_path: Path, gaugelasso: Command
+) -> None:
+    run = tmp_path / "run"
+    result = loop(run, **other_target(kind)).finish()
+    summary = read(run / "summary.json")
+    assert result.held
+    assert summary["held"]
+    assert result.loss_target is summary["loss_target"] is None
+    assert result.fma < result.fma_initial
+    if kind == "work":
+        assert result.fma <= summary["fma_target"] == 300.0
+        assert str(result).endswith("work target 300: held")
+    else:
+        assert result.metric is not None
+        assert result.metric >= summary["metric_target"] == 0.2
+        assert summary["metric"] == {"name": "metric", "value": result.metric}
+        assert "named 0.2: held" in str(result)
+    assert gaugelasso("info", run)[0] == 0
+    other = tmp_path / "other"
+    loop(other, 90, **other_target(kind)).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    loop(other, resume=True, **other_target(kind))
+    assert rows(run, "metrics.jsonl") == rows(other, "metrics.jsonl")
+
+
+def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
+    with pytest.warns(TargetMissedWarning, match=r"fma_target = 1 was not reached: the model ends"):
+        loop(tmp_path, record=None, **(other_target("work") | {"fma_target": 1.0}))
+    with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
+        loop(tmp_path, record=None, **(other_target("metric") | {"metric_target": 1.5}))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"metric_target": 0.9, "loss_target": 1.0}, "metric_target and loss_target = 1.0: give one"),
+    ({"metric_target": 0.9, "fma_target": 9.0}, "metric_target and fma_target = 9: give one"),
+    ({"metric_target": 0.9, "evaluate": None}, "metric_target needs steps=.* and evaluate="),
+    ({"metric_target": math.nan}, "metric_target = nan: must be a finite number"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=str)
+def test_a_loop_names_one_thing(given: dict[str, Any], message: str) -> None:
+    known: dict[str, Any] = {"steps": 40, "evaluate": lambda: (1.0, 0.5)}
+    with pytest.raises(UserError, match=message):
+        Compressor(small(), **(known | given))
+
+
+def test_a_metric_has_to_be_measured(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"evaluate returned 1\.0; with metric_target it must"):
+        loop(tmp_path, **(other_target("metric") | {"evaluate": lambda: 1.0}))

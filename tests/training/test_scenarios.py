@@ -88,7 +88,7 @@ def assert_nothing_passed_over(trainer: Trainer) -> None:
     if summary["selection_loss"] is None or summary["selection_loss"] > config.target.loss:
         for step in trainer.rollback.held:
             saved = checkpoint.at_step(trainer.folder.checkpoints, step)
-            loss, _ = evaluate(saved.model(), config, config.train.final_batches, "cpu")
+            loss = evaluate(saved.model(), config, config.train.final_batches, "cpu").loss
             assert loss > config.target.loss, step
     if config.target.fma and summary["frozen_step"] is not None:
         assert summary["fma_final"] <= config.target.fma

@@ -1,6 +1,7 @@
 """The small configs at work: each learns, and shrinks, before a coffee is made.
 
-Shorter than a user would run them, and so at a target that is sooner reached.
+Shorter than a user would run them, and so at a target that is sooner reached; and with a smaller
+model.
 """
 
 from pathlib import Path
@@ -13,6 +14,11 @@ from gaugelasso.training.trainer import Trainer
 ROOT = Path(__file__).parents[2]
 # By task: steps, and a target that leaves most of them to compression.
 SHORT = {"charlm": (250, 3.0), "ff31": (400, 0.15), "mae": (250, 0.8)}
+SMALLER = {
+    "charlm": {"model.layers": 1},
+    "ff31": {"model.heads": 2, "model.d_k": 8},
+    "mae": {"model.layers": 1},
+}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -26,7 +32,7 @@ def test_a_small_config_reaches_its_target_and_shrinks(
         "target.loss": target, "target.hold": "pressed", "train.steps": steps,
         "train.warmup": steps // 15, "compress.lr": 3e-3, "compress.interval": 25,
         "train.cooldown": steps // 5, "train.eval_every": steps, "train.final_batches": 4,
-        "train.device": "cpu",
+        "train.device": "cpu", **SMALLER[name],
     }  # fmt: skip
     config = load_config(
         ROOT / "configs" / name / "small.toml", {key: str(value) for key, value in changes.items()}

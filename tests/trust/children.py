@@ -14,7 +14,10 @@ from tests.tiny_runs import assert_same_run, newest, read
 from tests.trust.traps import Bytes, Lines, Trap
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["gaugelasso.cli", "tests.trust.traps"])
+# The modules of what children call, too: these import pytest.
+_CONTEXT.set_forkserver_preload(
+    ["tests.trust.children", "tests.distributed.crews", "tests.warm.preload"]
+)
 # A row for every step, so that every loss is compared; a checkpoint every few steps.
 _SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
 

@@ -8,7 +8,6 @@ import ast
 import atexit
 import contextlib
 import fcntl
-import gc
 import os
 import runpy
 import selectors
@@ -33,6 +32,7 @@ import gaugelasso.report.heatmap
 import gaugelasso.report.page
 import gaugelasso.report.profile
 import gaugelasso.report.training  # noqa: F401
+import tests.warm.preload  # noqa: F401
 
 Request = dict[str, Any]
 
@@ -189,7 +189,6 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address)
         listener.listen(64)
-        gc.freeze()  # else a collection in a fork would copy all pages
         print("ready", flush=True)
         request = serve(listener, Path(address).parent)
     become(request, program)

@@ -8,13 +8,10 @@ from typing import Any
 
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.model import ModelConfig
+from gaugelasso.config.plain import PLAIN_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
-
-# Every loss is within it. A run that misses its target goes back and anneals again, and a baseline
-# has the run's number of steps and no more.
-_ANY_LOSS = "1e30"
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,11 @@ def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
     """
     target, loss = summary.get("loss_target"), summary.get("selection_loss")
     if not summary.get("held", False):
+        figures = f": its loss is {summary.get('loss')} and target.loss is {target}"
+        known, key = (figures, "a higher target.loss") if target is not None else ("", "another")
         raise UserError(
-            f"{str(run)!r} missed its target: its loss is {summary.get('loss')} and target.loss is "
-            f"{target}; a baseline needs a run that held its target, so train it again with more "
-            "steps or a higher target.loss"
+            f"{str(run)!r} missed its target{known}; a baseline needs a run that held its target, "
+            f"so train it again with more steps or {key}"
         )
     if not isinstance(loss, int | float) or not math.isfinite(loss):
         raise UserError(
@@ -70,24 +68,12 @@ def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, 
             "(--structure); a baseline narrows that model, so give a run that did"
         )
     steps, frozen = summary["steps"], summary.get("frozen_step")
-    warmup = min(config.train.warmup, steps)
     # A met work target, or a second anneal, moved the start of the cooldown.
     cooldown = config.train.cooldown if frozen is None else steps - frozen
-    fixed = {
-        "target.loss": _ANY_LOSS,
-        "target.hold": "pressed",  # the plain schedule: no trial anneals, no returns
-        "target.fma": "0.0",
-        "compress.solver": "fixed",
-        "compress.rho": "0.0",
-        "train.steps": str(steps),
-        "train.warmup": str(warmup),
-        "train.cooldown": str(min(cooldown, steps - warmup)),
-        "train.saturation": "0",
-    }
     for key in changes:
-        if key in fixed or key == "train.seed" or key.startswith(("task.", "target.")):
+        if key in PLAIN_KEYS or key == "train.seed" or key.startswith(("task.", "target.")):
             raise UserError(
                 f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
                 "the keys of [model] and other keys of [compress] and [train] can be set"
             )
-    return run_config(run, {**fixed, **changes})
+    return plain(run_config(run, changes), steps, cooldown)

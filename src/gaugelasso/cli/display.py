@@ -71,12 +71,20 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
     counts = "".join(f"{name} {row[name]}  " for name in _COUNTS if name in row)
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
-        f"loss {row['loss']:.4f} (target {progress.loss_target:g})  "
-        f"{progress.metric_name} {shown}  "
-        f"FMA {row['fma']:,.0f} ({progress.compression:.2f}x)  "
+        f"loss {row['loss']:.4f}{_wanted(progress.loss_target)}  "
+        f"{progress.metric_name} {shown}{_wanted(progress.metric_target)}  "
+        f"FMA {row['fma']:,.0f} ({progress.compression:.2f}x{_work_target(progress)})  "
         f"{counts}{row['step_ms']:.1f} ms/step{before}  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
+
+
+def _wanted(target: float | None) -> str:
+    return "" if target is None else f" (target {target:g})"
+
+
+def _work_target(progress: Progress) -> str:
+    return f", target {progress.fma_target:,.0f}" if progress.fma_target else ""
 
 
 def clock(seconds: float) -> str:
@@ -89,16 +97,20 @@ def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
     row = progress.row
     metric = row[progress.metric_name]
     before = "" if initial_ms is None else f", from {initial_ms:.1f}"
-    colour = "green" if row["loss"] <= progress.loss_target else "yellow"
+    named = progress.loss_target
+    colour = "green" if named is None or row["loss"] <= named else "yellow"
     grid = Table.grid(padding=(0, 3))
     for _ in range(4):
         grid.add_column()
     cells = [
         ("step", f"{row['step']:,} of {progress.end:,}"),
         ("phase", row["phase"]),
-        ("loss", f"[{colour}]{row['loss']:.4f}[/] target {progress.loss_target:g}"),
-        (progress.metric_name, "-" if metric is None else f"{metric:.4f}"),
-        ("FMA per token", f"{row['fma']:,.0f}"),
+        ("loss", f"[{colour}]{row['loss']:.4f}[/]{_wanted(named)}"),
+        (
+            progress.metric_name,
+            ("-" if metric is None else f"{metric:.4f}") + _wanted(progress.metric_target),
+        ),
+        ("FMA per token", f"{row['fma']:,.0f}{_work_target(progress)}"),
         ("compression", f"[bold]{progress.compression:.2f}x[/]"),
         *((label, str(row[name])) for name, label in _COUNTS.items() if name in row),
         ("step time", f"{row['step_ms']:.1f} ms{before}"),

@@ -22,19 +22,23 @@ from gaugelasso.cli.arguments import (
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
-from gaugelasso.config import run_config
-from gaugelasso.distributed import join
+from gaugelasso.config import Config, run_config
+from gaugelasso.distributed import Team, join
 from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, Sampling, generate_blocks
 from gaugelasso.models import Transformer
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_model, load_structure
+from gaugelasso.runs.folder import REFERENCE, Existing
+from gaugelasso.runs.reading import exists
 from gaugelasso.signals import stop_requests
 from gaugelasso.tasks import TEST, CharLM
 from gaugelasso.tasks.own import sequences
 from gaugelasso.tasks.text import readable
 from gaugelasso.training.evaluation import choose_device, evaluate, whole_figures
+from gaugelasso.training.reference import needs_reference, with_reference
+from gaugelasso.training.reference_file import load_reference
 from gaugelasso.training.resume import warn_changed_code
 from gaugelasso.training.trainer import Trainer
 
@@ -73,11 +77,18 @@ def train(
     title = f"{settings.task_name}, seed {settings.train.seed}"
     existing, where = choose_existing(resume, overwrite), choose_device(settings.train.device)
     team = join(where.startswith("cuda"), settings.train.rank_timeout)
+    first = needs_reference(settings)
     if team.rank:  # only rank 0 prints
         logging.disable(logging.WARNING)
+        if first:
+            given = (settings, folder, existing, None, team, begin_with, _build_trainer)
+            settings, existing = with_reference(*given), "resume"
         _build_trainer(settings, folder, existing, team=team, structure=begin_with).run()
         team.close()
         return
+    if first:
+        settings = _measure_reference(settings, folder, existing, team, begin_with, title)
+        existing = "resume"
     with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
         trainer = _build_trainer(settings, folder, existing, on_progress, team, begin_with)
         if resume:
@@ -86,6 +97,23 @@ def train(
     team.close()
     print_outcome(load_run(folder), console)
     print_line(f"run folder: {folder}")
+
+
+def _measure_reference(
+    settings: Config, folder: Path, existing: Existing, team: Team, structure: Any, title: str
+) -> Config:
+    """Train the full model first, with a progress line of its own, where a run needs its loss."""
+    reference = folder / REFERENCE
+    finished = existing == "resume" and exists(reference / "summary.json")
+    if settings.target.reference is None and not finished:
+        print_line(f"first the reference: the full model without pressure, in {str(reference)!r}")
+    with show_progress(console, f"{title}, reference", reference / "metrics.jsonl") as on_progress:
+        given = (settings, folder, existing, on_progress, team, structure, _build_trainer)
+        settings = with_reference(*given)
+    found = load_reference(folder)
+    if found is not None and settings.target.above_full is not None:
+        print_line(found.named(settings.target.above_full))
+    return settings
 
 
 def _build_trainer(*arguments: Any, **named: Any) -> Trainer:
@@ -131,7 +159,7 @@ def eval_(
     if whole:
         figures, data = whole_figures(model, settings, where), "all test data"
     else:
-        loss, metric = evaluate(model, settings, batches, where, stream=TEST)
+        loss, metric, _ = evaluate(model, settings, batches, where, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
         data = f"{batches} batches of {settings.train.batch}"
     print_line("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({data})")

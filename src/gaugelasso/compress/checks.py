@@ -12,8 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Compressible
-from gaugelasso.compress.course import LEAST_STEPS, TICKS
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -29,6 +31,49 @@ def check_number(name: str, value: Any, least: float = -math.inf) -> None:
     if not math.isfinite(value) or value < least:
         above = "" if least == -math.inf else f" of {least:g} or more"
         raise UserError(f"{name} = {value}: must be a finite number{above}")
+
+
+def check_options(options: Any, probe: Any) -> None:
+    """TypeError unless these are options and a function, or None."""
+    if options is not None and not isinstance(options, CompressorOptions):
+        raise TypeError(f"options = {options!r}: must be a CompressorOptions")
+    if probe is not None and not callable(probe):
+        raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
+
+
+def check_targets(
+    loss: Any, metric: Any, fma: Any, length: float | None, evaluate: Any
+) -> MetricTarget | None:
+    """The metric to reach, if one is; UserError unless exactly one kind of target is given.
+
+    `length` is the number of steps or seconds. A work target may join a loss.
+    """
+    check_number("fma_target", fma, least=0)
+    if metric is None:
+        if loss is not None:
+            check_number("loss_target", loss)
+        elif not fma:
+            raise UserError(
+                "what should the final model have? give loss_target=..., or, with steps=..., "
+                "metric_target=... or fma_target=..."
+            )
+        elif length is None:
+            raise UserError(
+                f"fma_target = {fma:g} without loss_target needs the length of the run: give "
+                "steps=... as well"
+            )
+        return None
+    if loss is not None or fma:
+        other = f"fma_target = {fma:g}" if loss is None else f"loss_target = {loss}"
+        raise UserError(f"metric_target and {other}: give one of them")
+    if length is None or evaluate is None:
+        raise UserError(
+            "metric_target needs steps=... and evaluate=..., a function that returns the loss and "
+            "the metric on held-out data"
+        )
+    metric = metric if isinstance(metric, MetricTarget) else MetricTarget(metric)
+    check_number("metric_target", metric.value)
+    return metric
 
 
 def check_length(

@@ -12,6 +12,7 @@ parts of the method; the order of a step is in `device_step`, that of an event i
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +24,12 @@ from gaugelasso.compress.checks import (
     check_length,
     check_model,
     check_number,
+    check_options,
     check_prices,
+    check_targets,
 )
-from gaugelasso.compress.course import Course
+from gaugelasso.compress.courses.choice import course_of
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.defaults import default_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
@@ -47,10 +51,10 @@ class Compressor:
     """Shrinks `model` while it trains, down to the size that still has the loss `loss_target`.
 
     With `steps`, the number of steps of the whole run, or `seconds`, its time, `loss_target` is
-    the loss of the final model, and the compressor sets learning rate and pressure itself. The
-    loop only calls `step`, and `finish` at the end. `evaluate` returns the loss on held-out data;
-    without it the loss of the last training batches decides. `record` names a run folder to
-    write. With `resume` the run in that folder goes on, and `steps` says how many are taken.
+    the loss of the final model, and the compressor sets rate and pressure itself. The loop only
+    calls `step`, and `finish` at the end. `evaluate` returns the loss on held-out data; without it
+    the last training batches decide. `record` names a run folder to write, and `resume` goes on
+    with the run in it.
 
     Without `steps` it is the method alone: `loss_target` is the loss to press towards, and the
     loop sets rate and pressure (`set_lr_`, `set_pressure_`).
@@ -60,41 +64,38 @@ class Compressor:
     kept, and a split, balance or cut that costs more is undone.
 
     With an `fma_target`, the last cut stops at the index that brings the work per token there.
-    After that there is no pressure any more.
+    Then there is no pressure any more. With `steps` and no `loss_target`, that work is the target.
+    With a `metric_target` in place of both, `evaluate` returns loss and metric.
 
     With a `team`, every rank has a compressor of the same model, calls it at the same steps, and
     has a `probe` that returns the same value on every rank. Gradients, losses and energies are
-    averaged over ranks; rank 0 decides. `execution` is for a trainer that captures its steps or
-    splits them into micro-batches.
+    averaged over ranks; rank 0 decides. `execution` is for trainers with graphs or micro-batches.
 
-    Not for everyday use, but public: `state` (the model with all that is built on its structure),
-    `scalars` (learning rate, pressure, rho, skipped steps), `device_step` (the halves of a step
-    that a CUDA graph captures), `resume_state` (what a checkpoint holds) and `optimizer`.
+    Public for trainers: `state` (the model with all that is built on its structure), `scalars`
+    (learning rate, pressure, rho, skipped steps), `device_step` (the halves of a step that a CUDA
+    graph captures), `resume_state` (what a checkpoint holds) and `optimizer`.
     """
 
     def __init__(
         self,
         model: Compressible,
-        loss_target: float,
+        loss_target: float | None = None,
         options: CompressorOptions | None = None,
         probe: Callable[[], float] | None = None,
         *,
         steps: int | None = None,
         seconds: float | None = None,
-        evaluate: Callable[[], Tensor | float] | None = None,
+        evaluate: Callable[[], Any] | None = None,
         record: str | os.PathLike[str] | Recorder | None = None,
         resume: bool = False,
+        metric_target: float | MetricTarget | None = None,
         fma_target: float = 0.0,
         team: Team = ALONE,
         execution: ExecutionOptions | None = None,
     ):
         check_model(model)
-        check_number("loss_target", loss_target)
-        check_number("fma_target", fma_target, least=0)
-        if options is not None and not isinstance(options, CompressorOptions):
-            raise TypeError(f"options = {options!r}: must be a CompressorOptions")
-        if probe is not None and not callable(probe):
-            raise TypeError(f"probe = {probe!r}: must be a function that returns a loss")
+        metric = check_targets(loss_target, metric_target, fma_target, steps or seconds, evaluate)
+        check_options(options, probe)
         total = check_length(steps, seconds, evaluate, record, resume)
         if options is None:  # from the initial model, also for a run that goes on
             options = default_options(model, total) if total else CompressorOptions()
@@ -102,14 +103,15 @@ class Compressor:
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)
-        self.solver = RhoSolver(options.solver, loss_target, options.rho)
+        pressed = loss_target or 0.0  # a course sets it before each step
+        self.solver = RhoSolver(options.solver, pressed, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
         self.steps = 0
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
-        self._checks = StepChecks(self.state, loss_target)
+        self._checks = StepChecks(self.state, pressed)
         # `norm_rate` is the share that slow weights follow in one interval; this is one step's.
         norm_rate = 1 - (1 - options.norm_rate) ** (1 / options.interval)
         weight = self.state.optimizer.store.weight
@@ -117,12 +119,12 @@ class Compressor:
         self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
         self.resume_state = ResumeState(self.state, self.scalars)
         self.set_lr_(options.lr)
-        self.set_loss_target_(loss_target)
+        self.set_loss_target_(pressed)
         self.fma_initial = self.fma
         self._end_pressure_at_target_()
         self.pilot: Pilot | None = None
         if total:
-            course = Course(total, options.lr, named=loss_target)
+            course = course_of(loss_target, metric, fma_target, total, options.lr)
             self.pilot = Pilot(self, course, evaluate, seconds, recorder)
 
     # --- one step ---------------------------------------------------------------

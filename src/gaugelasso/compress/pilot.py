@@ -6,6 +6,7 @@ writes what happens.
 """
 
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from gaugelasso.compress.course import TICKS, Course
+from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.metric import MetricCourse
+from gaugelasso.compress.courses.stages import TICKS
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.recording import Recorder
@@ -40,6 +44,18 @@ class Loadable(Protocol):
         """Put the state back; it can be loaded any number of times."""
 
 
+def pair_of(measured: Any) -> tuple[float, float]:
+    """The loss and the metric that `evaluate` returned; TypeError if it did not."""
+    try:
+        loss, metric = measured
+        return float(loss), float(metric)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"evaluate returned {measured!r}; with metric_target it must return the loss and the "
+            "metric, two numbers"
+        ) from None
+
+
 class Pilot:
     """One run of a compressor: its course, its kept states, its losses."""
 
@@ -53,6 +69,9 @@ class Pilot:
     ):
         self.compressor, self.course, self.recorder = compressor, course, recorder
         self._evaluate, self._seconds = evaluate, seconds
+        # The metric that is named, and the last one that was measured.
+        self.metric_target = course.goal if isinstance(course, MetricCourse) else None
+        self.metric: float | None = None
         self._losses: list[Tensor] = []
         self.kept: dict[int, Loadable] = {}
         self.failures = 0
@@ -134,7 +153,13 @@ class Pilot:
         model.eval()
         try:
             with torch.no_grad():
-                return float(self._evaluate())
+                measured = self._evaluate()
+            if self.metric_target is None:
+                return float(measured)
+            loss, metric = pair_of(measured)
+            self.course.seen(Measured(loss, metric))
+            self.metric = metric
+            return loss
         finally:
             model.train()
 
@@ -189,11 +214,10 @@ class Pilot:
                 stacklevel=3,
             )
         self._read_losses()
-        loss, named = self.selection_loss(), self.course.named
-        held_at = self.course.held_at
-        if not loss <= named and held_at in self.kept:
+        loss, held_at = self.selection_loss(), self.course.held_at
+        if not self._holds(loss) and held_at in self.kept:
             self.return_to(held_at)
-            loss = self._held_loss(held_at)
+            loss = self.course.held_loss if self._evaluate is None else self.selection_loss()
         self._result = self._measured(loss)
         if not self._result.held:
             warnings.warn(self._result.missed_message(), TargetMissedWarning, stacklevel=3)
@@ -201,20 +225,27 @@ class Pilot:
             self.recorder.finished(self._result)
         return self._result
 
-    def _held_loss(self, held_at: int) -> float:
-        """The loss of the state that held, after a return to it."""
-        if self._evaluate is not None:
-            return self.selection_loss()
-        row = next(row for row in self.course.trials if row["step"] == held_at)
-        return float(row["selection_loss"])
+    @property
+    def loss_target(self) -> float | None:
+        """The loss that is named; None if the run names another figure."""
+        to_loss = self.metric_target is None and self.course.named < math.inf
+        return self.course.named if to_loss else None
+
+    def _holds(self, loss: float) -> bool:
+        if self.metric_target is not None:
+            return self.metric is not None and self.metric_target.is_met(self.metric)
+        to_work = self.loss_target is None
+        return self.compressor.work_target_met if to_work else loss <= self.course.named
 
     def _measured(self, loss: float) -> Result:
-        compressor, named = self.compressor, self.course.named
-        own = self._evaluate is not None
+        compressor, own = self.compressor, self._evaluate is not None
         return Result(
-            held=loss <= named,
+            held=self._holds(loss),
             loss=loss,
-            loss_target=named,
+            loss_target=self.loss_target,
+            metric=self.metric,
+            metric_target=None if self.metric_target is None else self.metric_target.value,
+            fma_target=compressor.fma_target,
             measured_on="held-out data" if own else "the last training batches",
             steps=compressor.steps,
             fma_initial=compressor.fma_initial,

@@ -7,16 +7,18 @@ from gaugelasso.errors import UserError
 
 
 class TargetMissed(UserError):
-    """The final model does not have the loss that was named."""
+    """The final model does not have the loss, metric or work that was named."""
 
 
 class TargetMissedWarning(UserWarning):
-    """The final model does not have the loss that was named."""
+    """The final model does not have the loss, metric or work that was named."""
 
 
 @dataclass(frozen=True)
 class Result:
     """The outcome of a compression: `held` says whether the final loss is within the named one.
+
+    Without a named loss, `held` is about `metric_target`, or about the work and `fma_target`.
 
     `measured_on` says where `loss` comes from: "held-out data" if the compressor had an
     `evaluate` function, else "the last training batches".
@@ -24,7 +26,7 @@ class Result:
 
     held: bool
     loss: float
-    loss_target: float
+    loss_target: float | None
     measured_on: Literal["held-out data", "the last training batches"]
     steps: int
     fma_initial: float
@@ -32,6 +34,9 @@ class Result:
     parameters_initial: int
     parameters: int
     widths: dict[str, int]
+    metric: float | None = None
+    metric_target: float | None = None
+    fma_target: float = 0.0  # 0: none
     trials: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
@@ -41,14 +46,32 @@ class Result:
 
     def __str__(self) -> str:
         verdict = "held" if self.held else "MISSED"
+        if self.metric_target is not None:
+            named = f"metric {self.metric:.4g}, named {self.metric_target:g}"
+        elif self.loss_target is not None:
+            named = f"named {self.loss_target:g}"
+        else:
+            named = f"work target {self.fma_target:,.0f}"
         return (
             f"{self.fma_initial:,.0f} -> {self.fma:,.0f} FMA per token ({self.compression:.1f}x), "
             f"{self.parameters_initial:,} -> {self.parameters:,} parameters; "
-            f"loss {self.loss:.4g} on {self.measured_on}, named {self.loss_target:g}: {verdict}"
+            f"loss {self.loss:.4g} on {self.measured_on}, {named}: {verdict}"
         )
 
     def missed_message(self) -> str:
         """What to do about a missed target."""
+        if self.metric_target is not None:
+            return (
+                f"metric_target = {self.metric_target:g} was missed: the model of {self.fma:,.0f} "
+                f"FMA per token ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
+                f"after {self.steps:,} steps; name another metric, or give more steps"
+            )
+        if self.loss_target is None:
+            return (
+                f"fma_target = {self.fma_target:,.0f} was not reached: the model ends at "
+                f"{self.fma:,.0f} FMA per token with a loss of {self.loss:.4g} after "
+                f"{self.steps:,} steps; give a larger fma_target, or more steps"
+            )
         losses = [self.loss, *(row["selection_loss"] for row in self.trials)]
         best = min(loss for loss in losses if loss is not None)
         unchanged = self.fma >= 0.999 * self.fma_initial

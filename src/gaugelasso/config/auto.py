@@ -7,7 +7,7 @@ key that is in the config stays.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gaugelasso.compress.course import ANNEAL, LEAST_RATE, LEAST_STEPS, WARMUP
+from gaugelasso.compress.courses.stages import ANNEAL, LEAST_RATE, LEAST_STEPS, default_warmup
 from gaugelasso.compress.defaults import default_interval, default_lr
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.errors import UserError
@@ -32,7 +32,7 @@ def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -
             "set target.hold = 'pressed'"
         )
     course = {
-        "warmup": round(WARMUP * steps),
+        "warmup": default_warmup(steps),
         "cooldown": round(ANNEAL * steps),
         "lr_min": LEAST_RATE * lr,
         "log_every": min(TrainConfig.log_every, max(1, steps // 50)),

@@ -1,4 +1,4 @@
-"""The [target] and [train] sections."""
+"""The [train] section."""
 
 import math
 from dataclasses import dataclass
@@ -6,27 +6,6 @@ from typing import Literal
 
 from gaugelasso.config.model import check_range
 from gaugelasso.errors import UserError
-
-
-@dataclass(frozen=True)
-class TargetConfig:
-    """[target]: what the final model must have: a loss, and optionally a work per token.
-
-    With `hold` "pressed", `loss` is the loss to press towards at a constant rate, as in the
-    paper; the anneal then ends below it.
-    """
-
-    loss: float = 0.05
-    hold: Literal["final", "pressed"] = "final"
-    fma: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.loss):
-            raise UserError(f"target.loss = {self.loss}: must be a finite number")
-        if not 0 <= self.fma < math.inf:
-            raise UserError(
-                f"target.fma = {self.fma}: must be 0 (no work target) or a finite number above 0"
-            )
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,10 @@ def typed(key: str, value: Any, hint: Any) -> Any:
             raise UserError(f"{key} = {value!r}; choose one of: {', '.join(map(str, choices))}")
         return value
     if isinstance(hint, types.UnionType):
-        raise TypeError(f"{key}: a config field must have exactly one type")
+        *kinds, last = typing.get_args(hint)
+        if len(kinds) != 1 or last is not types.NoneType:
+            raise TypeError(f"{key}: a config field must have one type, or one and None")
+        return None if value is None else typed(key, value, kinds[0])
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:

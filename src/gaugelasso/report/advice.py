@@ -20,6 +20,7 @@ from pathlib import Path
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_condition, run_folders
+from gaugelasso.report.goal import is_mostly_held
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import LAYER_KINDS, Run
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
@@ -75,9 +76,10 @@ def advise(paths: Sequence[Path]) -> Advice:
     source = repr(str(first.path / "config.json"))
     check_keys(source, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]
-    reached = statistics.median_high(end.reached_step is not None for end in ends)
-    losses = [math.inf if end.loss is None else end.loss for end in ends]
-    held = statistics.median(losses) <= first.loss_target
+    reached = first.loss_target is None or statistics.median_high(
+        end.reached_step is not None for end in ends
+    )
+    held = is_mostly_held(runs)
     had_event = statistics.median_high(run.had_structural_event for run in runs)
     found = extents(runs) if reached and had_event else None
     changes = [*_width_changes(first, found), *_layer_change(first, found)] if found else []
@@ -194,5 +196,8 @@ def _next_config(runs: Sequence[Run], sentence: str, changes: list[Change]) -> s
         else "Nothing changed.",
     ]
     remarks = {f"model.{change.key}": f"was {change.old}: {change.why}" for change in changes}
-    lines = [*map(comment, head), "", to_toml(first.config | {"model": model}, remarks)]
+    # The full model has changed, so that its loss is to be measured again.
+    target = {key: v for key, v in first.config["target"].items() if key != "reference_loss"}
+    sections = first.config | {"model": model, "target": target}
+    lines = [*map(comment, head), "", to_toml(sections, remarks)]
     return "\n".join(lines)

@@ -5,13 +5,14 @@ from typing import Any
 
 from gaugelasso.report import formats
 from gaugelasso.report.data import Condition
+from gaugelasso.report.goal import is_held
 from gaugelasso.report.layout import Table
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.results import origin
 
 
 def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
-    """Means over the seeds of each arm, and how many seeds met the loss target.
+    """Means over the seeds of each arm, and how many seeds met their target.
 
     `results` comes from `collect_arms`; it gives commit, hardware and date for the note.
     """
@@ -22,8 +23,7 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
     for arm in arms:
         ends = [outcome(run) for run in arm.runs]
         before = [run.before_cooldown or {} for run in arm.runs]
-        target = arm.runs[0].loss_target
-        held = sum(end.loss is not None and end.loss <= target for end in ends)
+        held = sum(map(is_held, arm.runs))
         rows.append([
             arm.name,
             formats.over_seeds([end.fma_final for end in ends], formats.count),

@@ -12,7 +12,7 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
-from gaugelasso.runs.folder import CONFIG_SECTIONS
+from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE
 from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
 
 _REQUIRED_FILES = ("config.json", "environment.json", "initial.json")
@@ -104,6 +104,7 @@ def settings(run: Run) -> dict[str, Any]:
     for section in (sections["task"], sections["model"]):
         if "module" in section:  # the same code may be in another folder
             section["module"] = Path(str(section["module"])).name
+    sections["target"].pop("reference_loss", None)  # measured, with the seed of the run
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COMPARED_TRAIN_KEYS if key in train}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
@@ -118,14 +119,20 @@ def _read_log(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _hint(folder: Path) -> str:
-    """The runs inside a folder that is not a run folder itself, for its error message."""
+    """What is inside a folder that is not a run folder itself, for its error message."""
+    if is_folder(folder / REFERENCE):
+        return f"; the run has not begun, its reference is in {str(folder / REFERENCE)!r}"
     inside = [str(run.relative_to(folder)) for run in _runs_under(folder)]
     return f"; it contains run folders: {', '.join(inside[:5])}" if inside else ""
 
 
 def _runs_under(folder: Path) -> list[Path]:
-    """Run folders one or two levels below a folder that is not a run folder itself."""
+    """Run folders one or two levels below a folder that is not a run folder itself.
+
+    Without those inside a run folder: the reference of a run is a part of it.
+    """
     if exists(folder / "initial.json"):
         return []
     levels = ("*/initial.json", "*/*/initial.json")
-    return sorted(file.parent for level in levels for file in folder.glob(level))
+    found = sorted(file.parent for level in levels for file in folder.glob(level))
+    return [run for run in found if not exists(run.parent / "config.json")]

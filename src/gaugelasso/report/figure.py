@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from gaugelasso.report.formats import short
+from gaugelasso.report.goal import goal
 from gaugelasso.report.run import Run
 
 DPI = 200
@@ -193,7 +194,7 @@ def to_ascii(text: str) -> str:
 
 
 def heading(runs: Sequence[Run]) -> str:
-    """The title line of a picture: task, loss target and seeds."""
+    """The title line of a picture: task, target and seeds."""
     first = runs[0]
     which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
-    return to_ascii(f"{first.task}, loss target {first.loss_target:g}, {which}")
+    return to_ascii(f"{first.task}, {goal(runs)}, {which}")

@@ -31,6 +31,7 @@ from gaugelasso.report.figure import (
     to_ascii,
 )
 from gaugelasso.report.formats import DASH, count, figure, known, metric_format, over_seeds, ratio
+from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
@@ -89,15 +90,16 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
         rows.append([
-            label, f"{group[0].run.loss_target:g}", str(len(group)),
+            label, goal_cell([point.run for point in group]), str(len(group)),
             over_seeds([end.fma_final for end in ends], count),
             over_seeds([end.compression for end in ends], ratio),
             over_seeds([end.loss for end in ends], figure),
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
             ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
         ])  # fmt: skip
-    headers = ["condition", "loss target", "seeds", "FMA per token", "compression",
-               "held-out loss", metric, "seeds on the front"]  # fmt: skip
+    to_loss = all(p.run.loss_target is not None for group in points.values() for p in group)
+    headers = ["condition", "loss target" if to_loss else "target", "seeds", "FMA per token",
+               "compression", "held-out loss", metric, "seeds on the front"]  # fmt: skip
     note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."

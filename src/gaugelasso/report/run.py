@@ -79,8 +79,22 @@ class Run:
         return str(self.config["compress"]["accounting"])
 
     @property
-    def loss_target(self) -> float:
-        return float(self.config["target"]["loss"])
+    def loss_target(self) -> float | None:
+        """The loss that is named; None if the target is another figure, or not measured yet."""
+        target = self.config["target"]
+        above, full = (target.get(key) for key in ("above_full", "reference_loss"))
+        if above is not None and full is not None:
+            return float((1 + above) * full)
+        return None if target["loss"] is None else float(target["loss"])
+
+    @property
+    def metric_target(self) -> float | None:
+        return self.config["target"].get("metric")
+
+    @property
+    def fma_target(self) -> float:
+        """The work per token that is named; 0 if none is."""
+        return float(self.config["target"].get("fma", 0.0))
 
     @property
     def metric_name(self) -> str:

@@ -67,6 +67,8 @@ SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
 WHOLE = Kind("a whole number", _is_whole)
 POSITIVE = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
 FINITE = Kind("a finite number", _is_finite)
+# A target that is null if another key says what is wanted.
+NAMED = Kind("a finite number or null", lambda value: value is None or _is_finite(value))
 WORK = Kind("a finite number above 0", lambda value: _is_finite(value) and value > 0)
 # A measurement: null if it was not taken yet, and possibly not finite.
 FIGURE = Kind("a number or null", _is_figure)
@@ -83,7 +85,7 @@ CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 _REQUIRED: Mapping[str, Schema] = {
     "config.json": {
         **{section: {} for section in CONFIG_SECTIONS},
-        "target": {"loss": FINITE},
+        "target": {"loss": NAMED},
         "compress": {"accounting": TEXT},
         "train": {"seed": WHOLE, "steps": WHOLE, "eval_every": POSITIVE},
     },
@@ -104,6 +106,8 @@ _REQUIRED: Mapping[str, Schema] = {
         "training_fma": FIGURE, "wall_s": FIGURE, "structure": {},
     },
 }  # fmt: skip
+# Targets beside the loss, which early versions did not have.
+_TARGETS: Schema = {"metric": NAMED, "fma": FINITE, "above_full": NAMED, "reference_loss": NAMED}
 # Keys that early builds did not write, or that not every task has.
 _ENVIRONMENT: Schema = {"command": WORD, "commit": WORD, "hardware": WORD}
 _OPTIONAL: Mapping[str, Schema] = {
@@ -118,7 +122,7 @@ _OPTIONAL: Mapping[str, Schema] = {
     },
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
-        "next_to_go": CHANNELS,
+        "next_to_go": CHANNELS, "reference": {"named": TEXT, "training_fma": FIGURE},
     },
 }  # fmt: skip
 
@@ -159,6 +163,8 @@ def _checked(name: str, source: str, data: Any) -> Any:
     if name == "config.json":
         key = "name" if "name" in data["task"] or "module" not in data["task"] else "module"
         check_keys(source, data["task"], {key: TEXT}, "task")
+        given = {key: kind for key, kind in _TARGETS.items() if key in data["target"]}
+        check_keys(source, data["target"], given, "target")
     optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
     optional = {key: kind for key, kind in optional.items() if key not in required}
     check_keys(source, data, optional)

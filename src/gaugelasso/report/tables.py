@@ -8,6 +8,7 @@ from rich.console import Console
 
 from gaugelasso.report import formats
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
+from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table, render
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import END_AXES, LAYER_KINDS, Run, operator_count
@@ -23,7 +24,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     ends = [outcome(run) for run in runs]
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
-    metric, target = runs[0].metric_name, runs[0].loss_target
+    metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
         pairs = list(zip(before, after, strict=True))
@@ -69,7 +70,7 @@ def before_after(runs: Sequence[Run]) -> Table:
             "held-out loss" if all(e.finished for e in ends) else "training loss",
             (e.loss for e in ends),
             formats.figure,
-            f"target {target:g}",
+            f"target {goal_cell(runs)}" if to_loss else "",
         ),
         result(
             metric,
@@ -88,7 +89,11 @@ def before_after(runs: Sequence[Run]) -> Table:
             (e.training_fma for e in ends),
             formats.short,
         ),
-        result("first batch within the loss target, step", (e.reached_step for e in ends), count),
+        *(
+            [result("first batch within the loss target, step", reached, count)]
+            if (reached := [e.reached_step for e in ends]) and to_loss
+            else ()
+        ),
         *(
             result(name, values, count)
             for name, values in (

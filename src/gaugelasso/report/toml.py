@@ -12,12 +12,17 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 def to_toml(sections: Sections, remarks: Mapping[str, str] | None = None) -> str:
-    """Writes flat sections. `remarks`, "section.key" -> text, become comments above their keys."""
+    """Writes flat sections; keys with None are left out.
+
+    `remarks`, "section.key" -> text, become comments above their keys.
+    """
     remarks = remarks or {}
     parts = []
     for name, values in sections.items():
         lines = [f"[{_key(name)}]"]
         for key, value in values.items():
+            if value is None:
+                continue  # a key that is not given
             where = f"{name}.{key}"
             lines += [comment(remarks[where])] if where in remarks else []
             lines.append(f"{_key(key)} = {_value(where, value)}")

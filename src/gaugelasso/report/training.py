@@ -59,17 +59,20 @@ def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
 
 
 def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
-    target, metric = runs[0].loss_target, runs[0].metric_name
+    named, metric = [run.loss_target for run in runs], runs[0].metric_name
+    target = sorted({loss for loss in named if loss is not None})
     scores = [_evaluations(run) for run in runs]
     loss, score = spread([run.column("loss") for run in runs]), spread(scores)
     shared = all(run.metric_is_loss for run in runs)
     style_axes(axes, "training step", "loss" if shared else "training loss")
-    values = np.concatenate([loss[2], loss[3], [target], *(score[2:] if shared else ())])
+    values = np.concatenate([loss[2], loss[3], target, *(score[2:] if shared else ())])
     positive = values[values > 0]
     if len(positive):
         log_axis(axes, positive.min() / 1.4, positive.max() * 1.4)
     draw_spread(axes, loss, RED, "training loss")
-    axes.axhline(target, color=INK, linewidth=1.0, linestyle=":", zorder=4, label="loss target")
+    for number, limit in enumerate(target):
+        label = "_" if number else "loss target"  # one entry in the legend
+        axes.axhline(limit, color=INK, linewidth=1.0, linestyle=":", zorder=4, label=label)
     if shared:
         right = axes
     else:

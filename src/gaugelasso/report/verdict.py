@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
-from gaugelasso.report.formats import DASH, count, figure, known, mean_std, metric_format, ratio
+from gaugelasso.report.formats import DASH, count, mean_std, metric_format, ratio
+from gaugelasso.report.goal import ending, is_held, share_held
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 
@@ -24,8 +25,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> tuple[bool | None, str]:
-    """Whether the final loss meets its target (None: not finished), and a sentence about it."""
-    target = f"the loss target of {runs[0].loss_target:g}"
+    """Whether the target is held (None: not finished), and a sentence about it."""
     ends = [outcome(run) for run in runs]
     unfinished = sum(not end.finished for end in ends)
     if unfinished:
@@ -33,11 +33,7 @@ def verdict(runs: Sequence[Run]) -> tuple[bool | None, str]:
             planned = runs[0].config["train"]["steps"]
             return None, f"Not finished: step {ends[0].steps:,} of at most {planned:,}."
         return None, f"{unfinished} of {len(runs)} runs are not finished; figures are preliminary."
-    held = [end.loss is not None and end.loss <= runs[0].loss_target for end in ends]
-    if len(runs) > 1:
-        return all(held), f"{sum(held)} of {len(runs)} seeds end within {target} on held-out data."
-    loss = known(ends[0].loss, figure)
-    if ends[0].reached_step is None:
-        return False, f"The training loss never reached {target}; held-out loss {loss}."
-    place = "within" if held[0] else "above"
-    return held[0], f"Held-out loss {loss}, {place} {target}."
+    held = [is_held(run) for run in runs]
+    if len(runs) == 1:
+        return held[0], ending(runs[0])
+    return all(held), share_held(runs)

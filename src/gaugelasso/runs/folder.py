@@ -8,6 +8,8 @@ resumed.jsonl     one row per resume: step, versions, hardware, ...
 samples.npz       examples of the finished model's output, if the task has any
 summary.json      the outcome; written last
 checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
+reference.json    with target.above_full, the loss of the full model and where it was measured
+reference/        the run of the full model, if this run has trained it
 initial.json      structure and widths before training, and the direction of the metric
 unsaved           exists until the first checkpoint is written
 run.lock          exists while a process writes to the folder (see files/lock.py)
@@ -41,6 +43,8 @@ from gaugelasso.runs.writing import (
 _logger = logging.getLogger(__name__)
 Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
+# The run of the full model that a run may be measured by, and what it found.
+REFERENCE, REFERENCE_FILE = "reference", "reference.json"
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
@@ -51,6 +55,7 @@ _CLEARING = "overwriting.tmp"
 _FILES = (
     "config.json",
     "environment.json",
+    REFERENCE_FILE,
     "initial.json",
     "metrics.jsonl",
     "events.jsonl",
@@ -173,7 +178,7 @@ class RunFolder(RunFolderBase):
         If it is interrupted, the next process that opens the folder finishes it.
         """
         write_text(self.path / _CLEARING, "")
-        for name in (CHECKPOINTS, "report", *reversed(_FILES), _CLEARING):
+        for name in (CHECKPOINTS, REFERENCE, "report", *reversed(_FILES), _CLEARING):
             with writing(self.path / name):
                 durable.remove(self.path / name)
                 durable.remove(self.path / f"{name}.tmp")

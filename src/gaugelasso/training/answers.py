@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gaugelasso.runs.checkpoint import Checkpoint
+from gaugelasso.training.evaluation import HeldOut
 
 
 class SavedStates(Protocol):
@@ -15,6 +16,9 @@ class SavedStates(Protocol):
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is undamaged."""
+
+    def measured(self, saved: Checkpoint) -> HeldOut:
+        """Loss and metric of a saved model on the data that decide."""
 
     def selection_loss(self, saved: Checkpoint) -> float:
         """The loss of a saved model on the data that decide."""

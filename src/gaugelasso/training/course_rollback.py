@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.course import Course, Measure, Phase
+from gaugelasso.compress.courses.choice import course_of
+from gaugelasso.compress.courses.course import Course, Measure
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.training.answers import Answer, EndOn, ReturnTo, SavedStates, Stay
@@ -22,6 +26,13 @@ from gaugelasso.training.schedule import Schedule
 _logger = logging.getLogger(__name__)
 
 
+def metric_target(config: Config) -> MetricTarget | None:
+    """The metric that the config names, with its direction."""
+    if config.target.metric is None:
+        return None
+    return MetricTarget(config.target.metric, config.task.metric_lower_is_better)
+
+
 @dataclass
 class CourseRollback(Rollback):
     """`held_at` and `held` are the course's own here: states that had the named loss."""
@@ -31,10 +42,12 @@ class CourseRollback(Rollback):
     @classmethod
     def of(cls, config: Config, states: SavedStates) -> "CourseRollback":
         train = config.train
-        course = Course(
+        course = course_of(
+            config.target.named,
+            metric_target(config),
+            config.target.fma,
             train.steps,
             config.compress.lr,
-            named=config.target.loss,
             warmup=train.warmup,
             anneal=train.cooldown,
             least_rate=train.lr_min,
@@ -78,6 +91,9 @@ class CourseRollback(Rollback):
     def observe(self, losses: Sequence[float]) -> None:
         self.course.observe(losses)
 
+    def seen(self, measured: Measured) -> None:
+        self.course.seen(measured)
+
     def course_due(self, step: int) -> bool:
         return self.course.due(step)
 
@@ -101,6 +117,9 @@ class CourseRollback(Rollback):
         )
         saved = self.states.first_intact([wanted.return_to])
         return wanted.keep, ReturnTo(saved, reason) if saved else Stay()
+
+    def is_missed(self, record: RunRecord) -> bool:
+        return True
 
     def after_interval(self, record: RunRecord, pressed: bool) -> Answer:
         return Stay()
@@ -129,7 +148,11 @@ class CourseRollback(Rollback):
     def _smallest_that_holds(self, bar: float, work_target_met: bool) -> Checkpoint | None:
         held = [] if self.course.held_at is None else [self.course.held_at]
         saved = self.states.first_intact(self._within_work_target(held, work_target_met))
-        return saved if saved and self.states.selection_loss(saved) <= self.course.named else None
+        if saved is None:
+            return None
+        found = self.states.measured(saved)
+        self.seen(Measured(found.loss, found.metric))
+        return saved if found.loss <= self.course.named else None
 
     def returned_(self, answer: ReturnTo | EndOn, step: int) -> None:
         super().returned_(answer, step)

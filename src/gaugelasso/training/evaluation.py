@@ -4,6 +4,7 @@ Held-out data come in two streams. SELECTION data decide: how training goes on, 
 run ends on. TEST data give the final figures and are read for nothing else.
 """
 
+import math
 import platform
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
@@ -77,7 +79,7 @@ def evaluate(
     device: str,
     team: Team = ALONE,
     stream: int = SELECTION,
-) -> tuple[float, float]:
+) -> Measured:
     """Mean loss and metric over the first `batches` of a held-out stream.
 
     Ranks share the batches. The result is the same for any number of ranks.
@@ -92,7 +94,8 @@ def evaluate(
         rows[draw.index] = torch.stack([loss, config.task.metric(outputs, targets)])
     team.sum_(rows)  # each row is zero on all ranks but one
     loss, metric = rows.mean(dim=0).tolist()
-    return loss, metric
+    spread = rows[:, 0].std(correction=0).item()
+    return Measured(loss, metric, spread / math.sqrt(max(batches - 1, 1)))
 
 
 def samples(model: Compressible, config: Config, device: str) -> dict[str, np.ndarray]:
@@ -136,7 +139,7 @@ def final_evaluation(
     A task's own figures may include loss and metric, over more data; these replace the others.
     """
     batches, name = config.train.final_batches, config.task.metric_name
-    loss, metric = evaluate(model, config, batches, device, team, stream)
+    loss, metric, _ = evaluate(model, config, batches, device, team, stream)
     figures = team.on_rank0(lambda: final_figures(model, config, batches, device, stream))
     return HeldOut(figures.pop("loss", loss), figures.pop(name, metric), figures)
 

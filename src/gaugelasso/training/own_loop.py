@@ -61,17 +61,28 @@ class RunRecorder:
         self.folder.write("config.json", self._config())
         self.folder.write("environment.json", environment(self._device))
         self.folder.rewind()
-        metric = {"name": METRIC, "lower_is_better": True}
-        initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
+        reach = pilot.metric_target
+        direction = {"lower_is_better": reach is None or reach.lower_is_better}
+        initial = {
+            "metric": {"name": self._metric_name, **direction},
+            "fma": compressor.fma,
+            "widths": compressor.widths,
+        }
         self.folder.write("initial.json", {**initial, **describe(compressor.model)})
+
+    @property
+    def _metric_name(self) -> str:
+        return METRIC if self.pilot.metric_target is None else "metric"
 
     def _config(self) -> dict[str, Any]:
         """What the loop has of a config: no task, and the model as initial.json describes it."""
         compressor, course = self.pilot.compressor, self.pilot.course
+        reach, work = self.pilot.metric_target, {"fma": compressor.fma_target}
+        metric = {} if reach is None else {"metric": reach.value}
         return {
             "task": {"name": "own loop"},
             "model": {},
-            "target": {"loss": course.named, "hold": "final", "fma": compressor.fma_target},
+            "target": {"loss": self.pilot.loss_target, **metric, "hold": "final", **work},
             "compress": dataclasses.asdict(compressor.options),
             "train": {"seed": 0, "steps": course.steps, "eval_every": course.grain},
         }
@@ -95,6 +106,7 @@ class RunRecorder:
             compressor.load_state_tensors_(tensors, steps)
         compressor.fma_initial = self.record.fma_initial
         pilot.parameters_initial = self.record.parameters_initial
+        pilot.metric = self.record.metric if pilot.metric_target is not None else None
         found.restore_random_()
         for name in pilot.course.kept_steps():
             pilot.kept[name] = DiskState(checkpoint.at_step(self.folder.checkpoints, name))
@@ -115,7 +127,7 @@ class RunRecorder:
 
     def advanced(self, losses: list[float]) -> None:
         record, compressor, course = self.record, self.pilot.compressor, self.pilot.course
-        record.add_losses_(losses, compressor.steps, course.named)
+        record.add_losses_(losses, compressor.steps, self.pilot.loss_target)
         record.training_fma += compressor.fma * len(losses)
         record.skipped = int(compressor.skipped)
         record.close_interval_(compressor.steps)
@@ -124,8 +136,9 @@ class RunRecorder:
         record.wall_s, self._mark, self._marked_step = now - self._began, now, compressor.steps
         if record.loss is not None:
             step = self.pilot.now
+            name, record.metric = self._metric_name, self.pilot.metric
             phase, lr = course.phase(max(step - 1, 0)), course.rate(max(step - 1, 0))
-            row = metrics_row(compressor, compressor.model, record, METRIC, phase, lr, step_s)
+            row = metrics_row(compressor, compressor.model, record, name, phase, lr, step_s)
             self.folder.append("metrics.jsonl", row)
         self._advances += 1
         if self._advances % _SAVE_EVERY == 0:
@@ -143,7 +156,8 @@ class RunRecorder:
 
     def finished(self, result: Result) -> None:
         compressor, record, course = self.pilot.compressor, self.record, self.pilot.course
-        record.metric = finite(result.loss)
+        measured = result.loss if result.metric is None else result.metric
+        record.metric = finite(measured)
         self._save()
         self.folder.write(
             "summary.json",
@@ -156,9 +170,10 @@ class RunRecorder:
                 "fma_final": result.fma,
                 "compression": result.compression if result.fma else None,
                 "loss_target": result.loss_target,
+                **_other_targets(result),
                 "loss": finite(result.loss),
                 "held": result.held,
-                "metric": {"name": METRIC, "value": finite(result.loss)},
+                "metric": {"name": self._metric_name, "value": finite(measured)},
                 "figures": {},
                 "evaluated_on": result.measured_on,
                 "selection_loss": finite(result.loss),
@@ -180,6 +195,14 @@ class RunRecorder:
             },
         )
         self.folder.close()
+
+
+def _other_targets(result: Result) -> dict[str, Any]:
+    """What a summary has where no loss is named."""
+    if result.metric_target is not None:
+        selection = None if result.metric is None else finite(result.metric)
+        return {"metric_target": result.metric_target, "selection_metric": selection}
+    return {} if result.loss_target is not None else {"fma_target": result.fma_target}
 
 
 class DiskState:

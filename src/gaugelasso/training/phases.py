@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.course import Measure, Phase
+from gaugelasso.compress.courses.course import Measure
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
 from gaugelasso.training.answers import Answer, SavedStates, Stay
 from gaugelasso.training.records import RunRecord
@@ -45,7 +47,7 @@ class Phases:
 
     def pressed_loss(self, step: int) -> float | None:
         """The loss that a step presses towards; None for a step without pressure."""
-        return self.config.target.loss if self.phase(step) == "compression" else None
+        return self.config.target.pressed if self.phase(step) == "compression" else None
 
     def allowance(self, pressed_loss: float) -> float | None:
         """A bound on what one event may cost; None for that of the options alone."""
@@ -53,6 +55,9 @@ class Phases:
 
     def observe(self, losses: Sequence[float]) -> None:
         """Take in the training losses of the last steps."""
+
+    def seen(self, measured: Measured) -> None:
+        """Take in a measurement on selection data."""
 
     def course_due(self, step: int) -> bool:
         """Whether to call `advance` after this step: in a run that follows a course."""
@@ -66,12 +71,19 @@ class Phases:
         """
         met = compressor.work_target_met and record.row_at >= record.cut_at and not failing
         pressing = self.phase(compressor.steps) == "compression"
-        if pressing and met and record.holds(self.config.target.loss):
+        if pressing and met and record.holds(self.config.target.pressed):
             self.freeze_(compressor.steps)
 
     def freeze_(self, step: int) -> None:
         """The work target is met and the loss held: the anneal starts at this step."""
         self.frozen_at = step
+
+    def is_missed(self, record: RunRecord) -> bool:
+        """Whether a final model that does not hold its target means that the run has failed.
+
+        A pressed run has reached its target if training did.
+        """
+        return record.best_loss is None or record.best_loss > self.config.target.pressed
 
     def advance(
         self, compressor: Compressor, failing: bool, measure: Measure

@@ -12,6 +12,7 @@ import torch
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
 from gaugelasso.runs.structures import describe
@@ -49,11 +50,11 @@ class RunRecord:
         for name in self.to_dict():
             setattr(self, name, values[name])
 
-    def add_losses_(self, losses: Sequence[float], steps: int, target: float) -> None:
-        """Take in the losses of the last steps, of `steps` in all."""
+    def add_losses_(self, losses: Sequence[float], steps: int, target: float | None) -> None:
+        """Take in the losses of the last steps, of `steps` in all; None if no loss is named."""
         numbered = enumerate(losses, steps - len(losses) + 1)
         finite = [(step, loss) for step, loss in numbered if math.isfinite(loss)]
-        if self.reached_at is None:
+        if self.reached_at is None and target is not None:
             self.reached_at = next((step for step, loss in finite if loss <= target), None)
         if self.first_loss is None and finite:
             self.first_loss = finite[0][1]
@@ -82,10 +83,12 @@ class Progress:
 
     row: dict[str, Any]
     end: int
-    loss_target: float
+    loss_target: float | None
     fma_initial: float
     metric_name: str
     seconds_left: float
+    metric_target: float | None = None
+    fma_target: float = 0.0  # 0: none
 
     @property
     def compression(self) -> float:
@@ -129,15 +132,14 @@ def summary(
     record: RunRecord,
     rollbacks: Mapping[str, Any],
     test: HeldOut,
-    selection_loss: float,
+    selection: HeldOut,
 ) -> dict[str, Any]:
-    """summary.json. Its figures are of test data, but for `selection_loss`, by which it ended.
+    """summary.json. Its figures are of test data, but for those of `selection`, which decided.
 
     `structure_step` is when the structure last changed, `held_step` the last checkpoint that
     held the loss target in training before and after it, or the one that the run ended on.
     `rollbacks` is a rollback's state.
     """
-    target = config.target.loss
     return {
         "task": config.task_name,
         "seed": config.train.seed,
@@ -146,13 +148,11 @@ def summary(
         "fma_initial": record.fma_initial,
         "fma_final": compressor.fma,
         "compression": record.fma_initial / compressor.fma if compressor.fma else None,
-        "loss_target": target,
-        "loss": finite(test.loss),
-        "held": test.loss <= target,
+        **_judged(config, compressor, test, selection),
         "metric": {"name": config.task.metric_name, "value": finite(test.metric)},
         "figures": test.figures,
         "evaluated_on": "test",
-        "selection_loss": finite(selection_loss),
+        "selection_loss": finite(selection.loss),
         "target_reached_step": record.reached_at,
         "frozen_step": rollbacks["frozen_at"],
         "structure_step": record.cut_at,
@@ -171,6 +171,27 @@ def summary(
     }
 
 
+def _judged(
+    config: Config, compressor: Compressor, test: HeldOut, selection: HeldOut
+) -> dict[str, Any]:
+    """What was named, the loss, and whether the run has what was named."""
+    target, loss = config.target, finite(test.loss)
+    named, lower_is_better = target.named, config.task.metric_lower_is_better
+    if target.metric is not None:
+        reach = MetricTarget(target.metric, lower_is_better)
+        return {
+            "loss_target": None,
+            "metric_target": target.metric,
+            "loss": loss,
+            "held": reach.is_met(selection.metric),
+            "selection_metric": finite(selection.metric),
+        }
+    if target.kind == "fma":
+        goal = {"fma_target": target.fma}
+        return {"loss_target": None, **goal, "loss": loss, "held": compressor.work_target_met}
+    return {"loss_target": named, "loss": loss, "held": named is None or test.loss <= named}
+
+
 def _shown(loss: float | None) -> str:
     return "none" if loss is None else f"{loss:.4g}"
 
@@ -181,13 +202,38 @@ def finite(value: float) -> float | None:
 
 
 def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:
-    """For a run that missed its loss target."""
+    """For a run that missed its target."""
+    if "fma_target" in summary:
+        return _work_missed_message(summary, checkpoints)
+    if "metric_target" in summary:
+        return _metric_missed_message(summary, checkpoints)
     full = summary["fma_final"] == summary["fma_initial"]
     kept = "nothing was compressed, the full model" if full else "the model as it ended"
     best, target = record.best_loss, summary["loss_target"]
     missed = "never reached" if best is None or best > target else "missed"
+    key, named = "target.loss", f"target.loss = {target}"
+    if reference := summary.get("reference"):
+        key, named = "target.above_full", f"the loss ({reference['named']})"
     return (
-        f"target.loss = {target} was {missed} in {summary['steps']} steps (held-out loss "
+        f"{named} was {missed} in {summary['steps']} steps (held-out loss "
         f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "
-        f"{checkpoints!r}. Raise target.loss or train.steps, or try another compress.lr"
+        f"{checkpoints!r}. Raise {key} or train.steps, or try another compress.lr"
+    )
+
+
+def _work_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
+    return (
+        f"target.fma = {summary['fma_target']:g} was not reached in {summary['steps']} steps: the "
+        f"model ends at {summary['fma_final']:,.0f} FMA per token with a held-out loss of "
+        f"{_shown(summary['loss'])} and is in {checkpoints!r}. Raise target.fma or train.steps"
+    )
+
+
+def _metric_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
+    name, reached = summary["metric"]["name"], summary["selection_metric"]
+    return (
+        f"target.metric = {summary['metric_target']:g} was missed in {summary['steps']} steps: "
+        f"{name} is {_shown(reached)} on selection data, with a held-out loss of "
+        f"{_shown(summary['loss'])}; the model of {summary['fma_final']:,.0f} FMA per token is in "
+        f"{checkpoints!r}. Name another target.metric, or raise train.steps"
     )

@@ -86,7 +86,7 @@ class Rollback(Phases):
         off = self._is_off(record)
         if off is None:
             return
-        pending, holds = self.pending_step, record.holds(self.config.target.loss)
+        pending, holds = self.pending_step, record.holds(self.config.target.pressed)
         if pending is not None and pending <= record.row_at and (off or holds):
             if not off:
                 self._hold_(pending, self.pending_fma)
@@ -112,7 +112,7 @@ class Rollback(Phases):
         """Whether the last interval is off target; None if it has no loss."""
         if record.loss is None or record.first_loss is None:
             return None
-        return off_target(record.loss, self.config.target.loss, record.first_loss)
+        return off_target(record.loss, self.config.target.pressed, record.first_loss)
 
     def _hold_(self, step: int, fma: float) -> None:
         """This checkpoint held the target."""
@@ -141,7 +141,7 @@ class Rollback(Phases):
         every = self.config.train.checkpoint_every
         begun = self.frozen_at is not None and self.saved_at < self.frozen_at
         first = not self.held and self.pending_step is None and record.open_at == step
-        reached = first and record.holds(self.config.target.loss)
+        reached = first and record.holds(self.config.target.pressed)
         return step == self.end or begun or reached or step // every > self.saved_at // every
 
     def before_save_(self, record: RunRecord, step: int, fma: float) -> None:
@@ -149,7 +149,7 @@ class Rollback(Phases):
         self.saved_at = step
         if not self._has_lost(record):
             self.fallback_step = step
-        if not record.holds(self.config.target.loss):
+        if not record.holds(self.config.target.pressed):
             return
         if step == self.frozen_at:
             self._hold_(step, fma)  # no event since the last interval began: confirmed
@@ -207,7 +207,7 @@ class Rollback(Phases):
         checkpoint that held it. Otherwise the run ends on the smallest held checkpoint that also
         holds the target on selection data.
         """
-        target = self.config.target.loss
+        target = self.config.target.pressed
         loss = loss if math.isfinite(loss) else math.inf
         if loss <= target or self.ended_at is not None:
             return Stay()
@@ -232,7 +232,7 @@ class Rollback(Phases):
         for step in self._within_work_target(smallest_first, work_target_met):
             if saved := self.states.first_intact([step]):
                 loss = self.states.selection_loss(saved)
-                if loss <= self.config.target.loss:
+                if loss <= self.config.target.pressed:
                     return saved
                 if loss < bar:
                     better = better or saved

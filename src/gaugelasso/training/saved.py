@@ -10,7 +10,7 @@ from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.tasks import SELECTION
-from gaugelasso.training.evaluation import final_evaluation
+from gaugelasso.training.evaluation import HeldOut, final_evaluation
 
 _logger = logging.getLogger(__name__)
 
@@ -30,11 +30,14 @@ class RunCheckpoints:
         """The newest checkpoint that is undamaged."""
         return self._found(lambda: checkpoint.find(self._home))
 
+    def measured(self, saved: Checkpoint) -> HeldOut:
+        """Loss and metric of a saved model on the data that decide."""
+        model = saved.model(self._device)
+        return final_evaluation(model, self._config, self._device, self._team, SELECTION)
+
     def selection_loss(self, saved: Checkpoint) -> float:
         """The loss of a saved model on the data that decide."""
-        model = saved.model(self._device)
-        config, device, team = self._config, self._device, self._team
-        return final_evaluation(model, config, device, team, SELECTION).loss
+        return self.measured(saved).loss
 
     def _first_intact(self, steps: Iterable[int]) -> Checkpoint | None:
         for step in steps:

@@ -8,7 +8,7 @@ steps before the end, or as soon as the work target is met ("saturation").
 import math
 from dataclasses import dataclass, replace
 
-from gaugelasso.compress.course import Phase
+from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.config import Config
 
 

@@ -32,7 +32,7 @@ class TrainingStep:
         graph = device.startswith("cuda") and config.train.graph
         self.compressor = Compressor(
             model,
-            config.target.loss,
+            0.0 if (named := config.target.named) is None else named,  # until a course sets it
             config.compress,
             probe=self.probe if config.train.probe else None,
             fma_target=config.target.fma,

@@ -6,7 +6,6 @@ carries out what `Rollback` answers. Decides nothing about structure.
 
 import contextlib
 import json
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
@@ -25,7 +25,7 @@ from gaugelasso.distributed import ALONE, Team
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.runs.structures import Structure
 from gaugelasso.signals import StopRequest, stop_requests
-from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
+from gaugelasso.tasks import SELECTION, TEST
 from gaugelasso.training.answers import Answer, EndOn, Stay
 from gaugelasso.training.evaluation import (
     HeldOut,
@@ -35,13 +35,13 @@ from gaugelasso.training.evaluation import (
     final_evaluation,
     samples,
 )
+from gaugelasso.training.opening import check_data, check_named
 from gaugelasso.training.records import Progress, RunRecord, metrics_row, missed_message, summary
+from gaugelasso.training.reference_file import reference_entry
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
 from gaugelasso.training.structure import check_fits
-
-_log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -57,6 +57,7 @@ class Trainer:
         structure: Structure | None = None,
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
+        check_named(config)
         check_fits(config, structure)
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
@@ -74,13 +75,7 @@ class Trainer:
 
     def _open(self, existing: Existing) -> None:
         # First of all: unreadable data must not cost a run that is in the folder already.
-        for stream in (TRAINING, SELECTION, TEST):
-            self.task.batch(1, Draw(self.train.seed, 0, stream), self.device)
-        if (target := self.config.target.loss) < 0:
-            _log.warning(
-                "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
-                "gets there", target,
-            )  # fmt: skip
+        check_data(self.config, self.device)
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
@@ -111,9 +106,10 @@ class Trainer:
             while True:
                 self._train(request)
                 with self._interruptible(request):
-                    loss, met = self._final(SELECTION).loss, self.compressor.work_target_met
-                    answer = self.rollback.at_end(loss, self.record, met)
-                    summary = self._summary(loss) if answer == Stay() else {}
+                    held_out, met = self._final(SELECTION), self.compressor.work_target_met
+                    self.rollback.seen(Measured(held_out.loss, held_out.metric))
+                    answer = self.rollback.at_end(held_out.loss, self.record, met)
+                    summary = self._summary(held_out) if answer == Stay() else {}
                 if summary:
                     return self._finish(summary)
                 self.folder.reopen()
@@ -142,7 +138,7 @@ class Trainer:
                     self._handle_failure("loss or gradient is NaN or infinite")
             step_s = (time.perf_counter() - mark) / (self.compressor.steps - marked_step)
             if self._due("eval"):
-                _, metric = self.evaluate(self.train.eval_batches)
+                metric = self.evaluate(self.train.eval_batches).metric
                 self.record.metric = metric if math.isfinite(metric) else None
             self.record.wall_s = time.perf_counter() - began
             if self._due("log"):
@@ -184,15 +180,18 @@ class Trainer:
         return keep
 
     def _selection_loss(self, thorough: bool) -> float:
-        return self.evaluate(math.ceil(self.train.final_batches / (1 if thorough else 2)))[0]
+        batches = math.ceil(self.train.final_batches / (1 if thorough else 2))
+        measured = self.evaluate(batches)
+        self.rollback.seen(measured)
+        return measured.loss
 
-    def evaluate(self, batches: int) -> tuple[float, float]:
+    def evaluate(self, batches: int) -> Measured:
         """Mean loss and metric on selection data."""
-        loss, metric = evaluate(self.model, self.config, batches, self.device, self.team)
+        measured = evaluate(self.model, self.config, batches, self.device, self.team)
         self.model.train()
         if self.device.startswith("cuda"):  # what is left in use is what training needs
             torch.cuda.empty_cache()
-        return loss, metric
+        return measured
 
     def _due(self, what: str) -> bool:
         """Whether this step is one of every `what`_every, or the last."""
@@ -207,7 +206,7 @@ class Trainer:
     def _read_losses(self) -> None:
         """Take in the losses since the last call, and how many steps were skipped."""
         compressor, record = self.compressor, self.record
-        losses, target = torch.stack(self._losses).tolist(), self.config.target.loss
+        losses, target = torch.stack(self._losses).tolist(), self.config.target.named
         record.add_losses_(losses, compressor.steps, target)
         self.rollback.observe(losses)
         skipped, self.state.failing, self.state.streak = compressor.scalars.counts()
@@ -276,24 +275,25 @@ class Trainer:
         row = metrics_row(self.compressor, self.model, record, name, phase, lr, step_s)
         self.folder.append("metrics.jsonl", row)
         if self.on_progress is not None:
-            end, target = rollback.end, self.config.target.loss
-            left_s = (end - step) * step_s
-            self.on_progress(Progress(row, end, target, record.fma_initial, name, left_s))
+            end, target = rollback.end, self.config.target
+            left_s, work = (end - step) * step_s, target.fma if target.kind == "fma" else 0.0
+            context = (target.named, record.fma_initial, name, left_s)
+            self.on_progress(Progress(row, end, *context, target.metric, work))
 
     def _final(self, stream: int) -> HeldOut:
         return final_evaluation(self.model, self.config, self.device, self.team, stream)
 
-    def _summary(self, selection_loss: float) -> dict[str, Any]:
+    def _summary(self, selection: HeldOut) -> dict[str, Any]:
         test, state = self._final(TEST), self.rollback.to_dict()
         config, record = self.config, self.record
-        return summary(config, self.device, self.compressor, record, state, test, selection_loss)
+        found = summary(config, self.device, self.compressor, record, state, test, selection)
+        return found | reference_entry(config, self.folder.path)
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
-        best, target = self.record.best_loss, self.config.target
-        if not summary["held"] and (target.hold == "final" or best is None or best > target.loss):
+        if not summary["held"] and self.rollback.is_missed(self.record):
             where = str(self.folder.checkpoints)
             raise TargetMissed(missed_message(self.record, summary, where))
         return summary

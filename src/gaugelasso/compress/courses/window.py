@@ -1,4 +1,4 @@
-"""The last training losses: their mean, their noise, and the final loss to aim at."""
+"""What is known of a run's loss: its mean, its noise, and the final loss to aim at."""
 
 import itertools
 import math
@@ -6,11 +6,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 # Losses that the present loss is a mean of, and those that its noise is measured on.
 WINDOW, NOISE_WINDOW = 33, 60
 # The final loss is aimed at this many standard errors below the named one, within these shares.
 ERRORS, LEAST_ROOM, MOST_ROOM = 3.0, 0.01, 0.18
+
+
+class Measured(NamedTuple):
+    """Loss and metric on selection data, and the standard error of the loss if it is known."""
+
+    loss: float
+    metric: float
+    error: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -20,6 +29,13 @@ class LossWindow:
     named: float
     recent: list[float] = field(default_factory=list)
     first_loss: float | None = None
+    # The standard error of the last measurement on selection data; 0 if it is not known.
+    error: float = 0.0
+
+    def seen(self, measured: Measured) -> None:
+        """Take in a measurement on selection data."""
+        if 0 < measured.error < math.inf:
+            self.error = measured.error
 
     def observe(self, losses: Sequence[float]) -> None:
         """Take in the training losses of the last steps."""
@@ -35,8 +51,15 @@ class LossWindow:
 
     @property
     def aim(self) -> float:
-        """The final loss that is aimed at: below the named one by the noise of a measurement."""
-        return self.named - abs(self.named) * _room(tuple(self.recent))
+        """The final loss that is aimed at: below the named one by the noise of a measurement.
+
+        Selection data and other data that the model is not trained on differ by this noise too.
+        """
+        size = abs(self.named)
+        if size in (0.0, math.inf):
+            return self.named
+        share = max(_room(tuple(self.recent)), ERRORS * self.error / size)
+        return self.named - size * min(share, MOST_ROOM)
 
 
 @lru_cache(maxsize=1)  # asked before each step, while the losses change only when they are read
@@ -46,4 +69,4 @@ def _room(losses: tuple[float, ...]) -> float:
     # By differences, so that a falling loss is not taken for noise.
     steps = [b - a for a, b in itertools.pairwise(logs)]
     noise = statistics.pstdev(steps) / math.sqrt(2) if steps else 0.0
-    return min(max(ERRORS * noise / math.sqrt(WINDOW), LEAST_ROOM), MOST_ROOM)
+    return max(ERRORS * noise / math.sqrt(WINDOW), LEAST_ROOM)

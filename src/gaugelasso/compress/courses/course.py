@@ -16,40 +16,38 @@ Decides by numbers alone: knows nothing of models, files or data.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from gaugelasso.compress.course_state import CourseState, Stage
+from gaugelasso.compress.courses.stages import TRIAL, Stages
 
-Phase = Literal["warmup", "compression", "trial", "cooldown"]
-
-# With fewer steps the stages have no room. A time budget is divided into so many ticks, which the
-# course counts in place of steps.
-LEAST_STEPS, TICKS = 20, 10_000
-# The lengths of the stages, as shares of all steps. With these a run has three trials.
-WARMUP, START, TRIAL, PRESS, ANNEAL = 0.05, 0.2, 0.06, 0.12, 0.38
-# The learning rate at the end of an anneal, and at the start of the last one, as shares of the
-# full rate.
-LEAST_RATE, RESTART = 0.05, 0.5
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
 # logarithmic scale, and by at most `MOST_FURTHER`.
-FURTHER, MOST_FURTHER = 0.3, 0.35
+FURTHER, MOST_FURTHER = 0.45, 0.75
 # What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
 LATER = 0.15
-# After a trial that failed, the provisional loss is at most this share of the one that it was.
-TIGHTER = 0.7
-# In the last anneal the pressed loss starts above the final one: by this share of a trial's
-# fall, on a logarithmic scale, and by at most `MOST_ABOVE`.
-ABOVE, MOST_ABOVE = 0.4, 0.7
+# A trial that misses by at most this share of its fall more does not send the run back if another
+# trial follows: the next press is tighter, and the model learns on at its size.
+PATIENCE = 0.15
+# A looser press makes the model smaller, and the fall of a smaller model is less: the loss after a
+# trial grows about as the square of the loss before it. So a provisional loss follows what a trial
+# missed, or had to spare, by this power.
+STEP = 0.5
+# After a trial that failed, the provisional loss is at most and at least these shares of the one
+# that it was.
+TIGHTER, TIGHTEST = 0.7, 0.5
+# In the last anneal the pressed loss starts above the final one: by this share of the fall that is
+# expected, on a logarithmic scale, and by at most `MOST_ABOVE`. Not by the whole fall, because that
+# of a smaller model is less.
+ABOVE, MOST_ABOVE = 0.5, 1.5
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
-LANDING, RELEASED = 0.06, 0.6
+LANDING, RELEASED = 0.1, 0.8
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
@@ -64,47 +62,13 @@ class Answer:
 
 
 @dataclass
-class Course(CourseState):
+class Course(Stages):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
     """
 
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            self.warmup = round(WARMUP * self.steps)
-        if self.anneal < 0:
-            self.anneal = round(ANNEAL * self.steps)
-        if self.least_rate < 0:
-            self.least_rate = LEAST_RATE * self.lr
-        self.grain = max(1, self.steps // 100)
-        self.ends_at = self.ends_at or self._whole(START * self.steps)
-
-    def _whole(self, steps: float) -> int:
-        """A number of steps as a multiple of the grain, at least one."""
-        return max(1, round(steps / self.grain)) * self.grain
-
     # --- before a step --------------------------------------------------------------------
-
-    def phase(self, step: int) -> Phase:
-        """What a step is for."""
-        if step < self.warmup:
-            return "warmup"
-        names: dict[Stage, Phase] = {"start": "compression", "press": "compression"}
-        names |= {"trial": "trial", "anneal": "cooldown"}
-        return names[self.stage]
-
-    def _share(self, step: int) -> float:
-        """Where the rate stands between the least (0) and the full one (1)."""
-        through = (step - self.began_at) / max(self.ends_at - self.began_at, 1)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(through, 1.0)))
-        return {"start": 1.0, "press": 1.0, "trial": cosine, "anneal": RESTART * cosine}[self.stage]
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        return self.least_rate + (self.lr - self.least_rate) * self._share(step)
 
     def pressed_loss(self, step: int) -> float | None:
         """The loss that a step presses towards; None for a step without pressure."""
@@ -116,8 +80,9 @@ class Course(CourseState):
         if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
             return None if self.released else self.aim - room
         if self.released:
-            return RELEASED * self.aim
-        above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
+            return max(RELEASED * self.aim - room, 0.3 * self.named)
+        fall = max(self.fall, 0.0) + self._further()
+        above = math.exp(min(ABOVE * fall, MOST_ABOVE) * self._share(step))
         return max(self.aim - room, 0.3 * self.named) * above
 
     def allowance(self, pressed_loss: float) -> float:
@@ -133,11 +98,6 @@ class Course(CourseState):
 
     # --- after a step ---------------------------------------------------------------------
 
-    def due(self, step: int) -> bool:
-        """Whether to call `advance` after so many steps."""
-        grain_over = step // self.grain > self.advanced_at // self.grain
-        return grain_over or step >= self.ends_at > self.advanced_at
-
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         """Go on to the next stage if this one is over.
 
@@ -148,8 +108,7 @@ class Course(CourseState):
         if self.stage == "start" and step < self.ends_at:
             return self._before_trials(step, fma)
         if self.stage == "anneal":
-            self._steer_anneal(before, step, selection_loss)
-            return Answer()
+            return Answer(keep=self._steer_anneal(before, step, fma, selection_loss))
         if step < self.ends_at:
             return Answer()
         if self.stage != "trial":
@@ -157,9 +116,6 @@ class Course(CourseState):
             self._enter("trial", step, self._whole(TRIAL * self.steps))
             return Answer()
         return self._judge(step, fma, selection_loss(True))
-
-    def _enter(self, stage: Stage, step: int, length: int) -> None:
-        self.stage, self.began_at, self.ends_at = stage, step, min(step + length, self.steps)
 
     def _before_trials(self, step: int, fma: float) -> Answer:
         """Keep the state in which the first provisional loss is reached, to return to."""
@@ -179,36 +135,44 @@ class Course(CourseState):
         self.trials.append({**row, "selection_loss": loss if math.isfinite(loss) else None})
         above = loss - self.aim
         missing = math.log(max(loss, 1e-12) / self.aim) if self.aim > 0 else above
-        enough = loss <= self.named or missing <= self._further() + self._later(step)
-        back = not enough and self.good_at is not None and fma < 0.999 * self.good_fma
-        if loss <= self.named and fma < self.held_fma:
-            self.held_at, self.held_fma = step, fma
+        reach = self._further() + self._later(step)
+        enough = loss <= self.named or missing <= reach
+        patience = PATIENCE * max(self.fall, 0.0) if self._another_trial(step) else 0.0
+        smaller = self.good_at is not None and fma < 0.999 * self.good_fma
+        back = smaller and not enough and missing > reach + patience
+        self._holds(step, fma, loss)
         if back:
             self.too_loose = min(used, self.too_loose or math.inf)
-        else:
+            self.fall = self.good_fall or self.fall
+        elif enough or not smaller:
             self.good_at, self.good_fma = step, fma
-        self.provisional = self._wanted()
-        if self.too_loose is not None:
-            # Losses that never come near zero have a floor: no more than half of the way down.
-            halfway = (self.too_loose + self.named) / 2
-            tighter = TIGHTER * self.too_loose if self.named > 0 else halfway
-            self.provisional = min(self.provisional, max(tighter, halfway))
+            self.good_fall, self.good_loss = self.fall, used
+        self.provisional = self._next_provisional(back, missing)
         self._after_trial(step)
         self.recent = [] if back else self.recent
-        return Answer(keep=not back, return_to=self.good_at if back else None)
+        return Answer(keep=self.good_at == step, return_to=self.good_at if back else None)
 
-    def _after_trial(self, step: int) -> None:
-        """Press again if another trial fits before the last anneal."""
-        press, trial = self._whole(PRESS * self.steps), self._whole(TRIAL * self.steps)
-        if step + press + trial <= self.steps - self.anneal + self.grain:
-            self._enter("press", step, press)
-        else:
-            self._enter("anneal", step, self.steps - step)
+    def _next_provisional(self, back: bool, missing: float) -> float:
+        """What to press towards after a trial; `back` where it sent the run back."""
+        wanted = self._wanted(missing)
+        if self.too_loose is None:
+            return wanted
+        # Losses that never come near zero have a floor: no more than half of the way down.
+        halfway = (self.too_loose + self.named) / 2
+        tighter = TIGHTER * self.too_loose if self.named > 0 else halfway
+        if back and self.good_loss is not None and 0 < self.good_loss < self.too_loose:
+            # Between one that was good and one that was not.
+            wanted = math.sqrt(self.good_loss * self.too_loose)
+        elif back and self.named > 0:
+            wanted = max(wanted, TIGHTEST * self.too_loose)
+        return min(wanted, max(tighter, halfway))
 
-    def end_compression(self, step: int) -> None:
-        """The work target is met: the rest of the run is the last anneal."""
-        if self.stage != "anneal":
-            self._enter("anneal", step, self.steps - step)
+    def _holds(self, step: int, fma: float, loss: float) -> bool:
+        """Whether this is the smallest state so far that has the named loss; noted if it is."""
+        if not (loss <= self.named and fma < self.held_fma):
+            return False
+        self.held_at, self.held_fma, self.held_loss = step, fma, loss
+        return True
 
     def in_doubt(self) -> str | None:
         """A warning after a trial that did not reach the named loss."""
@@ -233,24 +197,35 @@ class Course(CourseState):
         anneals = (self.steps - step) / max(self.anneal, 1)
         return LATER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
 
-    def _wanted(self) -> float:
-        """The provisional loss from which an anneal should lead to the named one."""
+    def _wanted(self, missing: float) -> float:
+        """The provisional loss from which an anneal should lead to the named one.
+
+        The last trial ended above the aim by `missing`, logarithmically.
+        """
         first = self.named if self.first_loss is None else self.first_loss
         way = self.named + WAY * max(first - self.named, 0.0)
         if self.named <= 0:  # a loss that can be negative has no logarithm
             return self.named + FIRST_WAY * (way - self.named)
-        wanted = self.aim * math.exp(self.fall + self._further())
+        wanted = self.loss_before * math.exp(STEP * (self._further() - missing))
         return min(wanted, way, GROWTH * max(self.loss_before, self.named))
 
-    def _steer_anneal(self, before: int, step: int, selection_loss: Measure) -> None:
-        """Correct the pressed loss by what selection data say; `before` is the last call."""
+    def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> bool:
+        """Correct the pressed loss by what selection data say; `before` is the last call.
+
+        Returns whether the present state holds, to end on if the pressure goes too far.
+        """
         landing = step >= self.steps - LANDING * self.steps
         # By intervals passed, not by multiples: with a time budget, steps are ticks of a clock.
         past, now = ((each - self.began_at) // (4 * self.grain) for each in (before, step))
-        if not landing and past == now:
-            return
+        if step >= self.steps or (not landing and past == now):
+            return False
         loss = selection_loss(landing)
         gap = loss - self.loss
         if math.isfinite(gap):
-            self.gap = gap if self.gap is None else 0.7 * self.gap + 0.3 * gap
+            self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
         self.released = landing and not loss <= self.aim
+        if not landing:
+            if not (loss <= self.aim and fma < self.held_fma):
+                return False
+            loss = selection_loss(True)
+        return self._holds(step, fma, loss)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from gaugelasso.compress.loss_window import LossWindow
+from gaugelasso.compress.courses.window import LossWindow
 from gaugelasso.errors import UserError
 
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
-_GIVEN = ("named", "steps", "lr", "warmup", "anneal", "least_rate")
+_GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -45,14 +45,17 @@ class CourseState(LossWindow):
     provisional: float = 0.0
     fall: float = 0.0
     loss_before: float = 0.0
-    # The last state whose trial led to the named loss, or the one before all trials; the least
-    # provisional loss that was too loose.
+    # The last state whose trial led to the named loss, or the one before all trials, with the fall
+    # and the provisional loss of that trial; the least provisional loss that was too loose.
     good_at: int | None = None
     good_fma: float = math.inf
+    good_fall: float | None = None
+    good_loss: float | None = None
     too_loose: float | None = None
-    # The smallest state that had the named loss at the end of its trial.
+    # The smallest state that had the named loss, at the end of a trial or in the last anneal.
     held_at: int | None = None
     held_fma: float = math.inf
+    held_loss: float = math.inf
     # Selection loss minus training loss; whether the landing lets go.
     gap: float | None = None
     released: bool = False
@@ -80,8 +83,9 @@ class CourseState(LossWindow):
         for name in names:
             value = values[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        self.good_fma = math.inf if self.good_fma is None else self.good_fma
-        self.held_fma = math.inf if self.held_fma is None else self.held_fma
+        for name in ("good_fma", "held_fma", "held_loss"):
+            if getattr(self, name) is None:
+                setattr(self, name, math.inf)
 
     def _is_sound(self, name: str, value: Any) -> bool:
         """Whether a field can have this value; None stands for a number not known yet."""

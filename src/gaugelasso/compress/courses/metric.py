@@ -1,0 +1,70 @@
+"""The course of a run that names a metric: the loss that it needs is estimated on the way."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gaugelasso.compress.courses.course import Answer, Course, Measure
+from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.window import Measured
+
+# Before the first trial, selection data are measured once in so many hundredths of all steps.
+MEASURED = 4
+
+
+@dataclass(kw_only=True)
+class MetricCourse(Course):
+    """`goal` is the metric to reach; `named` is the present estimate of the loss for it.
+
+    After each measurement `loss <= named` exactly if the metric is met, so what a course does with
+    a named loss holds for the metric.
+    """
+
+    named: float = 0.0  # not known
+    goal: MetricTarget
+    pairs: list[tuple[float, bool]] = field(default_factory=list)
+    last_metric: float | None = None
+
+    def seen(self, measured: Measured) -> None:
+        super().seen(measured)
+        self.goal.pairs = self.pairs
+        self.goal.see(measured.loss, measured.metric)
+        self._take_over(self.goal.pairs)
+        self.last_metric = measured.metric if math.isfinite(measured.metric) else None
+
+    def _take_over(self, pairs: list[tuple[float, bool]]) -> None:
+        self.pairs = self.goal.pairs = pairs
+        estimate = self.goal.estimate()
+        self.named = 0.0 if estimate is None else estimate
+
+    def pressed_loss(self, step: int) -> float | None:
+        return super().pressed_loss(step) if self.pairs else None
+
+    def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
+        """As of a named loss; before the first trial there are measurements for the estimate."""
+        past, now = (each // (MEASURED * self.grain) for each in (self.advanced_at, step))
+        if self.stage == "start" and step >= self.warmup and past < now:
+            selection_loss(False)
+        return super().advance(step, fma, selection_loss)
+
+    def in_doubt(self) -> str | None:
+        if super().in_doubt() is None:
+            return None
+        last = self.trials[-1]
+        return (
+            f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
+            f"{last['fma']:,.0f} FMA per token has a metric of {self.last_metric}, short of the "
+            f"named {self.goal.value:g}; its loss is {last['selection_loss']:.4g}, and about "
+            f"{self.named:.4g} should do"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "pairs": [list(pair) for pair in self.pairs]}
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        super().load_(values)
+        self._take_over([(loss, met) for loss, met in self.pairs])
+
+    def _is_sound(self, name: str, value: Any) -> bool:
+        return MetricTarget.are_pairs(value) if name == "pairs" else super()._is_sound(name, value)

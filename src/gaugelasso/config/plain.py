@@ -1,0 +1,28 @@
+"""Plain training with the settings of a run: no pressure, warm-up and one anneal."""
+
+from dataclasses import replace
+
+from gaugelasso.config import Config
+from gaugelasso.config.target import TargetConfig
+
+# The keys that plain training sets, beside those of [target].
+PLAIN_KEYS = (
+    "compress.solver", "compress.rho", "train.steps", "train.warmup", "train.cooldown",
+    "train.saturation",
+)  # fmt: skip
+# Every loss is within it. A run that misses its target goes back and anneals again, and plain
+# training has the run's number of steps and no more.
+_ANY_LOSS = 1e30
+
+
+def plain(config: Config, steps: int, cooldown: int) -> Config:
+    """The config of plain training, with so many steps and so long an anneal."""
+    warmup = min(config.train.warmup, steps)
+    cooldown = min(cooldown, steps - warmup)
+    return replace(
+        config,
+        # Pressed: the plain schedule, without trial anneals and returns.
+        target=TargetConfig(loss=_ANY_LOSS, hold="pressed"),
+        compress=replace(config.compress, solver="fixed", rho=0.0),
+        train=replace(config.train, steps=steps, warmup=warmup, cooldown=cooldown, saturation=0),
+    )

@@ -1,0 +1,29 @@
+"""Checks before a run folder is opened: what cannot be trained must not cost a run in it."""
+
+import logging
+
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError
+from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
+
+_log = logging.getLogger(__name__)
+
+
+def check_named(config: Config) -> None:
+    """UserError if the loss of the full model, which the config refers to, is not known yet."""
+    if config.target.kind == "above_full" and config.target.reference_loss is None:
+        raise UserError(
+            "target.above_full needs the loss of the full model: train it first with "
+            "gaugelasso.training.reference.with_reference, or set target.reference_loss"
+        )
+
+
+def check_data(config: Config, device: str) -> None:
+    """Read one example of each stream. A named loss below zero is warned of."""
+    for stream in (TRAINING, SELECTION, TEST):
+        config.task.batch(1, Draw(config.train.seed, 0, stream), device)
+    if (named := config.target.named or 0.0) < 0:
+        _log.warning(
+            "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
+            "gets there", named,
+        )  # fmt: skip
