@@ -19,11 +19,11 @@ import torch
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.bench.stopwatch import in_turns, matrix_rate, quartiles
 from gaugelasso.compress import pricing
-from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.kernels import reference_kernels
+from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.models.own import OwnModel
 from gaugelasso.runs import checkpoint
