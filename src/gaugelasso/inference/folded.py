@@ -16,6 +16,7 @@ from gaugelasso.inference.operators import (
     Reader,
     StreamOrder,
 )
+from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import SpecError, Transformer, operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -45,7 +46,8 @@ class FoldedModel(nn.Module):
         if align < 1:
             raise SpecError(f"align = {align}: must be at least 1")
         self.spec = model.spec()
-        self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms or Form())
+        forms = forms or _usual(device, dtype)
+        self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms)
         size = len(self.spec.sites)
         order = site_order(self.spec) if reorder else torch.arange(size)
         folding = Folding(inverse(order), dtype, int8, align)
@@ -125,6 +127,12 @@ class FoldedModel(nn.Module):
         for part in self.operators.values():
             yield number, part
             number += isinstance(part, Attention)
+
+
+def _usual(device: torch.device, dtype: torch.dtype) -> Form:
+    """What is mostly fastest, where nothing was measured."""
+    kernels = device.type == "cuda" and available() and dtype is not torch.float64
+    return Form("fused", "fused", "narrow") if kernels else Form()
 
 
 def _for_all(model: Transformer, form: Form) -> dict[str, Form]:

@@ -83,7 +83,8 @@ def _blocks(
         for step in range(1, text.new + 1):
             last = step == text.new
             if last or step - shown == block:
-                yield decoder.out[:real, : step - shown].cpu()
+                # A copy: the next block overwrites it.
+                yield decoder.out[:real, : step - shown].clone().cpu()
                 shown = step
                 if last or decoder.stopped.all():
                     return

@@ -1,8 +1,8 @@
 """Inference as CUDA graphs: one launch for a pass over whole sequences, one for a new token.
 
 A graph has fixed sizes, so inputs are padded to a bucket: the next powers of two of batch and
-length, or a size that was reserved. A batch that decodes has a cache and a step of its own. On a CPU
-the same code calls the model directly.
+length, or a size that was reserved. A batch that decodes has a cache and a step of its own. On a
+CPU the same code calls the model directly.
 """
 
 from collections import OrderedDict
@@ -32,8 +32,8 @@ class Captured:
     """An `InferenceModel`, called with the same arguments; results are the same.
 
     On a GPU the first call of a bucket runs directly, the second captures the graph. The least
-    recently used of more than `limit` graphs is dropped. `gpu` (default: where the model is) chooses
-    the sizes and the draws of a GPU on any device.
+    recently used of more than `limit` graphs is dropped. `gpu` (default: where the model is)
+    chooses the sizes and the draws of a GPU on any device.
     """
 
     def __init__(self, model: InferenceModel, *, limit: int = LIMIT, gpu: bool | None = None):
@@ -66,6 +66,9 @@ class Captured:
         last: bool = False,
     ) -> Tensor:
         """As `InferenceModel.forward`."""
+        if not self.gpu:
+            direct: Tensor = self.model(inputs, lengths, padding=padding, last=last)
+            return direct
         batch, length = inputs.shape[:2]
         self.model.check_length(length)
         if lengths is not None and padding == "left":

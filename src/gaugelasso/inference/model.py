@@ -17,6 +17,7 @@ from gaugelasso.inference.folded import FoldedModel
 from gaugelasso.inference.operators import Attention, Form, StreamOrder
 from gaugelasso.inference.padding import Side, rolled
 from gaugelasso.inference.products import without_onednn
+from gaugelasso.inference.stream import uses_kernels
 from gaugelasso.models import Transformer
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ class InferenceModel(FoldedModel):
         cache.longest += 1
         seen = cache.length if static else cache.longest
         at = cache.positions[:, None]
-        mask = (torch.arange(seen, device=tokens.device) <= at)[:, None, None]
+        mask = None  # the kernel needs the positions alone
+        if not uses_kernels(self.embedding.table):
+            mask = (torch.arange(seen, device=tokens.device) <= at)[:, None, None]
         with self._products():
             x = self.embedding(tokens[:, None], at)
             for index, operator in self.numbered():
@@ -230,4 +233,3 @@ class InferenceModel(FoldedModel):
 
     def _products(self) -> AbstractContextManager[None]:
         return nullcontext() if self.onednn else without_onednn()
-

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import AttentionForm, attend
+from gaugelasso.inference.attention import AttentionForm, attend, fits_narrow
 from gaugelasso.inference.cache import CacheRows
 from gaugelasso.inference.stream import (
     Read,
@@ -133,7 +133,8 @@ class Attention(nn.Module):
         self.form = form
         self.heads, self.groups = part.query.shape[1], part.key.shape[1]
         self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
-        self.wide_k, self.wide_v = self._padded(folding.align)
+        self.align = folding.align
+        self.wide_k, self.wide_v = self.widths(form.attention)
         # The softmax scale in the queries' map is exact: the rotation after it is linear.
         queries, keys = (part.query * part.softmax_scale).flatten(2), part.key.flatten(2)
         maps = [widened(each, 2, self.wide_k) for each in (queries, keys)]
@@ -152,12 +153,14 @@ class Attention(nn.Module):
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)
 
-    def _padded(self, align: int) -> tuple[int, int]:
-        """Widths of heads on a device that pads: multiples of 8, and equal ones for SDPA."""
-        if align == 1:
+    def widths(self, form: AttentionForm) -> tuple[int, int]:
+        """d_k and d_v; where widths are padded, multiples of 8, and equal ones for SDPA."""
+        if self.align == 1:
             return self.d_k, self.d_v
         keys, values = aligned(self.d_k), aligned(self.d_v)
-        return (keys, values) if self.form.attention == "narrow" else (max(keys, values),) * 2
+        if form == "narrow" and fits_narrow(keys, values):
+            return keys, values
+        return (max(keys, values),) * 2
 
     def project(
         self,
@@ -217,11 +220,17 @@ class Attention(nn.Module):
         return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
 
     def attend_one(
-        self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, seen: int, mask: Tensor
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        seen: int,
+        mask: Tensor | None,
     ) -> Tensor:
         """One token of every sequence, over a cache [B, G, L, d] up to the token's position.
 
-        `mask` is of the first `seen` positions, which contain all of them.
+        `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
         """
         if uses_kernels(q):
             from gaugelasso.kernels.gpu import decoding

@@ -26,7 +26,7 @@ WriteForm = Literal["scatter", "window", "spread", "fused"]
 
 
 def uses_kernels(tensor: Tensor) -> bool:
-    """Whether Triton kernels compute on this tensor: not in a trace, which is for other programs."""
+    """Whether Triton kernels compute on this tensor: not in a trace, which others will run."""
     return fused(tensor) and not torch.compiler.is_compiling()
 
 

@@ -194,5 +194,3 @@ def exponential_(noise: Tensor, seeds: Tensor, counts: Tensor) -> None:
     batch, size = noise.shape
     block = 256
     _exponential[(batch, triton.cdiv(size, block))](seeds, counts, noise, size, BV=block)
-
-
