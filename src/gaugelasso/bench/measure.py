@@ -221,8 +221,8 @@ def bench_inference(
 ) -> dict[str, Row]:
     """Measure the latency of one sequence and the throughput of a batch, the models in turns.
 
-    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form,
-    tuned for each of the two sizes, in the precision of the config, on a GPU as a CUDA graph.
+    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form
+    (on a GPU, a CUDA graph), tuned for each of the two sizes, in the precision of the config.
     """
     dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
     rows: dict[str, Row] = {}
@@ -243,9 +243,8 @@ def bench_inference(
         for name, model in models.items():
             serving[name] = partial(serve, model)
             if f"{name}-served" in rows and isinstance(model, Transformer):
-                form = tuned(model, inputs, dtype=dtype).captured()
-                form.reserve(*inputs.shape[:2])
-                serving[f"{name}-served"] = partial(form, inputs)
+                captured = tuned(model, inputs, dtype=dtype).captured()
+                serving[f"{name}-served"] = partial(captured.reserve(*inputs.shape[:2]), inputs)
         for name, times in in_turns(serving, device, repeats).items():
             rows[name][figure] = statistics.median(times)
             rows[name]["quartiles"][figure] = quartiles(times)

@@ -45,10 +45,11 @@ class Captured:
         self._passes: _Recent[_Pass] = _Recent(limit)
         self._decoders: _Recent[Decoder] = _Recent(limit)
 
-    def reserve(self, batch: int, length: int) -> None:
-        """Give this size a bucket of its own: without padding, and with a graph of its own."""
+    def reserve(self, batch: int, length: int) -> "Captured":
+        """Give this size a bucket of its own, without padding; returns itself."""
         self.model.check_length(length)
         self._sizes.add((batch, length))
+        return self
 
     def bucket(self, batch: int, length: int) -> tuple[int, int]:
         """The size that such inputs are padded to."""
@@ -163,7 +164,7 @@ class Decoder:
 
     `cache.longest` is the caller's to keep: a captured step does not run the model's own code.
     With `gpu`, every step has the same shapes and draws are of `noise`; else they are those of one
-    `torch.Generator` per sequence.
+    `torch.Generator` per sequence. Outputs that are no tokens of the model are not drawn.
     """
 
     def __init__(
@@ -182,12 +183,13 @@ class Decoder:
         self.stopped = torch.zeros(batch, dtype=torch.bool, device=device)
         self.out = torch.zeros(batch, block, dtype=torch.long, device=device)
         self._at = torch.zeros(1, dtype=torch.long, device=device)
-        self._stops = torch.zeros(model.spec.outputs, dtype=torch.bool, device=device)
+        tokens = min(model.spec.inputs, model.spec.outputs)
+        self._stops = torch.zeros(tokens, dtype=torch.bool, device=device)
         self._seeds = torch.zeros(batch, dtype=torch.long, device=device)
         self._counts = torch.zeros(batch, dtype=torch.long, device=device)
         self._generators: Sequence[torch.Generator] = ()
         precision = statistics_dtype(model.dtype)
-        self._noise = torch.ones(batch, model.spec.outputs, dtype=precision, device=device)
+        self._noise = torch.ones(batch, tokens, dtype=precision, device=device)
         self._prompts: dict[int, tuple[Tensor, Tensor, GraphedStep]] = {}
         self._graph = device.type == "cuda"
         self._step = GraphedStep(self._advance, self._graph)
@@ -246,7 +248,8 @@ class Decoder:
                 exponential_(self._noise, self._seeds, self._counts)
             else:
                 refresh_(self._noise, self._generators)
-        drawn = self.sampling.draw(logits.to(self._noise.dtype), self._noise)
+        logits = logits[:, : self._noise.shape[1]].to(self._noise.dtype)
+        drawn = self.sampling.draw(logits, self._noise)
         shown = torch.where(self.stopped, NOTHING, drawn)
         self.out.index_copy_(1, self._at, shown[:, None])
         self.drawn.copy_(drawn)

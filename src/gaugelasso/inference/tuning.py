@@ -27,14 +27,14 @@ from gaugelasso.inference.operators import (
 )
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
-from gaugelasso.kernels.cuda_graph import GraphedStep
+from gaugelasso.kernels.cuda_graph import capture_repeated
 from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import Transformer
 
 Name = TypeVar("Name", bound=Hashable)
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
-# Replays of a graph between two readings of the device's clock.
-REPLAYS = 5
+# Calls of an action between two readings of the device's clock, in one graph.
+CALLS = 5
 
 
 @torch.inference_mode()
@@ -88,27 +88,17 @@ def fastest(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple
 
 def fastest_graph(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
     """As `fastest`, of actions on a GPU that are captured; the device's own clock counts."""
-
-    def steps(action: Callable[[], object]) -> GraphedStep:
-        def step() -> None:
-            action()
-
-        return GraphedStep(step)
-
-    graphs = {name: steps(action) for name, action in actions.items()}
-    for graph in graphs.values():
-        for _ in range(3):  # directly, captured, and once more to be warm
-            graph()
+    graphs = {name: capture_repeated(action, CALLS) for name, action in actions.items()}
     times: dict[Name, list[float]] = {name: [] for name in actions}
-    for _ in range(repeats):
+    for turn in range(repeats + 1):
         for name, graph in graphs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            for _ in range(REPLAYS):
-                graph()
+            graph.replay()
             end.record()
             end.synchronize()
-            times[name].append(start.elapsed_time(end) / 1000 / REPLAYS)
+            if turn:
+                times[name].append(start.elapsed_time(end) / 1000 / CALLS)
     best = min(times, key=lambda name: min(times[name]))
     return best, min(times[best])
 
@@ -124,7 +114,10 @@ def _tuned_for_gpu(
         forms, _ = parts.choose()
         made[order] = InferenceModel(model, dtype=dtype, int8=int8, forms=forms, stream=order)
     ways = {order: partial(each, inputs) for order, each in made.items()}
-    return made[fastest_graph(ways, repeats)[0]]
+    best = made[fastest_graph(ways, repeats)[0]]
+    if model.sites.is_cuda:
+        torch.cuda.empty_cache()  # the memory of all the graphs
+    return best
 
 
 class _Parts:
@@ -146,9 +139,9 @@ class _Parts:
         # On a GPU without Triton the forms with kernels would be their references.
         self.kernels = self.gpu and available() and dtype is not torch.float64
         # One model per form, from which the parts are taken.
-        forms: list[tuple[ReadForm, WriteForm]] = [
-            ("gather", "scatter"), ("window", "window"), ("gather", "spread"),
-        ]  # fmt: skip
+        forms: list[tuple[ReadForm, WriteForm]] = [("gather", "scatter"), ("window", "window")]
+        if not self.gpu:
+            forms.append(("gather", "spread"))
         if self.kernels:
             forms.append(("fused", "fused"))
         self.attentions: list[AttentionForm] = ["sdpa", "narrow" if self.kernels else "blocks"]
