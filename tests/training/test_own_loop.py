@@ -21,7 +21,7 @@ from gaugelasso import (
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
-from tests.tiny_runs import CLOCK, plain, read
+from tests.tiny_runs import CLOCK, finish, plain, read
 
 STEPS, NAMED = 160, 2.0
 TASK = Retrieval(vocabulary=8, modulus=2, length=6)
@@ -73,6 +73,59 @@ def test_it_is_a_run_folder_like_any_other(whole: Path, gaugelasso: Command) -> 
     assert f"{summary['fma_final']:,.0f}" in out
     assert gaugelasso("report", whole)[0] == 0
     assert (whole / "report" / "index.html").exists()
+
+
+def test_a_row_has_phase_and_rate_of_its_steps(whole: Path) -> None:
+    """Also where a stage ends: not those of the stage that follows."""
+    logged = {row["step"]: (row["phase"], row["lr"]) for row in rows(whole, "metrics.jsonl")}
+    trials = [step for step in logged if step > 1 and logged[step][0] == "trial"]
+    starts = [step for step in trials if step - 1 not in trials]
+    ends = [step for step in trials if step + 1 not in trials]
+    # A trial begins at the full rate of the press before it, and ends near the least one.
+    assert len(starts) == len(ends) == 3
+    assert [logged[step][1] for step in starts] == [pytest.approx(0.04)] * 3
+    assert all(logged[step][1] < 0.003 for step in ends)
+    assert all(logged[step + 1][1] >= 0.029 for step in ends)
+
+
+def test_a_summary_has_what_every_summary_has(whole: Path, tmp_path: Path) -> None:
+    trained = read(finish(tmp_path) / "summary.json")
+    summary = read(whole / "summary.json")
+    assert summary.keys() == trained.keys()
+    assert summary["precision"] == "float32"
+    assert summary["frozen_step"] is None
+
+
+def test_the_summary_names_when_the_work_target_was_met(tmp_path: Path) -> None:
+    loop(tmp_path / "run", loss_target=None, fma_target=300.0)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert 0 < summary["structure_step"] <= summary["frozen_step"] < STEPS
+
+
+def test_a_resumed_loop_knows_of_its_returns(tmp_path: Path) -> None:
+    """Their number, and when the structure last changed: in the state that it went back to."""
+
+    def doubtful() -> dict[str, Any]:
+        """Small models have a loss of 9 on selection data."""
+        model = small()
+        return {"model": model, "evaluate": lambda: 9.0 if sizes(model) < 100 else 1.5}
+
+    def sizes(model: Transformer) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    loop(whole, **doubtful())
+    loop(resumed, 130, **doubtful()).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    loop(resumed, resume=True, **doubtful())
+    one, other = (read(run / "summary.json") for run in (whole, resumed))
+    events = rows(whole, "events.jsonl")
+    back = [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+    assert back[0] == (71, 42)
+    assert back[-1][0] == STEPS  # the run ends on a state that it kept
+    assert one["returns"] == other["returns"] == len(back)
+    cuts = [e["step"] for e in events if e["dropped"] and e["step"] <= back[-1][1]]
+    assert one["structure_step"] == other["structure_step"] == cuts[-1]
+    assert one["held"]
 
 
 @pytest.mark.parametrize("stop", [20, 75, 150])
