@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "plugins": {"errors", "files"},
     "models": {"errors", "axes", "kernels", "files", "plugins"},
+    "inference": {"kernels", "models"},
     "compress": {"errors", "axes", "kernels", "distributed"},
     "checking": {"axes", "compress", "errors"},
     "runs": {"errors", "version", "axes", "files", "plugins", "models"},
@@ -32,13 +33,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sweeps": {"errors", "signals", "files", "runs"},
     "bench": {
-        "errors", "axes", "kernels", "models", "compress", "runs", "tasks", "config", "training",
+        "errors", "axes", "kernels", "models", "inference", "compress", "runs", "tasks", "config",
+        "training",
     },
     "baselines": {"errors", "files", "models", "runs", "config", "sweeps", "bench"},
     "report": {"errors", "files", "runs"},
     "cli": {
-        "errors", "version", "signals", "axes", "distributed", "models", "plugins", "checking",
-        "runs", "tasks", "config", "training", "sweeps", "bench", "baselines", "report",
+        "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",
+        "checking", "runs", "tasks", "config", "training", "sweeps", "bench", "baselines", "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {

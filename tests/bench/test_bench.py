@@ -205,7 +205,16 @@ def test_a_run_is_served_beside_its_ancestor_and_a_uniform_model(tmp_path: Path)
     config = tiny(tmp_path, target__loss=10.0)
     summary = Trainer(config, run).run()
     rows = dict(bench_run(run, "run", config, "cpu", repeats=3))
-    assert list(rows) == ["run-ancestor-cpu", "run-uniform-cpu", "run-compressed-cpu"]
+    kinds = ("ancestor", "uniform", "compressed")
+    names = [f"run-{kind}{form}-cpu" for kind in kinds for form in ("", "-served")]
+    assert list(rows) == names
+    for kind in kinds:
+        plain, served = rows[f"run-{kind}-cpu"], rows[f"run-{kind}-served-cpu"]
+        assert (plain["model"], plain["form"]) == (kind, "training")
+        assert (served["model"], served["form"]) == (kind, "inference")
+        assert plain["fma"] == served["fma"]
+    memory = [rows[f"run-{kind}-served-cpu"]["weight_bytes"] for kind in ("compressed", "ancestor")]
+    assert memory[0] < memory[1]
     ways = pricing.ACCOUNTINGS["fma"]
     model = Transformer(load_spec(run))
     count = pricing.total_fma(model.axis_table(), ways, named_tensors(model))
@@ -227,6 +236,23 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     assert "3.00×" in output.getvalue()
     assert "2.00 ms ±5%" in output.getvalue()
     assert "not rounded" not in output.getvalue()
+
+
+def test_the_speedup_is_over_the_ancestor_in_the_same_form() -> None:
+    rows = {
+        f"r-{model}-{form}-cpu": served_row(model, speed) | {"form": form}
+        for model, form, speed in (
+            ("ancestor", "training", 1000.0),
+            ("compressed", "training", 3000.0),
+            ("ancestor", "inference", 2000.0),
+            ("compressed", "inference", 8000.0),
+        )
+    }
+    output = io.StringIO()
+    print_bench(rows, Console(file=output, width=120))
+    assert "3.00×" in output.getvalue()
+    assert "4.00×" in output.getvalue()
+    assert "8.00×" not in output.getvalue()
 
 
 def served_row(model: str, speed: float, high: float = 2.1) -> dict[str, Any]:

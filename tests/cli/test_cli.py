@@ -435,7 +435,8 @@ def test_bench_times_a_step_and_a_run(
     kept = json.loads(file.read_text())
     assert [row["work"] for row in kept["rows"]] == ["tiny"]
     models = ["ancestor", "uniform", "compressed"]
-    assert [row["work"] for row in kept["inference"]] == [f"mine-{model}-cpu" for model in models]
+    names = [f"mine-{model}{form}-cpu" for model in models for form in ("", "-served")]
+    assert [row["work"] for row in kept["inference"]] == names
 
 
 def test_bench_rounds_widths_up(

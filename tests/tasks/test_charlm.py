@@ -1,5 +1,6 @@
 """The character language model: windows, figures, its runs and commands."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -15,9 +16,11 @@ from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
+from gaugelasso.models.decoding import sample
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results import collect_results
 from gaugelasso.report.tables import before_after
+from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.tasks import SELECTION, TASKS, TEST, TRAINING, CharLM, Draw
 from gaugelasso.tasks.text import readable
 from gaugelasso.training.evaluation import evaluate, predictor
@@ -275,6 +278,21 @@ def test_generate_continues_the_prompt(run: Path, gaugelasso: Command) -> None:
     greedy = [gaugelasso("generate", run, "--temperature", 0, "--seed", s)[1] for s in (0, 1)]
     assert greedy[0] == greedy[1]
     assert greedy[0] == gaugelasso("generate", run, "--top-k", 1)[1]
+
+
+def test_generate_writes_the_tokens_of_the_plain_decoder(run: Path, gaugelasso: Command) -> None:
+    """Also past the model's length."""
+    model = load_model(run).eval()
+    generator = torch.Generator().manual_seed(5)
+    tokens = sample(model, b"The ", temperature=0.7, top_k=9, generator=generator)
+    expected = "".join(readable([*b"The ", *itertools.islice(tokens, 90)]))
+    options = ("--temperature", 0.7, "--top-k", 9, "--seed", 5, "--length", 90, "--device", "cpu")
+    assert model.initial_spec.length < 90
+    assert gaugelasso("generate", run, "--prompt", "The ", *options)[1] == expected + "\n"
+    narrow = gaugelasso("generate", run, "--top-p", 1e-9, "--device", "cpu")[1]
+    assert narrow == gaugelasso("generate", run, "--temperature", 0, "--device", "cpu")[1]
+    code, _, err = gaugelasso("generate", run, "--top-p", 0)
+    assert (code, "top_p = 0.0: must be above 0" in err) == (2, True)
 
 
 def test_generate_explains_its_errors(run: Path, tmp_path: Path, gaugelasso: Command) -> None:

@@ -22,6 +22,7 @@ from gaugelasso.compress import pricing
 from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.errors import UserError
+from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.models.own import OwnModel
@@ -32,7 +33,7 @@ from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.tasks.protocol import positions
-from gaugelasso.training.evaluation import autocast, configure_cpu_
+from gaugelasso.training.evaluation import autocast, configure_cpu_, in_bfloat16
 from gaugelasso.training.step import TrainingStep
 
 Row = dict[str, Any]
@@ -212,13 +213,25 @@ def uniform_like(config: Config, fma: float) -> TransformerSpec:
 
 @torch.inference_mode()
 def bench_inference(
-    models: Mapping[str, Compressible], config: Config, device: str, repeats: int
+    models: Mapping[str, Compressible],
+    config: Config,
+    device: str,
+    repeats: int,
+    served: bool = False,
 ) -> dict[str, Row]:
-    """Measure the latency of one sequence and the throughput of a batch, the models in turns."""
-    rows: dict[str, Row] = {
-        name: {"fma": work_per_token(model.to(device).eval()), "quartiles": {}}
-        for name, model in models.items()
-    }
+    """Measure the latency of one sequence and the throughput of a batch, the models in turns.
+
+    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form,
+    tuned for each of the two sizes, in the precision of the config.
+    """
+    dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
+    rows: dict[str, Row] = {}
+    for name, model in models.items():
+        fma = work_per_token(model.to(device).eval())
+        rows[name] = {"model": name, "form": "training", "fma": fma, "quartiles": {}}
+        if served and isinstance(model, Transformer):
+            form = {"model": name, "form": "inference", "fma": fma, "quartiles": {}}
+            rows[f"{name}-served"] = form | _memory(InferenceModel(model, dtype=dtype))
     for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
 
@@ -226,7 +239,11 @@ def bench_inference(
             with reference_kernels(not config.train.fused), autocast(config, device):
                 model(inputs)
 
-        serving = {name: partial(serve, model) for name, model in models.items()}
+        serving: dict[str, Callable[[], Any]] = {}
+        for name, model in models.items():
+            serving[name] = partial(serve, model)
+            if f"{name}-served" in rows and isinstance(model, Transformer):
+                serving[f"{name}-served"] = partial(tuned(model, inputs, dtype=dtype), inputs)
         for name, times in in_turns(serving, device, repeats).items():
             rows[name][figure] = statistics.median(times)
             rows[name]["quartiles"][figure] = quartiles(times)
@@ -235,12 +252,20 @@ def bench_inference(
     return rows
 
 
+def _memory(served: InferenceModel) -> Row:
+    figures: Row = {"weight_bytes": served.weight_bytes}
+    if served.generates:
+        figures["cache_bytes_per_token"] = served.cache_bytes_per_token
+    return figures
+
+
 def bench_run(
     run: Path, work: str, config: Config, device: str, repeats: int
 ) -> Iterator[tuple[str, Row]]:
     """Time a run's model, its initial one and a uniform one of equal work, on each device.
 
-    How to narrow a model of the user is not known, so it has no uniform one.
+    Each also in its inference form. How to narrow a model of the user is not known, so it has no
+    uniform one, and it has no inference form.
     """
     compressed = checkpoint.load_model(run)
     models = {"ancestor": Structure.read(run / "initial.json").build()}
@@ -248,8 +273,8 @@ def bench_run(
         models["uniform"] = Transformer(uniform_like(config, work_per_token(compressed)))
     models["compressed"] = compressed
     for kind in dict.fromkeys(["cpu", device]):
-        for name, row in bench_inference(models, config, kind, repeats).items():
-            yield f"{work}-{name}-{kind}", {"model": name, "device": kind, **row}
+        for name, row in bench_inference(models, config, kind, repeats, served=True).items():
+            yield f"{work}-{name}-{kind}", {"device": kind, **row}
 
 
 def default_file(device: str) -> Path:

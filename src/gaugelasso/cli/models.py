@@ -1,11 +1,10 @@
 """Commands that run one model: train, eval, generate, show."""
 
 import logging
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from gaugelasso.cli.arguments import (
@@ -26,8 +25,8 @@ from gaugelasso.cli.show import show_divisions
 from gaugelasso.config import Config, run_config
 from gaugelasso.distributed import Team, join
 from gaugelasso.errors import UserError
+from gaugelasso.inference import InferenceModel, Sampling, generate_blocks
 from gaugelasso.models import Transformer
-from gaugelasso.models.decoding import sample
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_model, load_structure
@@ -42,6 +41,9 @@ from gaugelasso.training.reference import needs_reference, with_reference
 from gaugelasso.training.reference_file import load_reference
 from gaugelasso.training.resume import warn_changed_code
 from gaugelasso.training.trainer import Trainer
+
+# Bytes that `generate` prints at once: the host waits for the device after so many.
+_SHOWN_TOGETHER = 8
 
 
 def train(
@@ -66,6 +68,8 @@ def train(
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --set train.seed=7
 
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --resume
+
+    Example: gaugelasso train configs/ff31/small.toml --out runs/near --set target.above_full=0.1
 
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/again --structure runs/demo
     """
@@ -175,12 +179,18 @@ def generate(
     top_k: Annotated[
         int, typer.Option(min=0, help="Sample from this many most likely bytes; 0: from all.")
     ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Sample from the fewest bytes whose probabilities sum to this."),
+    ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     device: Device = None,
 ) -> None:
     """Generate text with a language model.
 
     Example: gaugelasso generate runs/books --prompt "It was a " --length 200
+
+    Example: gaugelasso generate runs/books --temperature 0.7 --top-p 0.95 --seed 3
     """
     settings = run_config(run)
     if not isinstance(settings.task, CharLM):
@@ -195,11 +205,15 @@ def generate(
             f"{str(run)!r}: its model is a {type(model).__name__}; generate needs the built-in "
             "transformer"
         )
-    generator = torch.Generator(where).manual_seed(seed)
+    served = InferenceModel(model)
     # Python decodes bytes that are not UTF-8 to surrogates; this restores the bytes.
     start = prompt.encode(errors="surrogateescape")
-    tokens = sample(model, start, temperature=temperature, top_k=top_k, generator=generator)
-    for piece in readable(chain(start, islice(tokens, length))):
+    sampling = Sampling(temperature, top_k, top_p)
+    blocks = generate_blocks(
+        served, [start], length, sampling=sampling, seeds=[seed], slide=True, block=_SHOWN_TOGETHER
+    )
+    tokens = (token for block in blocks for token in block[0].tolist())
+    for piece in readable(chain(start, tokens)):
         typer.echo(piece, nl=False)
     typer.echo()
 

@@ -99,29 +99,36 @@ def _between(row: Mapping[str, Any], key: str) -> str:
 
 
 def serving_table(rows: Rows) -> Table:
-    ancestors = {row["device"]: row for row in rows.values() if row["model"] == "ancestor"}
+    ancestors = {_place(row): row for row in rows.values() if row["model"] == "ancestor"}
     lines = [
         [
             row["model"],
+            row.get("form", "training"),
             row["device"],
             count(row["fma"]),
             f"{milliseconds(row['latency_ms'])} {_percent(_spread(row, 'latency_ms'))}",
             f"{count(row['tokens_per_s'])} {_percent(_spread(row, 'batch_ms'))}",
-            ratio(row["tokens_per_s"] / ancestors[row["device"]]["tokens_per_s"]),
+            ratio(row["tokens_per_s"] / ancestors[_place(row)]["tokens_per_s"]),
         ]
         for row in rows.values()
     ]
     note = (
         "Latency of one sequence; throughput of a training batch. Medians ± half the interquartile "
         "range. Ancestor: the model before compression. Uniform: the ancestor with all widths "
-        "narrowed evenly to the work of the compressed model."
+        "narrowed evenly to the work of the compressed model. The speedup is over the ancestor in "
+        "the same form: that of training, or the inference form with the fastest operators."
     )
     headers = [
         "model",
+        "form",
         "device",
         "FMA per token",
         "latency",
         "tokens/s",
         "speedup over the ancestor",
     ]
-    return Table("Serving", headers, lines, note, left=(0, 1))
+    return Table("Serving", headers, lines, note, left=(0, 1, 2))
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["device"], row.get("form", "training")

@@ -1,0 +1,21 @@
+"""Inference: a trained transformer in the form that serves, its cache, and generation."""
+
+from gaugelasso.inference.accuracy import Accuracy, compare
+from gaugelasso.inference.cache import Cache
+from gaugelasso.inference.generation import generate, generate_blocks
+from gaugelasso.inference.model import InferenceModel
+from gaugelasso.inference.operators import Form
+from gaugelasso.inference.sampling import Sampling
+from gaugelasso.inference.tuning import tuned
+
+__all__ = [
+    "Accuracy",
+    "Cache",
+    "Form",
+    "InferenceModel",
+    "Sampling",
+    "compare",
+    "generate",
+    "generate_blocks",
+    "tuned",
+]

@@ -1,0 +1,72 @@
+"""softmax(q k^T) v at inference: with equal lengths, with a cache, and for any widths.
+
+Shapes: B sequences, H query heads, G key/value heads, S queries, T keys.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# sdpa: PyTorch's fused attention, with widths padded to a common one. blocks: scores of a block
+# of queries at a time, for the keys that the block sees; faster on a CPU.
+AttentionForm = Literal["sdpa", "blocks"]
+# Queries of one block: its scores stay in the cache of a core, and a causal mask wastes little.
+BLOCK = 128
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    form: AttentionForm = "sdpa",
+) -> Tensor:
+    """q [B, H, S, d_k], k [B, G, T, d_k], v [B, G, T, d_v] -> [B, H, S, d_v].
+
+    The softmax scale is already in the queries. `mask` [B or 1, 1, S or 1, T] is True where a
+    query sees a key. `causal` needs S = T. Give one of them or none.
+    """
+    if form == "blocks":
+        return _attend_blocks(q, k, v, causal, mask)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    d_v = v.shape[-1]
+    width = max(q.shape[-1], d_v)
+    if q.is_cuda:  # the fused kernels there need multiples of 8
+        width = -(-width // 8) * 8
+    q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
+    return mixed[..., :d_v]
+
+
+def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    batch, heads, length, _ = q.shape
+    groups, keys = k.shape[1:3]
+    repeats = heads // groups
+    # The heads of one group stand together, as more queries of the same keys.
+    q = q.unflatten(1, (groups, repeats)).flatten(0, 1)
+    k, v = k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
+    mixed = q.new_empty(batch * groups, repeats, length, v.shape[2])
+    # Adding this is faster than filling with a mask.
+    ahead = torch.full((BLOCK, BLOCK), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        size, seen = stop - start, stop if causal else keys
+        scores = torch.bmm(
+            q[:, :, start:stop].reshape(-1, repeats * size, q.shape[3]), k[..., :seen]
+        )
+        if causal:
+            scores.view(-1, repeats, size, seen)[..., start:] += ahead[:size, :size]
+        if mask is not None:
+            rows = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
+            every = scores.view(batch, -1, size, seen)
+            every.masked_fill_(~rows, -math.inf)
+        share = torch.bmm(scores.softmax(2), v[:, :seen])
+        mixed[:, :, start:stop] = share.view(-1, repeats, size, v.shape[2])
+    return mixed.view(batch, heads, length, v.shape[2])

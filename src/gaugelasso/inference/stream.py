@@ -1,0 +1,135 @@
+"""Reads and writes of the residual stream at inference, each in several forms of equal result.
+
+Activations are token-major: the stream is [N, D], and a token is one contiguous row. Maps are
+stored [inputs, outputs], so that a product is `x @ W`: on some CPUs `F.linear` is much slower.
+Which form is fastest depends on the device, the widths and the number of tokens, and is measured
+(`tuning`).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.kernels.stream import EPS
+
+# gather: pick the sites that are read. window: read the whole stretch from the first to the
+# last of them, with zero rows in the map for the others.
+ReadForm = Literal["gather", "window"]
+# scatter: add to the sites that are written. window: add to the stretch from the first to the
+# last of them, with zero columns in the map for the others. spread: add to the whole stream what
+# a gather spreads out; changes nothing in place.
+WriteForm = Literal["scatter", "window", "spread"]
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of sums of squares and of logits that tokens are drawn from."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Matrix(nn.Module):
+    """A map [inputs, outputs]; with `int8`, as whole numbers times a scale for each output.
+
+    A column of int8 holds W ~ scale q with q from -127 to 127, so it is off by half a scale at
+    most. It is expanded for each product: this saves memory, not work.
+    """
+
+    values: Tensor
+    scale: Tensor | None
+
+    def __init__(self, values: Tensor, int8: bool):
+        super().__init__()
+        scale = None
+        if int8:
+            largest = values.abs().amax(0) if len(values) else values.new_zeros(values.shape[1])
+            scale = torch.where(largest > 0, largest / 127, 1.0)
+            rounded = (values.double() / scale.double()).round().clamp(-127, 127)
+            values = rounded.to(torch.int8)
+        self.register_buffer("values", values.contiguous())
+        self.register_buffer("scale", scale)
+
+    def forward(self) -> Tensor:
+        """The matrix as numbers to multiply with."""
+        if self.scale is None:
+            return self.values
+        return self.values.to(self.scale.dtype) * self.scale
+
+
+class Read(nn.Module):
+    """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal.
+
+    The gain is folded into the rows of `maps`. That is exact, as nothing stands between them.
+    The slow weights stay: they cannot be folded into the stream, because another reader of the
+    same site has another weight, nor into the maps, because the sum of squares does not pass
+    through them.
+    """
+
+    sites: Tensor
+    weight: Tensor
+
+    def __init__(
+        self, sites: Tensor, weight: Tensor, maps: Tensor, form: ReadForm, int8: bool = False
+    ):
+        """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c]."""
+        super().__init__()
+        self.form: ReadForm = form
+        self.start, self.stop = stretch(sites)
+        if form == "window":
+            weight = placed(weight, sites - self.start, self.stop - self.start)
+            maps = placed(maps, sites - self.start, self.stop - self.start)
+        self.register_buffer("sites", sites)
+        self.register_buffer("weight", weight)
+        self.maps = Matrix(maps, int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, c]."""
+        if self.form == "window":
+            picked = x[:, self.start : self.stop]
+        else:
+            picked = x.index_select(1, self.sites)
+        level = picked.to(self.weight.dtype).square() @ self.weight
+        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
+
+
+class Write(nn.Module):
+    """x[t_j] += (maps^T h)_j, in place where the form allows it.
+
+    The scale is folded into the columns of `maps`. That is exact: it is the last thing that
+    happens to an output before it is added.
+    """
+
+    sites: Tensor
+
+    def __init__(self, sites: Tensor, maps: Tensor, size: int, form: WriteForm, int8: bool = False):
+        """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D."""
+        super().__init__()
+        self.form: WriteForm = form
+        self.start, self.stop = stretch(sites)
+        if form == "window":
+            maps = placed(maps.T, sites - self.start, self.stop - self.start).T
+        if form == "spread":
+            # The sites that are not written read one more column, which is zero.
+            sites = torch.full((size,), len(sites)).index_copy(0, sites, torch.arange(len(sites)))
+        self.register_buffer("sites", sites)
+        self.maps = Matrix(maps, int8)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        """x [N, D] and h [N, f] -> the stream, which replaces x from here on."""
+        if self.form == "window":
+            x[:, self.start : self.stop].addmm_(h, self.maps())
+            return x
+        u = h @ self.maps()
+        if self.form == "scatter":
+            return x.index_add_(1, self.sites, u)
+        return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
+
+
+def stretch(sites: Tensor) -> tuple[int, int]:
+    """The first of these sites, and the one after the last."""
+    return (int(sites.min()), int(sites.max()) + 1) if len(sites) else (0, 0)
+
+
+def placed(rows: Tensor, at: Tensor, size: int) -> Tensor:
+    """`size` rows that are zero except for the given ones, which stand at `at`."""
+    return rows.new_zeros(size, *rows.shape[1:]).index_copy(0, at, rows)

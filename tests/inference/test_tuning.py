@@ -1,0 +1,115 @@
+"""Tuning takes the fastest forms, and whichever it takes, the outputs stay."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+
+from gaugelasso.inference import InferenceModel, compare, tuned, tuning
+from tests.contract.models import Case, make
+from tests.inference.cases import CASES
+from tests.inference.test_model import deviation, inputs_of
+
+DROPPED = [case for case in CASES if case.dropped and case.seed == 0]
+
+
+@pytest.mark.parametrize("case", DROPPED, ids=str)
+@torch.inference_mode()
+def test_a_tuned_model_has_the_same_outputs(case: Case) -> None:
+    model = make(case).float()
+    inputs = torch.cat([inputs_of(case, model)] * 3).to(
+        torch.float32 if case.row.name in {"patches", "masked"} else torch.long
+    )
+    served = tuned(model, inputs, repeats=1)
+    assert set(served.forms) == {*model.operators, "classifier"}
+    assert deviation(served(inputs), model(inputs)) < 1e-4
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_fastest_forms_are_taken(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    """Each choice is what the clock says, among all forms of a part."""
+    seen = set()
+
+    def judge(actions: Mapping[object, Callable[[], object]], repeats: int) -> tuple[object, float]:
+        for action in actions.values():
+            action()
+        seen.add(tuple(actions))
+        return list(actions)[-1 if last else 0], 1.0
+
+    monkeypatch.setattr(tuning, "fastest", judge)
+    case = next(case for case in DROPPED if case.row.name == "rope")
+    model = make(case).float()
+    served = tuned(model, inputs_of(case, model))
+    assert seen == {
+        ("gather", "window"),
+        ("scatter", "window", "spread"),
+        ("sdpa", "blocks"),
+        (None, model.initial_spec.length),
+    }
+    form = served.forms["attention_0"]
+    expected = ("window", "spread", "blocks") if last else ("gather", "scatter", "sdpa")
+    assert (form.read, form.write, form.attention) == expected
+    assert served.tokens_per_pass == (model.initial_spec.length if last else None)
+
+
+def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is busy in one turn does not decide; neither does the first call."""
+    spent = {"a": iter([9.0, 2.0, 5.0]), "b": iter([0.1, 3.0, 3.0])}
+    clock = 0.0
+
+    def work(name: str) -> None:
+        nonlocal clock
+        clock += next(spent[name])
+
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock)
+    actions = {"a": lambda: work("a"), "b": lambda: work("b")}
+    assert tuning.fastest(actions, 2) == ("a", 2.0)
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@torch.inference_mode()
+def test_the_choice_of_a_library_ends_with_the_call(onednn: bool) -> None:
+    case = DROPPED[0]
+    model = make(case).float()
+    served, before = InferenceModel(model), torch.backends.mkldnn.enabled
+    inside = []
+    served.classifier.register_forward_pre_hook(
+        lambda *_: inside.append(torch.backends.mkldnn.enabled)
+    )
+    served.onednn = onednn
+    served(inputs_of(case, model))
+    assert inside == [bool(before and onednn)]
+    assert torch.backends.mkldnn.enabled == before
+
+
+@pytest.mark.parametrize("case", DROPPED, ids=str)
+@torch.inference_mode()
+def test_eight_bits_cost_little_accuracy_and_a_quarter_of_the_memory(case: Case) -> None:
+    model = make(case).float()
+    inputs = inputs_of(case, model)
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    exact, rounded = (InferenceModel(model, int8=int8) for int8 in (False, True))
+    assert compare(exact, model, inputs).largest < 1e-4
+    accuracy = compare(rounded, model, inputs)
+    assert 1e-4 < accuracy.mean_square < 0.1
+    assert f"{100 * accuracy.agreement:.2f}%" in str(accuracy)
+
+    def bytes_of(served: InferenceModel) -> int:
+        return sum(
+            part.maps.values.numel() * part.maps.values.element_size()
+            for reader in served.readers().values()
+            for part in reader.modules()
+            if isinstance(part, tuning.Read | tuning.Write)
+        )
+
+    assert 4 * bytes_of(rounded) == bytes_of(exact)
+    assert rounded.weight_bytes < exact.weight_bytes
+
+
+@torch.inference_mode()
+def test_a_column_of_zeros_stays_zero_in_eight_bits() -> None:
+    case = next(case for case in DROPPED if case.row.name == "rope")
+    model = make(case).float()
+    model.classifier.out[:, 0] = 0
+    logits = InferenceModel(model, int8=True)(inputs_of(case, model))
+    assert torch.equal(logits[..., 0], torch.zeros_like(logits[..., 0]))
