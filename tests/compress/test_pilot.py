@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gaugelasso.compress.compressor import CompressorOptions
-from gaugelasso.compress.defaults import default_interval, default_lr, default_options, matrix_sizes
+from gaugelasso.compress.defaults import default_interval, default_lr, matrix_sizes
+from gaugelasso.compress.options import RunOptions
 from gaugelasso.compress.result import Result, TargetMissed, TargetMissedWarning
 from gaugelasso.errors import UserError
 from tests.compress import own_loops
@@ -133,11 +134,30 @@ def test_without_evaluate_the_last_training_batches_decide() -> None:
 
 def test_options_follow_from_the_model_and_the_steps() -> None:
     loop = Loop(steps=2_000, options=None)
-    options = loop.compressor.options
-    assert options == default_options(loop.model, 2_000)
-    assert (options.lr, options.interval) == (3e-3, 20)
+    assert loop.compressor.options == RunOptions(lr=3e-3, interval=20)
     assert loop.pilot.course.lr == 3e-3
-    assert Loop(options=None).compressor.options == CompressorOptions()
+    assert Loop(options=None).compressor.options == RunOptions(lr=1e-3, interval=100)
+
+
+def test_options_that_are_not_given_still_follow() -> None:
+    """One option of the user's own does not bring back the defaults of the others."""
+    counted = Loop(steps=2_000, options=CompressorOptions(accounting="paper"))
+    assert counted.compressor.options == RunOptions(lr=3e-3, interval=20, accounting="paper")
+    rate = Loop(steps=2_000, options=CompressorOptions(lr=0.01)).compressor.options
+    assert (rate.lr, rate.interval) == (0.01, 20)
+    events = Loop(steps=2_000, options=CompressorOptions(interval=7)).compressor
+    assert (events.options.lr, events.options.interval) == (3e-3, 7)
+    alone = Loop(options=CompressorOptions(accounting="paper")).compressor.options
+    assert alone == RunOptions(accounting="paper")
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"interval": 0}, {"interval": 2.5}], ids=str)
+def test_options_that_are_given_are_checked(wrong: dict[str, Any]) -> None:
+    for kind in (CompressorOptions, RunOptions):
+        with pytest.raises(UserError, match=f"compress.{next(iter(wrong))} = "):
+            kind(**wrong)
+    with pytest.raises(UserError, match=r"compress\.lr = None"):
+        RunOptions(lr=None)  # type: ignore[arg-type]
 
 
 def test_the_default_rate_falls_with_the_width() -> None:

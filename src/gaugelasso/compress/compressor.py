@@ -30,7 +30,7 @@ from gaugelasso.compress.checks import (
 )
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
-from gaugelasso.compress.defaults import default_options
+from gaugelasso.compress.defaults import chosen_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
@@ -97,9 +97,8 @@ class Compressor:
         metric = check_targets(loss_target, metric_target, fma_target, steps or seconds, evaluate)
         check_options(options, probe)
         total = check_length(steps, seconds, evaluate, record, resume)
-        if options is None:  # from the initial model, also for a run that goes on
-            options = default_options(model, total) if total else CompressorOptions()
-        self.options = options
+        # From the initial model, also for a run that goes on.
+        options = self.options = chosen_options(options or CompressorOptions(), model, total)
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)
@@ -112,9 +111,7 @@ class Compressor:
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
         self._checks = StepChecks(self.state, pressed)
-        # `norm_rate` is the share that slow weights follow in one interval; this is one step's.
-        norm_rate = 1 - (1 - options.norm_rate) ** (1 / options.interval)
-        weight = self.state.optimizer.store.weight
+        weight, norm_rate = self.state.optimizer.store.weight, options.step_norm_rate
         self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
         self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
         self.resume_state = ResumeState(self.state, self.scalars)
