@@ -143,6 +143,21 @@ def test_a_killed_loop_goes_on_exactly(whole: Path, tmp_path: Path, stop: int) -
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_the_config_has_the_interval_that_was_chosen(tmp_path: Path) -> None:
+    """By the time of the first steps, after the config was first written."""
+    run, model = tmp_path / "run", small()
+    compressor = Compressor(model, 9.0, seconds=0.3, record=run)
+    assert read(run / "config.json")["compress"]["interval"] == 100
+    while not compressor.done:
+        inputs, targets = TASK.batch(8, Draw(0, compressor.steps), "cpu")
+        compressor.step(
+            lambda x=inputs, y=targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        )
+    compressor.finish()
+    written = read(run / "config.json")["compress"]["interval"]
+    assert 10 <= written == compressor.options.interval < 100
+
+
 def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
     before = (whole / "summary.json").read_bytes()
     with pytest.raises(UserError, match="already"):

@@ -5,7 +5,6 @@ held-out data, and the result at the end. Knows nothing of files: a `Recorder` w
 """
 
 import math
-import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,13 @@ from torch import Tensor
 from gaugelasso.compress.course_driver import CourseDriver
 from gaugelasso.compress.courses.course import Course
 from gaugelasso.compress.courses.metric import MetricCourse
-from gaugelasso.compress.courses.stages import TICKS
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import NoLog
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.kept_states import StatesInMemory
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
+from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,19 +51,18 @@ class Pilot(CourseDriver):
         compressor: "Compressor",
         course: Course,
         evaluate: Callable[[], Any] | None,
-        seconds: float | None = None,
+        time_budget: TimeBudget | None = None,
         recorder: Recorder | None = None,
     ):
         self.memory = StatesInMemory(compressor)
         log = NoLog() if recorder is None else recorder
         super().__init__(course, self.memory, self._measured, log, _SKIPPED_IN_A_ROW)
         self.recorder = recorder
-        self._evaluate, self._seconds = evaluate, seconds
+        self._evaluate, self._time = evaluate, time_budget
         # The metric that is named, and the last one that was measured.
         self.metric_target = course.goal if isinstance(course, MetricCourse) else None
         self.metric: float | None = None
         self.parameters_initial = compressor.parameters
-        self._began: float | None = None
         self._result: Result | None = None
         if recorder is not None:
             recorder.begin(self)
@@ -72,12 +70,7 @@ class Pilot(CourseDriver):
     @property
     def now(self) -> int:
         """Steps taken; with a time budget, the ticks that have passed."""
-        if self._seconds is None:
-            return self.compressor.steps
-        if self._began is None:
-            return 0
-        passed = (time.monotonic() - self._began) / self._seconds
-        return min(int(passed * TICKS), TICKS)
+        return self.compressor.steps if self._time is None else self._time.ticks
 
     @property
     def done(self) -> bool:
@@ -87,8 +80,8 @@ class Pilot(CourseDriver):
 
     def before_step(self) -> None:
         """Set rate, pressure and pressed loss of the next step; UserError if there is none."""
-        if self._began is None:
-            self._began = time.monotonic()
+        if self._time is not None:
+            self._time.start()
         if self._result is not None:
             raise UserError("step after finish(): the compression is over")
         if self.ended_at is not None:
@@ -96,7 +89,7 @@ class Pilot(CourseDriver):
                 f"steps fail again and again, so that the run has ended at step "
                 f"{self.compressor.steps} on a state that has what is named; call finish()"
             )
-        if self._seconds is None and self.now >= self.course.steps:
+        if self._time is None and self.now >= self.course.steps:
             raise UserError(
                 f"step {self.now + 1} of {self.course.steps}: all steps are taken; call finish(), "
                 "or give Compressor a larger number of steps"
@@ -107,6 +100,13 @@ class Pilot(CourseDriver):
         """Take in a step's loss; at due steps ask the course what to do."""
         self.note_step(loss, event)
         self.advance()
+
+    def decide(self, due: bool) -> bool:
+        if due and self._time is not None and self._time.chooses_interval:
+            self.compressor.set_interval_(self._time.interval(self.compressor.steps))
+            # Events come after the warm-up; by then the time of a step is known well enough.
+            self._time.chooses_interval = self.now < self.course.warmup
+        return super().decide(due)
 
     def where(self) -> str:
         return f"for {self.streak} steps in a row at step {self.compressor.steps}"
@@ -134,7 +134,7 @@ class Pilot(CourseDriver):
         if self._result is not None:
             return self._result
         if not self.done:
-            unit = "steps" if self._seconds is None else "ticks"
+            unit = "steps" if self._time is None else "ticks"
             warnings.warn(
                 f"finish() after {self.now} of {self.course.steps} {unit}: the anneal is not over",
                 stacklevel=3,

@@ -51,6 +51,7 @@ class RunRecorder(FolderLog):
 
     def begin(self, pilot: Pilot) -> None:
         self.pilot, compressor = pilot, pilot.compressor
+        self._options = compressor.options
         self.metric_name = METRIC if pilot.metric_target is None else "metric"
         self._device = str(compressor.optimizer.store.weight.device)
         if self._found is not None:
@@ -58,7 +59,7 @@ class RunRecorder(FolderLog):
             return
         self.record.fma_initial = compressor.fma
         self.record.parameters_initial = compressor.parameters
-        self.folder.write("config.json", self._config())
+        self._write_config()
         self.folder.write("environment.json", environment(self._device))
         self.folder.rewind()
         reach = pilot.metric_target
@@ -82,6 +83,10 @@ class RunRecorder(FolderLog):
             "compress": dataclasses.asdict(compressor.options),
             "train": {"seed": 0, "steps": course.steps, "eval_every": course.grain},
         }
+
+    def _write_config(self) -> None:
+        self._options = self.pilot.compressor.options
+        self.folder.write("config.json", self._config())
 
     def _resume(self, found: Checkpoint) -> None:
         path, pilot, compressor = found.path / "state.json", self.pilot, self.pilot.compressor
@@ -134,6 +139,8 @@ class RunRecorder(FolderLog):
         record.metric = self.pilot.metric
         step_s, last = self.step_seconds(steps), max(self.pilot.now - 1, 0)
         self.read_clock()
+        if self.pilot.compressor.options != self._options:  # chosen by the time of the first steps
+            self._write_config()
         if record.loss is not None:
             self.write_row(self.pilot.compressor, course.phase(last), course.rate(last), step_s)
 
