@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gaugelasso.training.phases import Phases
 from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import RunRecord, missed_message
 from gaugelasso.training.schedule import Schedule
+from gaugelasso.training.state import RunState
 from gaugelasso.training.trainer import Trainer
 from tests.tiny import tiny
 from tests.tiny_runs import (
@@ -185,6 +187,23 @@ def test_without_the_checkpoint_to_return_to_a_run_goes_on(
     assert "step-00000022" in caplog.text
     assert returns(tmp_path / "run") == []
     assert summary["steps"] == 50
+
+
+def test_the_state_that_is_left_is_gone_before_the_other_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A return needs no more memory than training, also in the middle of a decision."""
+    trainer = start(tmp_path, **COURSE)
+    left, alive, taking = weakref.ref(trainer.compressor), [], RunState._set_model
+
+    def look(state: RunState, model: Any) -> None:
+        alive.append(left() is not None)
+        taking(state, model)
+
+    monkeypatch.setattr(RunState, "_set_model", look)
+    trainer.run()
+    assert returns(tmp_path / "run") == [(31, 22)]
+    assert alive == [False]
 
 
 def run_to_end(trainer: Trainer) -> dict[str, Any]:

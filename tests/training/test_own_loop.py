@@ -1,5 +1,6 @@
 """A loop of the user's own writes a run folder, and goes on with it after a kill."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from gaugelasso import (
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
-from tests.tiny_runs import CLOCK, finish, plain, read
+from tests.tiny_runs import CLOCK, finish, plain, read, sign
 
 STEPS, NAMED = 160, 2.0
 TASK = Retrieval(vocabulary=8, modulus=2, length=6)
@@ -170,6 +171,21 @@ def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
     loop(run, 75).pilot.recorder.folder.close()  # type: ignore[union-attr]
     with pytest.raises(UserError, match=r"target.loss = 1.0, but the run in .* began with 2.0"):
         loop(run, loss_target=1.0, resume=True)
+
+
+def test_a_folder_of_an_earlier_version_goes_on(whole: Path, tmp_path: Path) -> None:
+    """It has nothing of returns: there, the events of the process counted."""
+    run = tmp_path / "run"
+    loop(run, 75).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    for path in (run / "checkpoints").iterdir():
+        state = read(path / "state.json")
+        for key in ("frozen_at", "ended_at", "fallback_step", "last_return_step", "returns",
+                    "failed_returns"):  # fmt: skip
+            del state[key]
+        (path / "state.json").write_text(json.dumps(state))
+        sign(path)
+    loop(run, resume=True)
+    assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
 
 
 def test_resume_needs_a_folder() -> None:
