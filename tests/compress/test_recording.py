@@ -15,6 +15,7 @@ from tests.compress.own_loops import Loop
 class Notes:
     def __init__(self) -> None:
         self.notes: list[Any] = []
+        self.work = 0.0
 
     def prepare(self, model: Any) -> None:
         self.model = model
@@ -24,6 +25,9 @@ class Notes:
 
     def event(self, event: Event) -> None:
         self.notes.append(event)
+
+    def step(self, fma: float) -> None:
+        self.work += fma
 
     def due(self) -> bool:
         return False
@@ -54,6 +58,11 @@ def test_a_recorder_hears_of_everything_in_order() -> None:
     notes = recorder.notes
     assert notes[-1] is result
     assert [note for note in notes if isinstance(note, Event)] == loop.compressor.history
+    cuts = [event for event in loop.compressor.history if event.step < 200]
+    sizes = [352.0, *(event.fma for event in cuts)]
+    ends = [*(event.step for event in cuts), 200]
+    spans = zip(sizes, [0, *ends[:-1]], ends, strict=True)
+    assert recorder.work == sum(fma * (end - start) for fma, start, end in spans)
     losses = [note for note in notes if isinstance(note, list)]
     assert len([note for note in losses if note]) == 100  # every second step
     assert sum(map(len, losses)) == 200

@@ -19,6 +19,7 @@ from gaugelasso import (
     UserError,
     load_model,
 )
+from gaugelasso.compress import time_budget
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
@@ -142,6 +143,37 @@ def test_a_killed_loop_goes_on_exactly(whole: Path, tmp_path: Path, stop: int) -
     assert differing <= {"wall_s"}
     pairs = zip(second.model.parameters(), load_model(whole).parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_with_a_time_budget_steps_are_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the ticks by which the course counts."""
+    clock = [0.0]
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
+    run, model = tmp_path / "run", small()
+    options = CompressorOptions(lr=0.04, interval=5, trust=4.0)
+    losses = [1.5, 9.0]  # at the first trial and at the second, which returns
+
+    def evaluate() -> float:
+        return losses.pop(0) if losses else 9.0  # so that the run ends on the first state
+
+    compressor = Compressor(model, NAMED, options, seconds=20.0, record=run, evaluate=evaluate)
+    while not compressor.done:
+        inputs, targets = TASK.batch(8, Draw(0, compressor.steps), "cpu")
+        compressor.step(
+            lambda x=inputs, y=targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        )
+        clock[0] += 0.125
+    with pytest.warns(TargetMissedWarning):
+        compressor.finish()
+    summary, events = read(run / "summary.json"), rows(run, "events.jsonl")
+    back = [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+    (kept,) = {to for _, to in back}
+    assert (len(back), back[-1][0]) == (3, 160)
+    assert summary["held_step"] == kept < back[0][0] < 80
+    assert (run / "checkpoints" / f"step-{kept:08d}").exists()
+    assert summary["structure_step"] <= kept
 
 
 def test_the_config_has_the_interval_that_was_chosen(tmp_path: Path) -> None:

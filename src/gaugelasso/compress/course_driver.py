@@ -118,7 +118,7 @@ class CourseDriver(Driver):
             self._return(found, reason)
 
     def _return(self, name: int, reason: str) -> None:
-        self.return_to(name, reason, lambda: self.states.load(name))
+        self.return_to(self.states.step_of(name), reason, lambda: self.states.load(name))
         self.returns += 1
         if name in self.course.kept_steps():
             self.last_return_step = name

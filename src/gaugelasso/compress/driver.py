@@ -29,6 +29,9 @@ TRIES = 3
 class Log(Protocol):
     """What a driver reports to. The calls come in the order of these methods."""
 
+    def step(self, fma: float) -> None:
+        """A step of a model with this work per token is next."""
+
     def event(self, event: Event) -> None:
         """A structural event or a return has happened."""
 
@@ -50,6 +53,9 @@ class Log(Protocol):
 
 class NoLog:
     """Writes nothing."""
+
+    def step(self, fma: float) -> None:
+        pass
 
     def event(self, event: Event) -> None:
         pass
@@ -143,6 +149,7 @@ class Driver(ABC):
         if pressed is not None:
             compressor.set_loss_target_(pressed, self.allowance(pressed))
         compressor.set_lr_(self.rate(now))
+        self.log.step(compressor.fma)
 
     def note_step(self, loss: Tensor, event: Event | None) -> None:
         """A step was taken. `loss` may stay on the device until losses are read."""
@@ -185,16 +192,16 @@ class Driver(ABC):
         """Something failed here: `failed` decides what follows."""
         self.failed(f"{what} {self.where()}")
 
-    def return_to(self, name: int, reason: str, load: Callable[[], None]) -> None:
-        """Go on from an earlier state, which `load` loads, at the present step."""
+    def return_to(self, step: int, reason: str, load: Callable[[], None]) -> None:
+        """Go on from the state of an earlier step, which `load` loads, at the present step."""
         began, fma = time.perf_counter(), self.compressor.fma
         load()
         compressor = self.compressor  # which may be another one
         compressor.scalars.recount_(self.skipped)
         self.failing = self.streak = 0
         steps, seconds = compressor.steps, time.perf_counter() - began
-        event = Event.returned(steps, name, fma, compressor.fma, compressor.widths, seconds)
+        event = Event.returned(steps, step, fma, compressor.fma, compressor.widths, seconds)
         compressor.history.append(event)
         self.log.event(event)
-        compressor.resume_state.check_same(steps, f"back at the state of step {name}")
-        _logger.warning("warning: %s; back to the state of step %d", reason, name)
+        compressor.resume_state.check_same(steps, f"back at the state of step {step}")
+        _logger.warning("warning: %s; back to the state of step %d", reason, step)

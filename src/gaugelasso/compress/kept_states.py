@@ -31,6 +31,9 @@ class States(Protocol):
     def newest(self) -> int | None:
         """The newest state that is there."""
 
+    def step_of(self, name: int) -> int:
+        """The number of steps that a state had."""
+
     def measured(self, name: int) -> Measured | None:
         """A state's figures on selection data; None: as they were when it was kept."""
 
@@ -54,6 +57,8 @@ class StatesInMemory:
     def __init__(self, compressor: "Compressor"):
         self._compressor = compressor
         self.kept: dict[int, Loadable] = {}
+        # Where a name is not the number of steps: with a time budget it is a tick.
+        self._steps: dict[int, int] = {}
 
     @property
     def compressor(self) -> "Compressor":
@@ -63,6 +68,7 @@ class StatesInMemory:
         state, resume_state = self._compressor.state, self._compressor.resume_state
         if resume_state.finite():
             self.kept[name] = SavedState(state, resume_state)
+            self._steps[name] = self._compressor.steps
         self.kept = {each: kept for each, kept in self.kept.items() if each in wanted}
 
     def find(self, names: Iterable[int]) -> int | None:
@@ -70,6 +76,9 @@ class StatesInMemory:
 
     def newest(self) -> int | None:
         return max(self.kept, default=None)
+
+    def step_of(self, name: int) -> int:
+        return self._steps.get(name, name)
 
     def measured(self, name: int) -> Measured | None:
         return None

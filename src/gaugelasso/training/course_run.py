@@ -114,6 +114,9 @@ class StatesOnDisk:
         self._found[found.step] = found
         return found.step
 
+    def step_of(self, name: int) -> int:
+        return name
+
     def measured(self, name: int) -> Measured | None:
         found = self._state.saved.measured(self._found[name])
         return Measured(found.loss, found.metric)

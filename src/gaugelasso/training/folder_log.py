@@ -19,6 +19,9 @@ class FolderLog:
         self.folder, self.record, self.metric_name = folder, record, metric_name
         self.start_clock(0)
 
+    def step(self, fma: float) -> None:
+        self.record.training_fma += fma
+
     def event(self, event: Event) -> None:
         self.folder.append("events.jsonl", event.to_dict())
         if event.dropped:

@@ -130,7 +130,6 @@ class RunRecorder(FolderLog):
     def observed(self, losses: list[float]) -> None:
         record, compressor = self.record, self.pilot.compressor
         record.add_losses_(losses, compressor.steps, self.pilot.loss_target)
-        record.training_fma += compressor.fma * len(losses)
         record.skipped = self.pilot.skipped
 
     def interval(self) -> None:
@@ -147,7 +146,7 @@ class RunRecorder(FolderLog):
     def save(self, keep: bool, due: bool) -> None:
         self._intervals += 1
         if keep:
-            self._cut_at[self.pilot.course.advanced_at] = self.record.cut_at
+            self._cut_at[self.pilot.compressor.steps] = self.record.cut_at
         if keep or self._intervals % _SAVE_EVERY == 0:
             self._save()
         self.start_lap(self.pilot.compressor.steps)
@@ -156,11 +155,12 @@ class RunRecorder(FolderLog):
         self._save()
 
     def _save(self) -> None:
-        course, compressor = self.pilot.course, self.pilot.compressor
+        compressor, memory = self.pilot.compressor, self.pilot.memory
         if not compressor.resume_state.finite():
             return  # the checkpoint before is kept
+        wanted = [memory.step_of(name) for name in self.pilot.course.kept_steps()]
         state = {**self.record.to_dict(), **self.pilot.numbers(), "logs": self.folder.sync()}
-        checkpoint.save(self.folder.checkpoints, compressor, state, spare=course.kept_steps())
+        checkpoint.save(self.folder.checkpoints, compressor, state, spare=wanted)
         self.folder.saved()
 
     # --- the end --------------------------------------------------------------------------
@@ -179,8 +179,9 @@ class RunRecorder(FolderLog):
         )
         precision = str(compressor.optimizer.store.weight.dtype).removeprefix("torch.")
         about = About("own loop", 0, self.metric_name, self._device, precision)
-        held_at = {"held_at": self.pilot.course.held_at}
-        numbers = self.pilot.numbers() | held_at
+        held_at = self.pilot.course.held_at
+        held_step = None if held_at is None else self.pilot.memory.step_of(held_at)
+        numbers = self.pilot.numbers() | {"held_at": held_step}
         found = summary(about, compressor, record, numbers, outcome)
         self.folder.write("summary.json", found)
         self.folder.close()

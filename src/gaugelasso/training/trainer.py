@@ -146,7 +146,6 @@ class Trainer:
         self.state.step.load_(self.compressor.steps)
         self.state.step()
         loss = self.state.step.loss.clone()
-        self.record.training_fma += self.compressor.fma
         event = self.compressor.finish_step_()
         self.driver.note_step(loss, event)
         return event
