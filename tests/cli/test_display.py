@@ -62,3 +62,12 @@ def test_a_terminal_shows_a_panel(tmp_path: Path) -> None:
     shown = file.getvalue()
     for part in ("the title", "4.00x", "0.9876", "from 8.0", "123 MiB", "compression", "0:05"):
         assert part in shown
+
+
+def test_a_line_shows_the_target_that_there_is() -> None:
+    named = progress()
+    plain = replace(named, loss_target=None)
+    assert "loss 0.0432  accuracy 0.9876  FMA" in plain_line(plain, None)
+    metric = plain_line(replace(plain, metric_target=0.999), None)
+    assert "loss 0.0432  accuracy 0.9876 (target 0.999)  FMA" in metric
+    assert "x, target 1,500)" in plain_line(replace(plain, fma_target=1500.0), None)

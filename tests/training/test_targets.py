@@ -143,10 +143,10 @@ def run(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-@pytest.mark.parametrize("died_at", [11, 40])
-def test_a_killed_run_goes_on_to_the_last_bit(run: Path, tmp_path: Path, died_at: int) -> None:
+def test_a_killed_run_goes_on_to_the_last_bit(run: Path, tmp_path: Path) -> None:
     target = run_config(run).target
-    stop_at(start(tmp_path, target), died_at)
+    stop_at(start(tmp_path, target), 11)
+    stop_at(start(tmp_path, target, existing="resume"), 40)
     start(tmp_path, target, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
     assert course_of(run) == course_of(tmp_path / "run")
@@ -214,12 +214,11 @@ def test_the_full_model_is_trained_first_and_names_the_loss(above_run: Path) -> 
     assert load_run(above_run).loss_target == summary["loss_target"]
 
 
-@pytest.mark.parametrize("died_at", [23, 34])
 def test_a_run_killed_in_its_reference_goes_on_to_the_last_bit(
-    above_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_at: int
+    above_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once in the reference, once right after it, once in the run itself."""
-    take, die = Trainer._step, {"at": died_at}
+    take, die = Trainer._step, {"at": 34}
 
     def step(trainer: Trainer) -> Any:
         if trainer.compressor.steps == die["at"]:
@@ -232,7 +231,7 @@ def test_a_run_killed_in_its_reference_goes_on_to_the_last_bit(
     assert not (tmp_path / "run" / "reference.json").exists()
     die["at"] = -1
     referred(tmp_path, existing="resume").folder.close()  # killed between both
-    stop_at(referred(tmp_path, existing="resume"), died_at)
+    stop_at(referred(tmp_path, existing="resume"), 23)
     run_to_end(referred(tmp_path, existing="resume"))
     assert_same_steps(above_run, tmp_path / "run")
     assert_same_run(above_run / "reference", tmp_path / "run" / "reference")

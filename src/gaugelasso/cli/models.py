@@ -69,6 +69,8 @@ def train(
 
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --resume
 
+    Example: gaugelasso train configs/ff31/small.toml --out runs/near --set target.above_full=0.1
+
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/again --structure runs/demo
     """
     begin_with = load_structure(structure) if structure else None

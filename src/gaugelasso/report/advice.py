@@ -89,7 +89,9 @@ def advise(paths: Sequence[Path]) -> Advice:
     return Advice(
         verdict=sentence,
         changes=changes,
-        remarks=_remarks(held, changes, kept_wide) if found else [_no_compression(first, reached)],
+        remarks=_remarks(first, held, changes, kept_wide)
+        if found
+        else [_no_compression(first, reached)],
         config=_next_config(runs, sentence, changes),
     )
 
@@ -157,7 +159,7 @@ def _no_compression(run: Run, reached: bool) -> str:
     if compress.get("solver") == "fixed" and not compress.get("rho"):
         remedy = "compress.rho = 0 switches the penalty off; choose another compress.solver."
     elif not reached:
-        remedy = "set more train.steps, another compress.lr, a higher target.loss, "
+        remedy = f"set more train.steps, another compress.lr, {_looser(run)}, "
         remedy += "or a larger model."
     else:
         remedy = (
@@ -167,15 +169,23 @@ def _no_compression(run: Run, reached: bool) -> str:
     return f"Compression never started, so the widths carry no information: {remedy}"
 
 
-def _remarks(held: bool, changes: list[Change], kept_wide: list[str]) -> list[str]:
+def _looser(run: Run) -> str:
+    """The setting that asks for less."""
+    target = run.config["target"]
+    if target.get("above_full") is not None:
+        return "a higher target.above_full"
+    return "another target" if target["loss"] is None else "a higher target.loss"
+
+
+def _remarks(run: Run, held: bool, changes: list[Change], kept_wide: list[str]) -> list[str]:
     remarks = []
     if kept_wide:
         names = ", ".join(kept_wide)
         remarks.append(f"The target was missed, so these are not made smaller: {names}")
     if not held and not changes:
         remarks.append(
-            "No axis is at its ceiling in most layers: more train.steps or train.cooldown, or a "
-            "higher target.loss, will help more than width."
+            "No axis is at its ceiling in most layers: more train.steps or train.cooldown, or "
+            f"{_looser(run)}, will help more than width."
         )
     if held and not changes:
         remarks.append(

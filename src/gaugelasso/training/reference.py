@@ -97,13 +97,8 @@ def _open(config: Config, out: Path, existing: Existing) -> dict[str, Any] | Non
         if not exists(out / "config.json"):
             folder.write("config.json", config.to_dict())
             return None
+        check_same_config(config, out / "config.json", measured={"reference_loss"})
         found = load_reference(out)
-        loss = None if found is None else found.loss
-        begun = read_json(out / "config.json")
-        # A run that was stopped before its first step has the config without the loss.
-        known = begun.get("target", {}).get("reference_loss") if isinstance(begun, dict) else None
-        target = replace(config.target, reference_loss=loss if known is not None else None)
-        check_same_config(replace(config, target=target), out / "config.json")
         return None if found is None else found.to_dict()
     finally:
         folder.close()

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,18 @@ def present_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     return present
 
 
-def check_same_config(config: Config, path: Path) -> None:
-    """UserError unless the config is the one in this file, which the run began with."""
+def check_same_config(config: Config, path: Path, measured: Collection[str] = ()) -> None:
+    """UserError unless the config is the one in this file, which the run began with.
+
+    The keys `measured` are not known yet, and not compared.
+    """
     before = read_json(path)
     for section, values in config.to_dict().items():
         old = before.get(section) if isinstance(before, dict) else None
         if not isinstance(old, dict):
             raise UserError(f"{str(path)!r}: no config of a run, it has no [{section}]")
         for key, value in values.items():
-            if (section, key) in _FREE or _same_module(key, old.get(key), value):
+            if (section, key) in _FREE or key in measured or _same_module(key, old.get(key), value):
                 continue
             # A run of a version in which `target.loss` had no other meaning has no `hold`.
             if old.get(key, "pressed" if key == "hold" else None) != value:
