@@ -68,7 +68,7 @@ def export(
     check_extra(form)
     with new_folder(out) as folder:
         deviation = FORMS[form](source, folder, DTYPES[dtype], device)
-        write_card(source, form, folder, out, dtype, deviation)
+        write_card(source, form, folder, out, DTYPES[dtype], deviation)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Exported(out, form, deviation, size)
 

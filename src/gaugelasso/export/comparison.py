@@ -5,6 +5,7 @@ pieces with a cache and padded on the left.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Comparison:
             expected = self.exact(tokens, lengths, padding="left")
             past = None
             cuts = sorted({0, size // 2, size // 2 + 1, size})
-            for start, stop in zip(cuts, cuts[1:], strict=False):
+            for start, stop in pairwise(cuts):
                 part = slice(start, stop)
                 logits, past = step(
                     tokens[:, part].contiguous(),
@@ -94,7 +95,9 @@ class Comparison:
                 f"an exported model returned outputs of shape {tuple(new.shape)}, not "
                 f"{tuple(expected.shape)}"
             )
-        off = (new.detach().cpu().float() - expected).abs().max() if new.numel() else torch.zeros(())
+        off = (
+            (new.detach().cpu().float() - expected).abs().max() if new.numel() else torch.zeros(())
+        )
         return float(off) / max(self.spread, 1e-9)
 
     def _inputs(self, batch: int, size: int, seed: int) -> Tensor:

@@ -14,9 +14,7 @@ def check_free(out: Path) -> None:
     """UserError if there is anything of this name."""
     check_name(out)
     if out.exists() or out.is_symlink():
-        raise UserError(
-            f"output {str(out)!r} already exists; remove it, or choose another --out"
-        )
+        raise UserError(f"output {str(out)!r} already exists; remove it, or choose another --out")
 
 
 @contextlib.contextmanager

@@ -106,7 +106,9 @@ class Attention(nn.Module):
         self.layer = layer
         self.heads, self.groups = op["heads"], op["kv_heads"]
         self.d_k, self.d_v = op["d_k"], op["d_v"]
-        self.read = Read(op["reads"], (self.heads + self.groups) * self.d_k + self.groups * self.d_v)
+        self.read = Read(
+            op["reads"], (self.heads + self.groups) * self.d_k + self.groups * self.d_v
+        )
         self.write = Write(self.heads * self.d_v, op["writes"])
         # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
         self._given = op["frequencies"]

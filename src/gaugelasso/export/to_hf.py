@@ -87,8 +87,8 @@ def check_causal_lm(source: Source) -> None:
         why = f"it has {spec.outputs} outputs for {spec.inputs} tokens and cannot read them"
     if why:
         raise UserError(
-            f"form 'hf' holds causal language models, and the model of {str(source.run)!r} is none: "
-            f"{why}; choose onnx, pt2 or native"
+            f"form 'hf' holds causal language models, and {str(source.run)!r} is none: {why}; "
+            "choose onnx, pt2 or native"
         )
 
 
@@ -138,7 +138,9 @@ def write_byte_tokenizer(folder: Path, length: int) -> None:
     from transformers import PreTrainedTokenizerFast
 
     names = _byte_names()
-    tokenizer = Tokenizer(models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(

@@ -2,9 +2,12 @@
 
 `model.pt2` is loaded by `torch.export.load`, on any device that PyTorch has. `model.cpu.pt2` and
 `model.cuda.pt2` hold machine code for the device that they were compiled on; they are loaded by
-`torch._inductor.aoti_load_package`, or from C++.
+`torch._inductor.aoti_load_package`, or from C++. `cache.json` has the heads and widths of keys and
+values of every layer of a model that generates. Such a model is one program, and whole sequences
+have an empty past.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -30,9 +33,10 @@ from gaugelasso.export.traced import (
     any_sizes,
     has_past,
 )
+from gaugelasso.files.durable import write_new
 from gaugelasso.inference import InferenceModel
 
-MODEL = "model.pt2"
+MODEL, CACHE = "model.pt2", "cache.json"
 
 
 def write_pt2(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
@@ -48,6 +52,10 @@ def write_pt2(source: Source, folder: Path, dtype: torch.dtype, device: str) -> 
         program = _traced(source.served(dtype))
         torch.export.save(program, folder / MODEL)
         loaded = torch.export.load(folder / MODEL).module()
+    if has_past(source.served()):
+        pairs = source.served().empty_past(1)
+        widths = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in pairs]
+        write_new(folder / CACHE, [json.dumps(widths).encode()])
     found = [_check(comparison, MODEL, loaded, source.served(dtype))]
     for where in devices:
         served = source.served(dtype, where)

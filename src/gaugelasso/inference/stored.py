@@ -78,7 +78,5 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     """What inference needs beyond the structure: no sites, frequencies or energies."""
     left_out = ("sites", "frequencies", "energy")
     return {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not name.endswith(left_out)
+        name: tensor for name, tensor in model.state_dict().items() if not name.endswith(left_out)
     }
