@@ -95,5 +95,5 @@ def test_damaged_folders_are_refused(folder: Path, tmp_path: Path) -> None:
         load(folder)
     structure.write_text(json.dumps(data))
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(UserError, match="model.safetensors': not a readable safetensors file"):
+    with pytest.raises(UserError, match=r"model.safetensors': not a readable safetensors file"):
         load(folder)

@@ -26,6 +26,7 @@ from tests.export.sources import (
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = tiny(layers=1)
+    model.remove_operator("mlp_0")
     done = export(write_run(Path("runs/small"), model), "onnx")
     assert done.deviation < 1e-4
     program = card_example(done.folder)
@@ -73,7 +74,7 @@ def test_a_masked_autoencoder_and_a_refused_precision(tmp_path: Path) -> None:
         layers=1, input_kind="masked_patches", causal=False, rope=False, inputs=6, outputs=6
     )
     run = write_run(tmp_path / "run", model, {"name": "mae"})
-    with pytest.raises(UserError, match=r"onnxruntime cannot run model.onnx in bfloat16 on a CPU"):
+    with pytest.raises(UserError, match="onnxruntime has no such products on a CPU"):
         export(run, "onnx", tmp_path / "out", "bfloat16")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     folder = export(run, "onnx", tmp_path / "out").folder

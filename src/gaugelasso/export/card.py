@@ -79,7 +79,7 @@ def _figures(source: Source) -> str:
     metric = found.get("metric")
     rows: list[tuple[str, Any]] = [
         ("loss", found.get("loss")),
-        *([(metric.get("name"), metric.get("value"))] if isinstance(metric, dict) else []),
+        *([(str(metric.get("name")), metric.get("value"))] if isinstance(metric, dict) else []),
         *(found["figures"].items() if isinstance(found.get("figures"), dict) else []),
         ("target held", found.get("held")),
         ("work per token before (FMA)", found.get("fma_initial")),

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.durable import remove, rename, sync
-from gaugelasso.runs.writing import check_name, make_folder, writing
+from gaugelasso.runs.writing import check_name, make_folder
 
 
 def check_free(out: Path) -> None:
@@ -26,17 +26,15 @@ def new_folder(out: Path) -> Iterator[Path]:
     make_folder(parent)
     aside = out.with_name(out.name + ".tmp")
     try:
-        with writing(out):
-            remove(aside)  # of an export that was killed
-            aside.mkdir()
+        remove(aside)  # of an export that was killed
+        aside.mkdir()
         yield aside
-        with writing(out):
-            for path in aside.rglob("*"):
-                sync(path)
-            sync(aside)
+        for path in [*aside.rglob("*"), aside]:
+            sync(path)
         check_free(out)  # another process may have been faster
-        with writing(out):
-            rename(aside, out)
+        rename(aside, out)
+    except OSError as error:
+        raise UserError(f"output {str(out)!r} cannot be written: {first_line(error)}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         if made and not out.exists():

@@ -56,6 +56,9 @@ class GaugelassoConfig(PreTrainedConfig):
 class Read(nn.Module):
     """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal."""
 
+    sites: Tensor
+    weight: Tensor
+
     def __init__(self, reads: int, outputs: int):
         super().__init__()
         self.register_buffer("sites", torch.zeros(reads, dtype=torch.long))
@@ -72,6 +75,8 @@ class Read(nn.Module):
 
 class Write(nn.Module):
     """x[t_j] += (maps^T h)_j."""
+
+    sites: Tensor
 
     def __init__(self, inputs: int, writes: int):
         super().__init__()
@@ -200,7 +205,7 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits [B, S, outputs], and with `labels` [B, S] the loss of the next tokens.
 
         `attention_mask` [B, T + S] is 0 for padding, on either side. Labels of -100 do not count.
@@ -231,7 +236,7 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
             else:
                 x = operator(x)
         logits = self.classifier(x[:, -logits_to_keep:] if logits_to_keep else x)
-        loss = None
+        loss: Any = None
         if labels is not None:
             predicted = logits[:, :-1].flatten(0, 1).float()
             loss = F.cross_entropy(predicted, labels[:, 1:].flatten())

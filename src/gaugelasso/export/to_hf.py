@@ -42,7 +42,8 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         },
     )
     with quiet(), _without_progress_bars():
-        model = GaugelassoForCausalLM(config).to(dtype)
+        model: Any = GaugelassoForCausalLM(config)
+        model.to(dtype)
         model.load_state_dict(_tensors(source, dtype))
         model.save_pretrained(folder)
         (folder / CODE.name).write_bytes(CODE.read_bytes())

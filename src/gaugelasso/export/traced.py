@@ -4,11 +4,11 @@ Names are those that Hugging Face's exporters use, so that programs for such fil
 """
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_shapes
 from torch import Tensor, nn
 
 from gaugelasso.export.comparison import random_inputs
@@ -105,8 +105,9 @@ class Continuations(Prompts):
 
 
 def has_past(served: InferenceModel) -> bool:
-    """Whether keys and values of earlier tokens are worth keeping."""
-    return served.generates and served.cache_bytes_per_token > 0
+    """Whether the model reads what it writes, and keys and values of earlier tokens serve that."""
+    writes_tokens = served.generates and served.spec.outputs <= served.spec.inputs
+    return writes_tokens and served.cache_bytes_per_token > 0
 
 
 @contextlib.contextmanager
@@ -115,7 +116,8 @@ def any_sizes() -> Iterator[None]:
 
     Otherwise the tracer assumes at least 2 of each, and refuses short prompts and an empty past.
     """
-    with symbolic_shapes.patch(backed_size_oblivious=True):
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    with config.patch(backed_size_oblivious=True):
         yield
 
 
