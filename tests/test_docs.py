@@ -45,6 +45,7 @@ PYTHON_API = DOCS / "reference" / "python-api.md"
 OWN_TASK = DOCS / "how-to" / "own-task.md"
 OWN_LOOP = DOCS / "how-to" / "own-loop.md"
 OWN_MODEL = DOCS / "how-to" / "own-model.md"
+SERVING = DOCS / "how-to" / "serving.md"
 WHERE_THINGS_ARE = DOCS / "development" / "where-things-are.md"
 FROZEN = "0d512436b8db9da9211e154cec39952f93d0bbd3909863a5b565cfdbbba19075"
 EXAMPLES = sorted((ROOT / "examples").glob("your_*.py"))
@@ -156,7 +157,13 @@ def test_keys_named_in_prose_exist(page: Path) -> None:
         # And the name of a package is also that of a section.
         package = section == "compress"
         module = package and importlib.util.find_spec(f"gaugelasso.{section}.{key}")
-        if section == "model" and key in {*dir(torch.nn.Module), "safetensors", "spec"}:
+        if section == "model" and key in {
+            *dir(torch.nn.Module),
+            "safetensors",
+            "onnx",
+            "pt2",
+            "spec",
+        }:
             continue
         assert module or key in names, f"{section}.{key}"
 
@@ -452,6 +459,14 @@ def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert names["result"].steps == steps
     assert not names["result"].held
     assert f"{names['compressor'].fma_initial:,.0f} ->" in capsys.readouterr().out
+
+
+def test_the_program_on_the_serving_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    program = next(block.text for block in blocks(SERVING) if block.mark == "runnable")
+    exec(compile(program, str(SERVING), "exec"), {})
+    accuracy, texts = capsys.readouterr().out.splitlines()
+    assert "the likeliest is the same in 100.00%" in accuracy
+    assert all(1 <= len(text) <= 20 for text in json.loads(texts))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

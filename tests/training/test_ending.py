@@ -89,9 +89,9 @@ def test_selection_data_decide_and_test_data_report(
     """Worse on test data alone, a model is missed but nothing is decided by it."""
     streams: list[int] = []
 
-    def worse(*words: Any) -> tuple[float, float]:
+    def worse(*words: Any) -> Measured:
         streams.append(words[-1])
-        return (9.0, 0.1) if words[-1] == TEST else (1.0, 0.9)
+        return Measured(9.0, 0.1) if words[-1] == TEST else Measured(1.0, 0.9)
 
     monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", worse)
     trainer = start(tmp_path, train__checkpoint_every=5)

@@ -369,7 +369,7 @@ def test_a_lucky_batch_does_not_make_a_target_reached(tmp_path: Path) -> None:
 def test_a_held_out_loss_that_is_no_number_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", lambda *_: (math.nan, math.nan))
+    monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", lambda *_: (math.nan,) * 3)
     run = finish(tmp_path)
     summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
     assert (summary["loss"], summary["held"]) == (None, False)
