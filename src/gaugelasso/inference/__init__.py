@@ -6,6 +6,7 @@ from gaugelasso.inference.generation import generate, generate_blocks
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Form
 from gaugelasso.inference.sampling import Sampling
+from gaugelasso.inference.stored import load, load_weights
 from gaugelasso.inference.tuning import tuned
 
 __all__ = [
@@ -17,5 +18,7 @@ __all__ = [
     "compare",
     "generate",
     "generate_blocks",
+    "load",
+    "load_weights",
     "tuned",
 ]
