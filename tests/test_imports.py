@@ -21,10 +21,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "plugins": {"errors", "files"},
     "models": {"errors", "axes", "kernels", "files", "plugins"},
-    "inference": {"kernels", "models"},
+    "inference": {"errors", "kernels", "files", "models"},
     "compress": {"errors", "axes", "kernels", "distributed"},
     "checking": {"axes", "compress", "errors"},
     "runs": {"errors", "version", "axes", "files", "plugins", "models"},
+    "export": {"errors", "version", "files", "models", "inference", "runs"},
     "tasks": {"errors", "kernels", "files", "plugins", "models"},
     "config": {"errors", "files", "plugins", "models", "compress", "runs", "tasks"},
     "training": {
@@ -40,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "files", "runs"},
     "cli": {
         "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",
-        "checking", "runs", "tasks", "config", "training", "sweeps", "bench", "baselines", "report",
+        "checking", "runs", "export", "tasks", "config", "training", "sweeps", "bench", "baselines",
+        "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {

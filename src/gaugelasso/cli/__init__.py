@@ -21,6 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
+from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.reports import advise, info, pareto, report
@@ -36,6 +37,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "train": train,
     "eval": eval_,
     "generate": generate,
+    "export": export,
     "report": report,
     "pareto": pareto,
     "advise": advise,

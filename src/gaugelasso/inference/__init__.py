@@ -7,6 +7,7 @@ from gaugelasso.inference.graphs import Captured
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Form
 from gaugelasso.inference.sampling import Sampling
+from gaugelasso.inference.stored import load, load_weights
 from gaugelasso.inference.tuning import tuned
 
 __all__ = [
@@ -19,5 +20,7 @@ __all__ = [
     "compare",
     "generate",
     "generate_blocks",
+    "load",
+    "load_weights",
     "tuned",
 ]

@@ -39,7 +39,7 @@ class Captured:
     def __init__(self, model: InferenceModel, *, limit: int = LIMIT, gpu: bool | None = None):
         if limit < 1:
             raise SpecError(f"limit = {limit}: at least one graph must be kept")
-        self.model = model
+        self.model, self.device = model, model.device
         self.gpu = model.device.type == "cuda" if gpu is None else gpu
         self._sizes: set[tuple[int, int]] = set()
         self._passes: _Recent[_Pass] = _Recent(limit)

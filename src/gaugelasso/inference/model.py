@@ -58,7 +58,7 @@ class InferenceModel(FoldedModel):
 
     def captured(self) -> "Captured":
         """This model with its work on a GPU captured in CUDA graphs, which are kept."""
-        if self._captured is None:
+        if self._captured is None or self._captured.device != self.device:
             from gaugelasso.inference.graphs import Captured
 
             self._captured = Captured(self)

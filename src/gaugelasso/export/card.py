@@ -1,0 +1,148 @@
+"""The model card of an export: what the model is, what it was trained on, and how to load it."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaugelasso.export.examples import example
+from gaugelasso.export.source import Source
+from gaugelasso.files.durable import write_new
+from gaugelasso.models import AttentionSpec, MlpSpec
+from gaugelasso.version import __version__
+
+NAME = "README.md"
+_NEEDS = {
+    "onnx": "`pip install onnxruntime numpy`",
+    "pt2": "`pip install torch numpy`, the version of torch below",
+    "hf": "`pip install torch transformers`. The folder has its own modelling code, which "
+    "`trust_remote_code=True` allows transformers to run",
+    "native": "`pip install gaugelasso`",
+}
+_FRONT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gaugelasso, compressed]
+---
+
+"""
+
+
+def write_card(
+    source: Source, form: str, folder: Path, out: Path, dtype: torch.dtype, deviation: float
+) -> None:
+    """Write README.md; `out` is the name that the folder gets."""
+    precision = str(dtype).removeprefix("torch.")
+    sections = [
+        f"# {source.run.name}, {form}",
+        f"A transformer that [gaugelasso](https://pypi.org/project/gaugelasso/) compressed while "
+        f"it trained on the task `{source.task}`, as `{form}` in {precision}.",
+        "## Load it",
+        f"Needs {_NEEDS[form]}.",
+        f"```python\n{example(source, form, out, dtype)}```",
+        _inputs(source),
+        "## Figures",
+        _figures(source),
+        "## Target",
+        _table(("key", "value"), source.config.get("target", {}).items()),
+        "## Data",
+        _table(("key", "value"), source.config["task"].items()),
+        "## Structure",
+        _structure(source),
+        "## Origin",
+        _origin(source, deviation),
+    ]
+    text = (_FRONT if form == "hf" else "") + "\n\n".join(sections) + "\n"
+    write_new(folder / NAME, [text.encode(errors="backslashreplace")])
+
+
+def _inputs(source: Source) -> str:
+    spec = source.spec
+    if spec.input_kind != "tokens":
+        last = ", and 1 where the patch is hidden" if spec.input_kind == "masked_patches" else ""
+        return (
+            f"Inputs are sequences of up to {spec.length} patches of {spec.inputs} values{last}; "
+            f"outputs are {spec.outputs} values for each."
+        )
+    meaning = "the bytes of a text in UTF-8" if source.is_text else f"those of `{source.task}`"
+    return (
+        f"Inputs are up to {spec.length} tokens from 0 to {spec.inputs - 1}: {meaning}. There is "
+        f"no token that begins or ends a text. Outputs are {spec.outputs} logits for each."
+    )
+
+
+def _figures(source: Source) -> str:
+    found = source.summary
+    metric = found.get("metric")
+    rows: list[tuple[str, Any]] = [
+        ("loss", found.get("loss")),
+        *([(str(metric.get("name")), metric.get("value"))] if isinstance(metric, dict) else []),
+        *(found["figures"].items() if isinstance(found.get("figures"), dict) else []),
+        ("target held", found.get("held")),
+        ("work per token before (FMA)", found.get("fma_initial")),
+        ("work per token (FMA)", found.get("fma_final")),
+        ("compression", found.get("compression")),
+        ("parameters before", found.get("parameters_initial")),
+        ("parameters", found.get("parameters_final")),
+    ]
+    served = source.served()
+    if served.generates:
+        rows.append(("cache per token (bytes, float32)", served.cache_bytes_per_token))
+    where = f"Measured on {found.get('evaluated_on', 'held-out')} data by the run, in "
+    where += f"{found.get('precision', 'float32')}; work in the accounting "
+    return f"{where}`{found.get('accounting')}`.\n\n" + _table(("figure", "value"), rows)
+
+
+def _structure(source: Source) -> str:
+    spec = source.spec
+    head = ("operator", "reads", "heads", "key/value heads", "d_k", "d_v", "filters", "writes")
+    rows: list[Sequence[Any]] = [("embedding", *[""] * 6, len(spec.embed))]
+    for op in spec.operators:
+        inner: Sequence[Any]
+        if isinstance(op, MlpSpec):
+            inner = ("", "", "", "", op.filters)
+        else:
+            assert isinstance(op, AttentionSpec)
+            d_k = op.keys if op.frequencies is None else 2 * op.keys
+            inner = (op.heads, op.kv_heads, d_k, op.values, "")
+        rows.append((op.name, len(op.reads), *inner, len(op.writes)))
+    rows.append(("classifier", len(spec.classify), *[""] * 6))
+    return (
+        f"A residual stream of {len(spec.sites)} sites. Every operator reads some of them and adds "
+        f"to some.\n\n{_table(head, rows)}"
+    )
+
+
+def _origin(source: Source, deviation: float) -> str:
+    made = source.environment
+    rows = [
+        ("trained by", made.get("command")),
+        ("on", made.get("hardware")),
+        ("date", made.get("date")),
+        ("commit", made.get("commit")),
+        ("seed", source.summary.get("seed")),
+        ("steps", source.summary["steps"]),
+        ("exported by gaugelasso", __version__),
+        ("torch of the export", torch.__version__),
+        ("largest deviation from the float32 model, of the outputs' spread", f"{deviation:.2g}"),
+    ]
+    return _table(("what", "value"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *([_cell(each) for each in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,42 @@
+"""The folder of an export: complete and compared, or not there."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from gaugelasso.errors import UserError, first_line
+from gaugelasso.files.durable import remove, rename, sync
+from gaugelasso.runs.writing import check_name, make_folder
+
+
+def check_free(out: Path) -> None:
+    """UserError if there is anything of this name."""
+    check_name(out)
+    if out.exists() or out.is_symlink():
+        raise UserError(f"output {str(out)!r} already exists; remove it, or choose another --out")
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder to write to, which becomes `out` if nothing is raised."""
+    check_free(out)
+    parent = out.absolute().parent
+    made = not parent.exists()
+    make_folder(parent)
+    aside = out.with_name(out.name + ".tmp")
+    try:
+        remove(aside)  # of an export that was killed
+        aside.mkdir()
+        yield aside
+        for path in [*aside.rglob("*"), aside]:
+            sync(path)
+        check_free(out)  # another process may have been faster
+        rename(aside, out)
+    except OSError as error:
+        raise UserError(f"output {str(out)!r} cannot be written: {first_line(error)}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if made and not out.exists():
+            with contextlib.suppress(OSError):  # something else is in it
+                parent.rmdir()

@@ -1,0 +1,247 @@
+"""A transformer whose layers all have different widths, for Hugging Face transformers.
+
+Needs torch and transformers only. Every operator reads some of the sites of one residual stream,
+normalises them, and adds its outputs to some of the sites. Gains and scales are already in the
+maps. Shapes: B sequences, S tokens, T keys, D sites, H query heads, G key/value heads.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+EPS = 1e-20  # of a sum of squares, below which a token has no signal
+
+
+class GaugelassoConfig(PreTrainedConfig):
+    """Widths of every operator; see `operators`.
+
+    `operators` is a list of tables, each with `name`, `kind` ("attention" or "mlp") and the numbers
+    of sites that it `reads` and `writes`; an attention also with `heads`, `kv_heads`, `d_k`, `d_v`
+    and the `frequencies` of its rotary pairs (or null), an mlp with `filters`.
+    """
+
+    model_type = "gaugelasso"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        outputs: int = 256,
+        hidden_size: int = 1,
+        max_position_embeddings: int = 1,
+        learned_positions: bool = False,
+        classifier_reads: int = 1,
+        operators: list[dict[str, Any]] | None = None,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ):
+        self.vocab_size = vocab_size
+        self.outputs = outputs
+        self.hidden_size = hidden_size
+        self.max_position_embeddings = max_position_embeddings
+        self.learned_positions = learned_positions
+        self.classifier_reads = classifier_reads
+        self.operators = operators or []
+        self.use_cache = use_cache
+        # A cache has one layer for each attention operator; others may have been removed.
+        self.num_hidden_layers = sum(op["kind"] == "attention" for op in self.operators)
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+
+class Read(nn.Module):
+    """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal."""
+
+    sites: Tensor
+    weight: Tensor
+
+    def __init__(self, reads: int, outputs: int):
+        super().__init__()
+        self.register_buffer("sites", torch.zeros(reads, dtype=torch.long))
+        self.register_buffer("weight", torch.zeros(reads))
+        self.maps = nn.Parameter(torch.zeros(reads, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, outputs]."""
+        picked = x.index_select(-1, self.sites)
+        level = picked.float().square() @ self.weight.float()
+        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        return (picked * factor.to(x.dtype)[..., None]) @ self.maps
+
+
+class Write(nn.Module):
+    """x[t_j] += (maps^T h)_j."""
+
+    sites: Tensor
+
+    def __init__(self, inputs: int, writes: int):
+        super().__init__()
+        self.register_buffer("sites", torch.zeros(writes, dtype=torch.long))
+        self.maps = nn.Parameter(torch.zeros(inputs, writes))
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return x.index_add(-1, self.sites, h @ self.maps)
+
+
+class Embedding(nn.Module):
+    """Tokens [B, S] -> the stream [B, S, D]."""
+
+    def __init__(self, config: GaugelassoConfig):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
+        self.positions = None
+        if config.learned_positions:
+            rows = torch.zeros(config.max_position_embeddings, config.hidden_size)
+            self.positions = nn.Parameter(rows)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.table)
+        return x if self.positions is None else x + F.embedding(positions, self.positions)
+
+
+class Attention(nn.Module):
+    """Attention with grouped keys; the softmax scale is in the queries' map."""
+
+    def __init__(self, op: dict[str, Any], layer: int):
+        super().__init__()
+        self.layer = layer
+        self.heads, self.groups = op["heads"], op["kv_heads"]
+        self.d_k, self.d_v = op["d_k"], op["d_v"]
+        self.read = Read(
+            op["reads"], (self.heads + self.groups) * self.d_k + self.groups * self.d_v
+        )
+        self.write = Write(self.heads * self.d_v, op["writes"])
+        # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
+        self._given = op["frequencies"]
+        self._frequencies: Tensor | None = None
+
+    def forward(
+        self, x: Tensor, positions: Tensor, visible: Tensor, cache: DynamicCache | None
+    ) -> Tensor:
+        rows = self.read(x)
+        widths = [(self.heads + self.groups) * self.d_k, self.groups * self.d_v]
+        qk, v = rows.split(widths, dim=-1)
+        qk = qk.unflatten(-1, (self.heads + self.groups, self.d_k)).transpose(1, 2)
+        v = v.unflatten(-1, (self.groups, self.d_v)).transpose(1, 2)
+        if self._given is not None:
+            qk = self._rotated(qk, positions)
+        q, k = qk.split([self.heads, self.groups], dim=1)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        repeats = self.heads // self.groups
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        # Fused kernels want equal widths, and on a GPU multiples of 8.
+        width = -(-max(self.d_k, self.d_v) // 8) * 8
+        q, k, v = (F.pad(each, (0, width - each.shape[-1])) for each in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)[..., : self.d_v]
+        return self.write(x, mixed.transpose(1, 2).flatten(2))
+
+    def _rotated(self, qk: Tensor, positions: Tensor) -> Tensor:
+        if self._frequencies is None or self._frequencies.device != qk.device:
+            self._frequencies = torch.tensor(self._given, dtype=torch.float32, device=qk.device)
+        angles = (positions[..., None].float() * self._frequencies)[:, None]
+        cos, sin = angles.cos().to(qk.dtype), angles.sin().to(qk.dtype)
+        first, second = qk.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class Mlp(nn.Module):
+    """down(up(y) silu(gate(y)))."""
+
+    def __init__(self, op: dict[str, Any]):
+        super().__init__()
+        self.read = Read(op["reads"], 2 * op["filters"])
+        self.write = Write(op["filters"], op["writes"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, gate = self.read(x).chunk(2, dim=-1)
+        return self.write(x, F.silu(gate) * up)
+
+
+class Classifier(nn.Module):
+    def __init__(self, config: GaugelassoConfig):
+        super().__init__()
+        self.read = Read(config.classifier_reads, config.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(x)
+
+
+class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
+    """The whole model: embedding, operators around one residual stream, classifier."""
+
+    config_class = GaugelassoConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: GaugelassoConfig):
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.operators = nn.ModuleDict()
+        layer = 0
+        for op in config.operators:
+            if op["kind"] == "attention":
+                self.operators[op["name"]] = Attention(op, layer)
+                layer += 1
+            else:
+                self.operators[op["name"]] = Mlp(op)
+        self.classifier = Classifier(config)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        pass  # all weights come from the file
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DynamicCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits [B, S, outputs], and with `labels` [B, S] the loss of the next tokens.
+
+        `attention_mask` [B, T + S] is 0 for padding, on either side. Labels of -100 do not count.
+        """
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None and self.config.num_hidden_layers:
+            past_key_values = DynamicCache(config=self.config)
+        earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
+        length = input_ids.shape[1]
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(len(input_ids), earlier + length)
+        if earlier + length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"{earlier + length} positions are more than the model's "
+                f"{self.config.max_position_embeddings}; shorten the text"
+            )
+        mask = attention_mask.bool()
+        if position_ids is None:
+            position_ids = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+        ahead = torch.arange(earlier + length, device=mask.device) - earlier
+        here = torch.arange(length, device=mask.device)[:, None]
+        # A padded token sees itself, because a softmax of nothing is NaN.
+        visible = (((ahead <= here) & mask[:, None]) | (ahead == here))[:, None]
+        x = self.embedding(input_ids, position_ids)
+        for operator in self.operators.values():
+            if isinstance(operator, Attention):
+                x = operator(x, position_ids, visible, past_key_values)
+            else:
+                x = operator(x)
+        logits = self.classifier(x[:, -logits_to_keep:] if logits_to_keep else x)
+        loss: Any = None
+        if labels is not None:
+            predicted = logits[:, :-1].flatten(0, 1).float()
+            loss = F.cross_entropy(predicted, labels[:, 1:].flatten())
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        if not return_dict:
+            parts = (loss, logits, past_key_values)
+            return tuple(part for part in parts if part is not None)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

@@ -1,0 +1,81 @@
+"""What an export is made from: the final model of a finished run, and what the run says of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaugelasso.errors import UserError
+from gaugelasso.inference import Form, InferenceModel
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.runs.checkpoint import at_step
+from gaugelasso.runs.folder import CHECKPOINTS
+from gaugelasso.runs.reading import exists, is_folder, read_json
+
+# A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
+# onnxscript's optimiser loses what distinguishes adding from replacing.
+TRACED = Form(read="gather", write="spread", attention="sdpa")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained network in eval mode on the CPU, and the JSON files of its run."""
+
+    run: Path
+    model: Transformer
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    summary: dict[str, Any]
+
+    @property
+    def spec(self) -> TransformerSpec:
+        return self.model.spec()
+
+    @property
+    def task(self) -> str:
+        """The name of the task, or the class of a task of the user."""
+        task = self.config["task"]
+        return str(task.get("name") or task.get("module"))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether tokens are the bytes of a text."""
+        return self.config["task"].get("name") == "charlm"
+
+    def served(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> InferenceModel:
+        """A new inference form that can be traced."""
+        return InferenceModel(self.model, dtype=dtype, forms=TRACED).to(device)
+
+
+def read_source(run: Path) -> Source:
+    """Read a run folder; UserError if it is not finished, is damaged, or has another model."""
+    if not is_folder(run):
+        raise UserError(f"{str(run)!r} is not a run folder: no such folder")
+    if not exists(run / "config.json"):
+        raise UserError(f"{str(run)!r} is not a run folder: config.json is missing")
+    if not exists(run / "summary.json"):
+        raise UserError(
+            f"{str(run)!r} is not finished: summary.json is missing; finish it with "
+            "gaugelasso train CONFIG --resume"
+        )
+    summary = _table(run / "summary.json", "steps", int)
+    config = _table(run / "config.json", "task", dict)
+    environment = _table(run / "environment.json", "date", str)
+    checkpoint = at_step(run / CHECKPOINTS, summary["steps"])
+    structure = checkpoint.structure()
+    if structure.model_class:
+        raise UserError(
+            f"{str(run)!r}: its model is a {structure.model_class!r}; export needs the built-in "
+            "transformer"
+        )
+    model = checkpoint.model()
+    assert isinstance(model, Transformer)
+    return Source(run, model.eval(), config, environment, summary)
+
+
+def _table(path: Path, key: str, kind: type) -> dict[str, Any]:
+    data = read_json(path, finite=False)
+    if not isinstance(data, dict) or type(data.get(key)) is not kind:
+        raise UserError(f"{str(path)!r}: damaged, {key!r} is missing or is not a {kind.__name__}")
+    return data

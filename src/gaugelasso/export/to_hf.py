@@ -1,0 +1,163 @@
+"""A folder for Hugging Face transformers: weights, config and one modelling file with its code.
+
+The modelling file is `modeling_gaugelasso.py` of this package, copied as it is. It needs torch and
+transformers, and not this package.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugelasso.errors import UserError
+from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.extras import quiet
+from gaugelasso.export.source import Source
+from gaugelasso.inference import Form, InferenceModel
+from gaugelasso.models import AttentionSpec, TransformerSpec
+
+CODE = Path(__file__).with_name("modeling_gaugelasso.py")
+
+
+def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+    """Write the files, load them with transformers, and return the largest deviation."""
+    check_causal_lm(source)
+    from gaugelasso.export.modeling_gaugelasso import GaugelassoConfig, GaugelassoForCausalLM
+
+    config = GaugelassoConfig(
+        **_widths(source.spec),
+        use_cache=any(isinstance(op, AttentionSpec) for op in source.spec.operators),
+        # A batch of unequal prompts is padded with it; the mask hides it.
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=str(dtype).removeprefix("torch."),
+        architectures=["GaugelassoForCausalLM"],
+        auto_map={
+            "AutoConfig": f"{CODE.stem}.GaugelassoConfig",
+            "AutoModelForCausalLM": f"{CODE.stem}.GaugelassoForCausalLM",
+        },
+    )
+    with quiet(), _without_progress_bars():
+        model: Any = GaugelassoForCausalLM(config)
+        model.to(dtype)
+        model.load_state_dict(_tensors(source, dtype))
+        model.save_pretrained(folder)
+        (folder / CODE.name).write_bytes(CODE.read_bytes())
+        if source.is_text:
+            write_byte_tokenizer(folder, source.spec.length)
+        loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def step(tokens: Tensor, mask: Tensor, positions: Tensor, past: Any) -> tuple[Tensor, Any]:
+        output = loaded(tokens, attention_mask=mask, past_key_values=past)
+        return output.logits, output.past_key_values
+
+    def whole(tokens: Tensor) -> Tensor:
+        return loaded(tokens, use_cache=False).logits
+
+    return Comparison(source, dtype).check(
+        folder.name, whole=whole, step=step if config.use_cache else None
+    )
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def check_causal_lm(source: Source) -> None:
+    """UserError if the model is no causal language model, which is what this form holds."""
+    spec = source.spec
+    why = None
+    if spec.input_kind != "tokens":
+        why = "it reads patches, not tokens"
+    elif not spec.causal:
+        why = "every position sees the whole sequence"
+    elif spec.outputs > spec.inputs:
+        why = f"it has {spec.outputs} outputs for {spec.inputs} tokens and cannot read them"
+    if why:
+        raise UserError(
+            f"form 'hf' holds causal language models, and {str(source.run)!r} is none: {why}; "
+            "choose onnx, pt2 or native"
+        )
+
+
+def _widths(spec: TransformerSpec) -> dict[str, Any]:
+    """The structure as the modelling file's config has it."""
+    operators: list[dict[str, Any]] = []
+    for op in spec.operators:
+        table = {
+            "name": op.name, "kind": op.kind, "reads": len(op.reads), "writes": len(op.writes),
+        }  # fmt: skip
+        if isinstance(op, AttentionSpec):
+            rotary = op.frequencies is not None
+            table |= {
+                "heads": op.heads,
+                "kv_heads": op.kv_heads,
+                "d_k": 2 * op.keys if rotary else op.keys,
+                "d_v": op.values,
+                "frequencies": list(op.frequencies) if op.frequencies is not None else None,
+            }
+        else:
+            table["filters"] = op.filters
+        operators.append(table)
+    return {
+        "vocab_size": spec.inputs,
+        "outputs": spec.outputs,
+        "hidden_size": len(spec.sites),
+        "max_position_embeddings": spec.length,
+        "learned_positions": spec.positions,
+        "classifier_reads": len(spec.classify),
+        "operators": operators,
+    }
+
+
+def _tensors(source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inference form's tensors under the names of the modelling file."""
+    served = InferenceModel(source.model, dtype=dtype, forms=Form("gather", "scatter"))
+    return {
+        name.replace(".maps.values", ".maps"): tensor
+        for name, tensor in served.state_dict().items()
+        if not name.endswith((".cos", ".sin"))
+    }
+
+
+def write_byte_tokenizer(folder: Path, length: int) -> None:
+    """A tokenizer whose ids are the bytes of a text in UTF-8."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = _byte_names()
+    tokenizer = Tokenizer(
+        models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=names[0],
+        padding_side="left",
+        model_max_length=length,
+        clean_up_tokenization_spaces=False,
+        # The name of byte 0 is also a letter, which a text may contain.
+        split_special_tokens=True,
+    ).save_pretrained(folder)
+
+
+def _byte_names() -> list[str]:
+    """The characters by which tokenizers name bytes: those that print stand for themselves."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    number = {byte: byte for byte in printable} | {b: 256 + k for k, b in enumerate(others)}
+    return [chr(number[byte]) for byte in range(256)]

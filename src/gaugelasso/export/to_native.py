@@ -1,0 +1,16 @@
+"""The native form: safetensors and a structure, which `gaugelasso.inference.load` reads."""
+
+from pathlib import Path
+
+import torch
+
+from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.source import Source
+from gaugelasso.inference import load
+from gaugelasso.inference.stored import save
+
+
+def write_native(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+    """Write the files, load them again, and return the largest deviation."""
+    save(source.model, folder, dtype)
+    return Comparison(source, dtype).check(folder.name, whole=load(folder))

@@ -1,0 +1,89 @@
+"""Finished runs of tiny random models, after drops on all axes, without any training."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugelasso.inference import InferenceModel, Sampling, generate
+from gaugelasso.models import Transformer
+from gaugelasso.runs import checkpoint
+from tests.contract.models import Case, make, transformer
+from tests.test_docs import DOCS, blocks
+
+STEPS = 40
+# Bytes of a text, as the page on serving has them.
+TEXT: dict[str, Any] = {"name": "charlm", "path": "docs"}
+SUMMARY = {
+    "task": "tiny", "seed": 3, "steps": STEPS, "accounting": "fma", "fma_initial": 2000.0,
+    "fma_final": 1000.0, "compression": 2.0, "loss_target": 0.6, "loss": 0.5, "held": True,
+    "metric": {"name": "bits per byte", "value": 0.75}, "figures": {"perplexity": 2.5},
+    "evaluated_on": "test", "parameters_initial": 900, "parameters_final": 512,
+}  # fmt: skip
+
+
+def tiny(layers: int = 2, **settings: Any) -> Transformer:
+    """A model of unequal layers: grouped keys, RoPE and learned positions, unless set."""
+    given = {
+        "heads": 4, "kv_heads": 2, "positions": True, "length": 24, "inputs": 256, "outputs": 256,
+        "width": 9, "layers": layers,
+    } | settings  # fmt: skip
+    return make(Case(transformer("exported", **given), dropped=True, seed=0)).float()
+
+
+class _Saved:
+    """What `checkpoint.save` needs."""
+
+    def __init__(self, model: Transformer):
+        self.model, self.steps = model, STEPS
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {"none": torch.zeros(1)}
+
+
+def write_run(run: Path, model: Transformer, task: dict[str, Any] | None = None) -> Path:
+    """A run folder that ended with this model."""
+    run.mkdir(parents=True)
+    checkpoint.save(run / "checkpoints", _Saved(model), {})
+    files = {
+        "config": {"task": task or TEXT, "target": {"loss": 0.6, "hold": "final"}},
+        "environment": {"date": "2026-01-01T00:00:00+00:00", "hardware": "CPU", "commit": "c0ffee"},
+        "summary": SUMMARY,
+    }
+    for name, data in files.items():
+        (run / f"{name}.json").write_text(json.dumps(data))
+    return run
+
+
+def greedy(model: Transformer, prompts: list[list[int]], new: int) -> list[list[int]]:
+    """What this package generates."""
+    return generate(InferenceModel(model), prompts, new, sampling=Sampling(temperature=0))
+
+
+def spread_of(model: Transformer, new: Tensor, expected: Tensor) -> float:
+    """The largest deviation, relative to the spread of the outputs."""
+    return float((new.float() - expected).abs().max() / expected.std())
+
+
+def card_example(folder: Path) -> str:
+    """The program on a model card."""
+    (program,) = (block.text for block in blocks(folder / "README.md") if block.kind == "python")
+    return program
+
+
+@functools.cache
+def page_examples() -> list[str]:
+    """The programs of the page on serving."""
+    return [
+        block.text for block in blocks(DOCS / "how-to" / "serving.md") if block.kind == "python"
+    ]
+
+
+def run_example(program: str) -> list[int]:
+    """The tokens that a program generates."""
+    names: dict[str, Any] = {}
+    exec(compile(program, "example", "exec"), names)
+    return names["new_tokens"]

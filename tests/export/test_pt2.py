@@ -1,0 +1,44 @@
+"""PyTorch programs: portable, and compiled by AOTInductor."""
+
+from pathlib import Path
+
+import pytest
+from torch._inductor import config as inductor
+
+from gaugelasso.errors import UserError
+from gaugelasso.export import export
+from tests.export.sources import (
+    card_example,
+    greedy,
+    page_examples,
+    run_example,
+    tiny,
+    write_run,
+)
+
+
+# One test, because compiling takes many seconds.
+def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    model = tiny(layers=1)
+    model.remove_operator("mlp_0")
+    # No vector instructions: less time to compile.
+    with inductor.patch({"cpp.simdlen": 1, "aot_inductor.precompile_headers": False}):
+        done = export(write_run(Path("runs/small"), model), "pt2", device="cpu")
+    assert done.deviation < 1e-4
+    program = card_example(done.folder)
+    assert program in page_examples()
+    expected = greedy(model, [list(b"The ")], 20)[0]
+    assert run_example(program) == expected
+    compiled = program.replace("# model = ", "model = ")
+    assert compiled != program
+    assert run_example(compiled) == expected
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    run = write_run(tmp_path / "run", tiny())
+    with pytest.raises(UserError, match="needs the C\\+\\+ compiler 'no-such-compiler'"):
+        export(run, "pt2", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
