@@ -27,7 +27,8 @@ def exponential_(noise: Tensor, seeds: Tensor, counts: Tensor) -> None:
     draw = _mix(_mix(seeds) + counts * _STEP)
     bits = _shift(_mix(draw[:, None] + entries * _STEP), 41)
     # With 23 bits a float32 holds the sum exactly, so that no uniform draw is 0 or 1.
-    noise.copy_(((bits.float() + 0.5) * 2.0**-23).log().neg())
+    drawn = ((bits.float() + 0.5) * 2.0**-23).log().neg()
+    noise.copy_(drawn.clamp(min=2.0**-24))  # its least value; a fast logarithm may give 0
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -123,7 +123,9 @@ def _exponential(seeds, counts, out, V, BV: tl.constexpr):
     z = _mix(draw + (j + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     # With 23 bits a float32 holds the sum exactly, so that no uniform draw is 0 or 1.
     uniform = ((z >> 41).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-    tl.store(out + b * V + j, -tl.log(uniform), mask=j < V)
+    # At least its least value: a fast logarithm may give 0, by which nothing can be divided.
+    drawn = tl.maximum(-tl.log(uniform), 5.9604644775390625e-08)
+    tl.store(out + b * V + j, drawn, mask=j < V)
 
 
 def split_heads(
