@@ -82,21 +82,21 @@ def _product_write(h, maps, sites, x, N, f, d, ld, h_token, x_token, x_site, fir
     tl.store(at, sum_.to(x.dtype.element_ty), mask=both)
 
 
-def _tile(tokens: int, columns: int, inner: int, gated: bool) -> dict[str, int]:
+def _tile(tokens: int, columns: int, inner: int, small: bool) -> dict[str, int]:
     """Tokens, columns and inner channels of a program, its warps and stages.
 
-    Few tokens are distributed over as many programs as there are blocks of columns.
+    Few tokens are distributed over as many programs as there are blocks of columns. `small` blocks
+    are for kernels that need many registers: with two sums, or with an address for each element.
     """
     power = triton.next_power_of_2
     deep = min(64, max(16, power(inner)))
+    columns = max(16, power(columns))
     if tokens <= 512:
-        narrow = 16 if tokens <= 16 else 32
-        return {"BM": narrow, "BC": min(32, max(16, power(columns))), "BK": min(128, 2 * deep),
-                "num_warps": 4, "num_stages": 3}  # fmt: skip
-    widest = 64 if gated else 128
-    columns = min(widest, max(16, power(columns)))
-    return {"BM": 128, "BC": columns, "BK": min(deep, 32 if columns > 64 else 64),
-            "num_warps": 8 if columns > 32 else 4, "num_stages": 3}  # fmt: skip
+        block = {"BM": 16 if tokens <= 16 else 32, "BC": min(32, columns), "BK": 2 * deep}
+        return {**block, "num_warps": 4, "num_stages": 3}
+    columns = min(64 if small else 128, columns)
+    block = {"BM": 128, "BC": columns, "BK": min(deep, 32 if columns > 64 else 64)}
+    return {**block, "num_warps": 8, "num_stages": 3}
 
 
 def read_product(
@@ -119,7 +119,7 @@ def read_product(
     c = maps.shape[1] // 2 if gated else maps.shape[1]
     check_offsets(max(x.shape[1], c), tokens)
     out = torch.empty(tokens, c, dtype=x.dtype, device=x.device)
-    tile = _tile(tokens, c, d, gated)
+    tile = _tile(tokens, c, d, small=gated or x.stride(0) != 1)
     grid = (triton.cdiv(tokens, tile["BM"]), triton.cdiv(c, tile["BC"]))
     if tokens and c:
         _read_product[grid](
@@ -136,7 +136,7 @@ def product_write_(
     tokens, d = x.shape[0], len(sites)
     h = h.contiguous()
     check_offsets(max(x.shape[1], h.shape[1]), tokens)
-    tile = _tile(tokens, d, h.shape[1], False)
+    tile = _tile(tokens, d, h.shape[1], small=x.stride(0) != 1)
     grid = (triton.cdiv(tokens, tile["BM"]), triton.cdiv(d, tile["BC"]))
     if tokens and d:
         _product_write[grid](
