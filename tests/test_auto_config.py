@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.options import RunOptions
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.sections import TrainConfig
@@ -59,7 +59,7 @@ def test_each_missing_key_is_filled_on_its_own() -> None:
 def test_a_pressed_run_keeps_the_plain_defaults() -> None:
     pressed = config("pressed")
     assert pressed.train == TrainConfig()
-    assert pressed.compress == CompressorOptions()
+    assert pressed.compress == RunOptions()
 
 
 @pytest.mark.parametrize("steps", [1, 19])

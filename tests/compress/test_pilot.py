@@ -1,74 +1,18 @@
 """A run in a loop of your own: the compressor sets rate and pressure, and answers at the end."""
 
-import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from gaugelasso.compress import pilot as pilot_module
-from gaugelasso.compress.compressor import Compressor, CompressorOptions
-from gaugelasso.compress.defaults import default_interval, default_lr, default_options, matrix_sizes
-from gaugelasso.compress.events import Event
-from gaugelasso.compress.pilot import Pilot
-from gaugelasso.compress.recording import open_recorder, register_opener
+from gaugelasso.compress.compressor import CompressorOptions
+from gaugelasso.compress.defaults import default_interval, default_lr, matrix_sizes
+from gaugelasso.compress.options import RunOptions
 from gaugelasso.compress.result import Result, TargetMissed, TargetMissedWarning
 from gaugelasso.errors import UserError
-from tests.examples import example
-
-Perceptron = example("your_model").Perceptron
-FAST = CompressorOptions(lr=0.02, interval=5)
-
-
-class Loop:
-    """The example's perceptron and its task. `losses` replaces the loss of some steps."""
-
-    def __init__(self, named: float = 0.5, spoiled: dict[int, float] | None = None, **given: Any):
-        self.generator = torch.Generator().manual_seed(0)
-        self.teacher = Perceptron(8, 4, 3).requires_grad_(False)
-        for parameter in self.teacher.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=self.generator))
-        torch.manual_seed(0)
-        self.model = Perceptron(8, 32, 3)
-        self.held_out = torch.randn(512, 8, generator=self.generator)
-        self.spoiled, self.calls = spoiled or {}, 0
-        if given.get("evaluate") is True:
-            given["evaluate"] = self.evaluate
-        self.compressor = Compressor(self.model, named, **({"options": FAST} | given))
-        assert (self.compressor.pilot is None) == ("steps" not in given and "seconds" not in given)
-
-    @property
-    def pilot(self) -> Pilot:
-        assert self.compressor.pilot is not None
-        return self.compressor.pilot
-
-    def evaluate(self) -> Tensor:
-        return F.mse_loss(self.model(self.held_out), self.teacher(self.held_out))
-
-    def batch(self) -> Tensor:
-        return torch.randn(64, 8, generator=self.generator)
-
-    def loss(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        factor = self.spoiled.get(self.compressor.steps, 1.0)
-        return factor * F.mse_loss(self.model(x), self.teacher(x))
-
-    def step(self) -> Event | None:
-        x = self.batch()
-        return self.compressor.step(lambda: self.loss(x))
-
-    def run_to(self, steps: int) -> None:
-        while self.compressor.steps < steps:
-            self.step()
-
-    def run(self) -> Result:
-        while not self.compressor.done:
-            self.step()
-        return self.compressor.finish()
+from tests.compress import own_loops
+from tests.compress.own_loops import Loop, Perceptron
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +68,8 @@ def test_a_trial_that_failed_went_back(ended: tuple[Loop, Result]) -> None:
         assert event.step in sizes
         assert (event.fma_before, event.fma) == (sizes[event.step], sizes[event.returned_to])
         assert event.fma_before < event.fma
-    assert set(loop.pilot.kept) == {loop.pilot.course.good_at, loop.pilot.course.held_at} - {None}
+    course = loop.pilot.course
+    assert set(loop.pilot.memory.kept) == {course.good_at, course.held_at} - {None}
 
 
 def test_a_tensor_does_as_well_as_a_function() -> None:
@@ -169,7 +114,7 @@ def test_rate_pressure_and_pressed_loss_are_those_of_the_course() -> None:
         rate, pressed, phase = course.rate(step), course.pressed_loss(step), course.phase(step)
         loop.step()
         seen.add(phase)
-        if (step + 1) % 10 and not loop.pilot.kept.get(step + 1):
+        if (step + 1) % 10 and not loop.pilot.memory.kept.get(step + 1):
             assert float(scalars.lr) == pytest.approx(rate)
         assert float(scalars.pressure) == (0.0 if pressed is None else 1.0)
         if pressed is not None:
@@ -189,11 +134,30 @@ def test_without_evaluate_the_last_training_batches_decide() -> None:
 
 def test_options_follow_from_the_model_and_the_steps() -> None:
     loop = Loop(steps=2_000, options=None)
-    options = loop.compressor.options
-    assert options == default_options(loop.model, 2_000)
-    assert (options.lr, options.interval) == (3e-3, 20)
+    assert loop.compressor.options == RunOptions(lr=3e-3, interval=20)
     assert loop.pilot.course.lr == 3e-3
-    assert Loop(options=None).compressor.options == CompressorOptions()
+    assert Loop(options=None).compressor.options == RunOptions(lr=1e-3, interval=100)
+
+
+def test_options_that_are_not_given_still_follow() -> None:
+    """One option of the user's own does not bring back the defaults of the others."""
+    counted = Loop(steps=2_000, options=CompressorOptions(accounting="paper"))
+    assert counted.compressor.options == RunOptions(lr=3e-3, interval=20, accounting="paper")
+    rate = Loop(steps=2_000, options=CompressorOptions(lr=0.01)).compressor.options
+    assert (rate.lr, rate.interval) == (0.01, 20)
+    events = Loop(steps=2_000, options=CompressorOptions(interval=7)).compressor
+    assert (events.options.lr, events.options.interval) == (3e-3, 7)
+    alone = Loop(options=CompressorOptions(accounting="paper")).compressor.options
+    assert alone == RunOptions(accounting="paper")
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"interval": 0}, {"interval": 2.5}], ids=str)
+def test_options_that_are_given_are_checked(wrong: dict[str, Any]) -> None:
+    for kind in (CompressorOptions, RunOptions):
+        with pytest.raises(UserError, match=f"compress.{next(iter(wrong))} = "):
+            kind(**wrong)
+    with pytest.raises(UserError, match=r"compress\.lr = None"):
+        RunOptions(lr=None)  # type: ignore[arg-type]
 
 
 def test_the_default_rate_falls_with_the_width() -> None:
@@ -220,7 +184,7 @@ def test_a_loss_out_of_reach_is_said() -> None:
     assert f"{result.loss:.4g} after 60 steps" in said
     best = min([result.loss, *(row["selection_loss"] for row in result.trials)])
     assert f"The best loss on the way was {best:.4g}" in said
-    assert warning.filename == __file__  # of the loop, not of the package
+    assert warning.filename == own_loops.__file__  # of the loop, not of the package
 
 
 def test_a_trial_that_missed_is_said_early(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,86 +238,6 @@ def test_without_evaluate_the_loss_is_that_of_the_state_that_held() -> None:
     assert (result.loss, result.fma) == (course.held_loss, course.held_fma)
 
 
-# --- mistakes ------------------------------------------------------------------------
-
-
-def test_a_step_after_the_last_is_refused() -> None:
-    loop = Loop(named=9.0, steps=20)
-    for _ in range(20):
-        loop.step()
-    calls = loop.calls
-    with pytest.raises(UserError, match=r"step 21 of 20: all steps are taken; call finish\(\)"):
-        loop.step()
-    assert loop.calls == calls
-    loop.compressor.finish()
-    with pytest.raises(UserError, match=r"step after finish\(\)"):
-        loop.step()
-
-
-def test_finish_before_the_end_is_said() -> None:
-    loop = Loop(named=1e9, steps=40)
-    for _ in range(7):
-        loop.step()
-    assert not loop.compressor.done
-    with pytest.warns(UserWarning, match=r"finish\(\) after 7 of 40 steps: the anneal is not over"):
-        assert loop.compressor.finish().held
-
-
-def test_finish_without_steps_is_refused() -> None:
-    loop = Loop()
-    assert not loop.compressor.done
-    with pytest.raises(UserError, match="give Compressor the number of its steps"):
-        loop.compressor.finish()
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        ({"steps": 100, "seconds": 3.0}, UserError, "either steps or seconds, not both"),
-        ({"steps": 19}, UserError, "steps = 19: must be a whole number of at least 20"),
-        ({"steps": 100.0}, UserError, r"steps = 100\.0: must be a whole number"),
-        ({"steps": True}, UserError, "steps = True: must be a whole number"),
-        ({"seconds": 0.0}, UserError, r"seconds = 0.0: must be more than 0"),
-        ({"seconds": math.inf}, UserError, "seconds = inf: must be a finite number"),
-        ({"seconds": "3"}, TypeError, "seconds = '3': must be a number"),
-        ({"evaluate": lambda: 1.0}, UserError, "evaluate needs the length of the run: give steps"),
-        ({"record": "runs/mine"}, UserError, "record needs the length of the run: give steps"),
-        ({"steps": 100, "evaluate": 0.5}, TypeError, "evaluate = 0.5: must be a function"),
-    ],
-    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
-)
-def test_a_mistake_is_named(given: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        Compressor(Perceptron(8, 4, 3), 0.5, **given)
-
-
-@pytest.mark.parametrize(
-    "loss", [lambda: 0.5, lambda: None, lambda: torch.tensor(0.5)], ids=["float", "none", "plain"]
-)
-def test_a_function_without_a_loss_is_refused(loss: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=r"function given to step returned .*; it must return the"):
-        Loop(steps=20).compressor.step(loss)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, "low"])
-def test_a_loss_to_press_towards_must_be_a_number(loss: Any) -> None:
-    compressor = Loop().compressor
-    with pytest.raises((UserError, TypeError), match="loss_target = "):
-        compressor.set_loss_target_(loss)
-
-
-def test_a_loss_to_press_towards_bounds_what_an_event_may_cost() -> None:
-    compressor = Compressor(Perceptron(8, 4, 3), 0.5, CompressorOptions(drop_tolerance=0.1))
-    assert compressor._allowance == pytest.approx(0.05)
-    compressor.set_loss_target_(-2.0)
-    assert float(compressor.scalars.loss_target) == -2.0
-    assert compressor._allowance == pytest.approx(0.2)
-    compressor.set_loss_target_(2.0, allowance=0.01)
-    assert compressor._allowance == 0.01
-    compressor.set_loss_target_(2.0, allowance=5.0)
-    assert compressor._allowance == pytest.approx(0.2)
-
-
 # --- evaluate ------------------------------------------------------------------------
 
 
@@ -384,89 +268,6 @@ def test_the_model_trains_on_after_an_evaluation_that_raised() -> None:
     assert loop.model.training
 
 
-# --- a time budget -------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that only the test advances."""
-    now = [100.0]
-    monkeypatch.setattr(pilot_module.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_a_time_budget_ends(clock: list[float]) -> None:
-    loop = Loop(named=1.0, seconds=30.0, evaluate=True)
-    clock[0] += 50.0  # time before the first step does not count
-    assert not loop.compressor.done
-    phases = []
-    while not loop.compressor.done:
-        phases.append(loop.pilot.course.phase(loop.pilot.now))
-        loop.step()
-        clock[0] += 0.21
-    steps = loop.compressor.steps
-    assert steps == math.ceil(30 / 0.21)
-    assert list(dict.fromkeys(phases)) == ["warmup", "compression", "trial", "cooldown"]
-    assert phases.count("cooldown") >= 0.37 * steps
-    assert len(loop.pilot.course.trials) >= 2
-    loop.step()  # a loop that looks at the clock less often
-    result = loop.compressor.finish()
-    assert (result.held, result.steps) == (True, steps + 1)
-
-
-def test_a_time_budget_that_is_cut_short_is_said(clock: list[float]) -> None:
-    loop = Loop(named=1e9, seconds=30.0)
-    loop.step()
-    clock[0] += 3.0
-    with pytest.warns(UserWarning, match=r"after 1000 of 10000 ticks"):
-        loop.compressor.finish()
-
-
-def test_seconds_are_those_of_a_clock() -> None:
-    loop = Loop(named=1e9, seconds=0.2)
-    assert loop.run().steps > 3
-
-
-# --- steps without a loss ------------------------------------------------------------
-
-
-def test_a_few_nan_losses_are_skipped() -> None:
-    loop = Loop(named=1.0, steps=120, spoiled={3: math.nan, 40: math.nan, 41: math.nan})
-    assert loop.run().held
-    assert int(loop.compressor.skipped) == 3
-    assert loop.pilot.failures == 0
-
-
-def test_many_nan_losses_return_to_a_kept_state() -> None:
-    loop = Loop(named=1.0, steps=200, spoiled=dict.fromkeys(range(60, 82), math.nan))
-    result = loop.run()
-    assert result.held
-    (event,) = [each for each in loop.compressor.history if each.step == 80]
-    assert event.returned_to in (52, 40, 42, 44, 46, 48)
-    assert int(loop.compressor.skipped) == 22
-
-
-def test_nan_losses_before_any_kept_state_are_an_error() -> None:
-    loop = Loop(steps=400, spoiled=dict.fromkeys(range(400), math.nan))
-    with pytest.raises(UserError, match=r"NaN or infinite for 20 steps in a row at step 20; lower"):
-        loop.run()
-
-
-def test_nan_losses_to_the_end_are_an_error() -> None:
-    """The state is returned to some times, and then no more."""
-    loop = Loop(named=1.0, steps=400, spoiled=dict.fromkeys(range(120, 400), math.nan))
-    with pytest.raises(UserError, match="NaN or infinite for 20 steps in a row"):
-        loop.run()
-    assert loop.pilot.failures == 4
-    assert sum(event.returned_to is not None for event in loop.compressor.history) >= 3
-
-
-def test_held_out_losses_that_are_nan_hold_nothing() -> None:
-    loop = Loop(named=1e9, steps=40, evaluate=lambda: math.nan)
-    with pytest.warns(TargetMissedWarning, match="ends at a loss of nan"):
-        assert not loop.run().held
-
-
 # --- a work target -------------------------------------------------------------------
 
 
@@ -480,67 +281,3 @@ def test_a_work_target_that_is_met_starts_the_anneal() -> None:
     result = loop.run()
     assert result.held
     assert 190 < result.fma <= 200
-
-
-# --- the recorder --------------------------------------------------------------------
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.notes: list[Any] = []
-
-    def prepare(self, model: Any) -> None:
-        self.model = model
-
-    def begin(self, pilot: Pilot) -> None:
-        self.pilot = pilot
-
-    def event(self, event: Event) -> None:
-        self.notes.append(event)
-
-    def kept(self, name: int) -> None:
-        self.notes.append(name)
-
-    def advanced(self, losses: list[float]) -> None:
-        self.notes.append(losses)
-
-    def finished(self, result: Result) -> None:
-        self.notes.append(result)
-
-
-def test_a_recorder_hears_of_everything_in_order() -> None:
-    recorder = Notes()
-    loop = Loop(steps=200, evaluate=True, record=recorder)
-    assert recorder.pilot is loop.pilot
-    assert recorder.model is loop.model
-    result = loop.run()
-    notes = recorder.notes
-    assert notes[-1] is result
-    assert [note for note in notes if isinstance(note, Event)] == loop.compressor.history
-    losses = [note for note in notes if isinstance(note, list)]
-    assert len(losses) == 100  # every second step
-    assert sum(map(len, losses)) == 200
-    json.dumps(losses)
-    # A state is kept once all losses up to it are known: a checkpoint of it has them.
-    kept = [(note, index) for index, note in enumerate(notes) if type(note) is int]
-    assert {name for name, _ in kept} >= {52, loop.pilot.course.good_at}
-    for name, index in kept:
-        assert sum(len(note) for note in notes[:index] if isinstance(note, list)) == name
-
-
-def test_a_folder_is_opened_by_who_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaugelasso.compress import recording
-
-    monkeypatch.setattr(recording, "_opener", [])
-    opened = []
-
-    def opener(path: Any, resume: bool) -> Notes:
-        opened.append((path, resume))
-        return Notes()
-
-    register_opener(opener)
-    assert isinstance(open_recorder("runs/mine", True), Notes)
-    own = Notes()
-    assert open_recorder(own, False) is own
-    assert open_recorder(None, False) is None
-    assert opened == [("runs/mine", True)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.trainer import Trainer
 from tests.tiny_runs import rows
@@ -39,6 +40,12 @@ def ruin(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, after: int) -> None:
         return found * math.nan if late and float(found.detach()) > 100 else found
 
     monkeypatch.setattr(Retrieval, "loss", loss)
+
+
+def rollback_of(trainer: Trainer) -> Rollback:
+    """What decides in a pressed run."""
+    assert isinstance(trainer.driver, PressedRun)
+    return trainer.driver.rollback
 
 
 def returns(folder: Path) -> list[tuple[int, int]]:
@@ -73,7 +80,7 @@ def damage(
 
     def one() -> Any:
         if trainer.compressor.steps == after:
-            for step in which(trainer.rollback):
+            for step in which(rollback_of(trainer)):
                 empty(trainer.folder.checkpoints / f"step-{step:08d}")
         return take()
 
@@ -86,7 +93,7 @@ def spoil_ends(trainer: Trainer, after: int = 33) -> None:
 
     def one() -> Any:
         event = take()
-        if trainer.rollback.frozen_at or trainer.compressor.steps > after:
+        if rollback_of(trainer).frozen_at or trainer.compressor.steps > after:
             trainer.compressor.optimizer.store.weight.mul_(2)
         return event
 

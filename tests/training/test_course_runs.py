@@ -4,18 +4,22 @@ import json
 import logging
 import math
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.runs.checkpoint import load_model
-from gaugelasso.training.course_rollback import CourseRollback
+from gaugelasso.training.course_run import CourseRun
 from gaugelasso.training.phases import Phases
+from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import RunRecord, missed_message
 from gaugelasso.training.schedule import Schedule
+from gaugelasso.training.state import RunState
 from gaugelasso.training.trainer import Trainer
 from tests.tiny import tiny
 from tests.tiny_runs import (
@@ -152,8 +156,13 @@ def test_a_return_to_a_state_that_did_not_hold_is_not_called_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state before all trials is returned to, and the summary names no held step."""
-    honest = Trainer._selection_loss
-    monkeypatch.setattr(Trainer, "_selection_loss", lambda self, all_: honest(self, all_) + 2)
+    honest = Trainer._measured
+
+    def worse(self: Trainer, thorough: bool) -> Measured:
+        measured = honest(self, thorough)
+        return measured._replace(loss=measured.loss + 2)
+
+    monkeypatch.setattr(Trainer, "_measured", worse)
     summary = run_to_end(start(tmp_path, **COURSE))
     course = course_of(tmp_path / "run")
     assert returns(tmp_path / "run")
@@ -178,6 +187,23 @@ def test_without_the_checkpoint_to_return_to_a_run_goes_on(
     assert "step-00000022" in caplog.text
     assert returns(tmp_path / "run") == []
     assert summary["steps"] == 50
+
+
+def test_the_state_that_is_left_is_gone_before_the_other_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A return needs no more memory than training, also in the middle of a decision."""
+    trainer = start(tmp_path, **COURSE)
+    left, alive, taking = weakref.ref(trainer.compressor), [], RunState._set_model
+
+    def look(state: RunState, model: Any) -> None:
+        alive.append(left() is not None)
+        taking(state, model)
+
+    monkeypatch.setattr(RunState, "_set_model", look)
+    trainer.run()
+    assert returns(tmp_path / "run") == [(31, 22)]
+    assert alive == [False]
 
 
 def run_to_end(trainer: Trainer) -> dict[str, Any]:
@@ -266,16 +292,15 @@ def test_a_work_target_that_is_met_starts_the_anneal(tmp_path: Path) -> None:
     assert_same_run(whole, tmp_path / "died")
 
 
-# --- the two kinds of rollback -------------------------------------------------------
+# --- the two kinds of runs -----------------------------------------------------------
 
 
 def test_a_pressed_run_has_no_course(tmp_path: Path) -> None:
     trainer = start(tmp_path)
     try:
-        assert not isinstance(trainer.rollback, CourseRollback)
-        assert "course" not in trainer.rollback.to_dict()
-        assert not trainer.rollback.course_due(10)
-        assert trainer.rollback.allowance(1.0) is None
+        assert isinstance(trainer.driver, PressedRun)
+        assert "course" not in trainer.driver.to_dict()
+        assert trainer.driver.allowance(1.0) is None
     finally:
         trainer.folder.close()
 
@@ -293,13 +318,24 @@ def test_the_phases_of_a_pressed_run(tmp_path: Path) -> None:
 
 def test_the_course_of_a_run_has_the_settings_of_its_config(tmp_path: Path) -> None:
     given = COURSE | {"train__warmup": 9, "train__cooldown": 25, "train__lr_min": 0.003}
-    rollback = CourseRollback.of(tiny(tmp_path, **given), None)  # type: ignore[arg-type]
-    course = rollback.course
+    trainer = start(tmp_path, **given)
+    trainer.folder.close()
+    driver = trainer.driver
+    assert isinstance(driver, CourseRun)
+    course = driver.course
     assert (course.steps, course.lr, course.named) == (50, 0.04, 1.9)
     assert (course.warmup, course.anneal, course.least_rate) == (9, 25, 0.003)
-    assert rollback.end == 50
-    assert (rollback.rate(0), rollback.phase(8), rollback.phase(9)) == (
+    assert driver.end == 50
+    assert (driver.rate(0), driver.phase(8), driver.phase(9)) == (
         pytest.approx(0.04 / 9), "warmup", "compression",
     )  # fmt: skip
-    rollback.ended_at = 37
-    assert rollback.end == 37
+    driver.ended_at = 37
+    assert driver.end == 37
+
+
+def test_both_kinds_of_runs_have_the_same_keys_in_a_checkpoint(run: Path, tmp_path: Path) -> None:
+    """So that one check of a state, and one table of former keys, is for both."""
+    trainer = start(tmp_path)
+    trainer.folder.close()
+    state = read(newest(run) / "state.json")
+    assert state.keys() - {"logs", "steps"} == trainer.state.numbers().keys() | {"course"}

@@ -18,7 +18,15 @@ from gaugelasso.tasks import SELECTION, TEST, Draw, Retrieval
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.state import RunState
 from tests.tiny_runs import assert_same_run, finish, newest, read, start
-from tests.training.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
+from tests.training.spoilers import (
+    damage,
+    poison,
+    returns,
+    rollback_of,
+    spoil,
+    spoil_ends,
+    spoil_when_new,
+)
 
 
 def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
@@ -29,7 +37,7 @@ def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
         spoil_ends(trainer)
         summary = trainer.run()
         run = trainer.folder.path
-        assert trainer.rollback.ended_at is not None
+        assert rollback_of(trainer).ended_at is not None
         held, fma = checkpoint.load_state(run)[0]["held"], summary["fma_final"]
         assert held[str(summary["held_step"])] == fma
         assert summary["held"]
@@ -65,7 +73,7 @@ def test_a_target_held_in_training_alone_is_missed(
     assert summary["held"]
     assert summary["parameters_final"] >= few
     assert returns(trainer.folder.path) == [(40, summary["held_step"])]
-    for step, fma in trainer.rollback.held.items():
+    for step, fma in rollback_of(trainer).held.items():
         if fma < summary["fma_final"]:  # missed, for having too few
             model = checkpoint.at_step(trainer.folder.checkpoints, step).model()
             assert sum(p.numel() for p in model.parameters()) < few
@@ -79,7 +87,7 @@ def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.Mon
     trainer = start(tmp_path, train__checkpoint_every=5)
     summary = trainer.run()
     assert (summary["loss"], summary["held"]) == (9.0, False)
-    assert trainer.rollback.held  # none of which does better
+    assert rollback_of(trainer).held  # none of which does better
     assert returns(trainer.folder.path) == []
 
 
@@ -127,7 +135,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
     spoil_when_new(trainer)
     summary = trainer.run()
     run = trainer.folder.path
-    assert not trainer.rollback.second_anneal_steps
+    assert not rollback_of(trainer).second_anneal_steps
     assert summary["held"]
     found = newest(run)
     assert found.name == f"step-{summary['steps']:08d}"
@@ -232,7 +240,7 @@ def test_a_second_anneal_keeps_the_work_target(
     spoil(trainer, at=31)
     damage(trainer, 33, lambda rollback: damaged)
     summary = trainer.run()
-    assert 20 in trainer.rollback.held  # larger
+    assert 20 in rollback_of(trainer).held  # larger
     assert returns(trainer.folder.path) == back
     assert summary["held"] == bool(back)
     assert summary["fma_final"] <= 400

@@ -1,5 +1,6 @@
 """A loop of the user's own writes a run folder, and goes on with it after a kill."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from gaugelasso import (
     UserError,
     load_model,
 )
+from gaugelasso.compress import time_budget
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
-from tests.tiny_runs import CLOCK, plain, read
+from tests.tiny_runs import CLOCK, finish, plain, read, sign
 
 STEPS, NAMED = 160, 2.0
 TASK = Retrieval(vocabulary=8, modulus=2, length=6)
@@ -75,6 +77,59 @@ def test_it_is_a_run_folder_like_any_other(whole: Path, gaugelasso: Command) -> 
     assert (whole / "report" / "index.html").exists()
 
 
+def test_a_row_has_phase_and_rate_of_its_steps(whole: Path) -> None:
+    """Also where a stage ends: not those of the stage that follows."""
+    logged = {row["step"]: (row["phase"], row["lr"]) for row in rows(whole, "metrics.jsonl")}
+    trials = [step for step in logged if step > 1 and logged[step][0] == "trial"]
+    starts = [step for step in trials if step - 1 not in trials]
+    ends = [step for step in trials if step + 1 not in trials]
+    # A trial begins at the full rate of the press before it, and ends near the least one.
+    assert len(starts) == len(ends) == 3
+    assert [logged[step][1] for step in starts] == [pytest.approx(0.04)] * 3
+    assert all(logged[step][1] < 0.003 for step in ends)
+    assert all(logged[step + 1][1] >= 0.029 for step in ends)
+
+
+def test_a_summary_has_what_every_summary_has(whole: Path, tmp_path: Path) -> None:
+    trained = read(finish(tmp_path) / "summary.json")
+    summary = read(whole / "summary.json")
+    assert summary.keys() == trained.keys()
+    assert summary["precision"] == "float32"
+    assert summary["frozen_step"] is None
+
+
+def test_the_summary_names_when_the_work_target_was_met(tmp_path: Path) -> None:
+    loop(tmp_path / "run", loss_target=None, fma_target=300.0)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert 0 < summary["structure_step"] <= summary["frozen_step"] < STEPS
+
+
+def test_a_resumed_loop_knows_of_its_returns(tmp_path: Path) -> None:
+    """Their number, and when the structure last changed: in the state that it went back to."""
+
+    def doubtful() -> dict[str, Any]:
+        """Small models have a loss of 9 on selection data."""
+        model = small()
+        return {"model": model, "evaluate": lambda: 9.0 if sizes(model) < 100 else 1.5}
+
+    def sizes(model: Transformer) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    loop(whole, **doubtful())
+    loop(resumed, 130, **doubtful()).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    loop(resumed, resume=True, **doubtful())
+    one, other = (read(run / "summary.json") for run in (whole, resumed))
+    events = rows(whole, "events.jsonl")
+    back = [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+    assert back[0] == (71, 42)
+    assert back[-1][0] == STEPS  # the run ends on a state that it kept
+    assert one["returns"] == other["returns"] == len(back)
+    cuts = [e["step"] for e in events if e["dropped"] and e["step"] <= back[-1][1]]
+    assert one["structure_step"] == other["structure_step"] == cuts[-1]
+    assert one["held"]
+
+
 @pytest.mark.parametrize("stop", [20, 75, 150])
 def test_a_killed_loop_goes_on_exactly(whole: Path, tmp_path: Path, stop: int) -> None:
     run = tmp_path / "run"
@@ -90,6 +145,52 @@ def test_a_killed_loop_goes_on_exactly(whole: Path, tmp_path: Path, stop: int) -
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_with_a_time_budget_steps_are_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the ticks by which the course counts."""
+    clock = [0.0]
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
+    run, model = tmp_path / "run", small()
+    options = CompressorOptions(lr=0.04, interval=5, trust=4.0)
+    losses = [1.5, 9.0]  # at the first trial and at the second, which returns
+
+    def evaluate() -> float:
+        return losses.pop(0) if losses else 9.0  # so that the run ends on the first state
+
+    compressor = Compressor(model, NAMED, options, seconds=20.0, record=run, evaluate=evaluate)
+    while not compressor.done:
+        inputs, targets = TASK.batch(8, Draw(0, compressor.steps), "cpu")
+        compressor.step(
+            lambda x=inputs, y=targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        )
+        clock[0] += 0.125
+    with pytest.warns(TargetMissedWarning):
+        compressor.finish()
+    summary, events = read(run / "summary.json"), rows(run, "events.jsonl")
+    back = [(e["step"], e["returned_to"]) for e in events if e["returned_to"] is not None]
+    (kept,) = {to for _, to in back}
+    assert (len(back), back[-1][0]) == (3, 160)
+    assert summary["held_step"] == kept < back[0][0] < 80
+    assert (run / "checkpoints" / f"step-{kept:08d}").exists()
+    assert summary["structure_step"] <= kept
+
+
+def test_the_config_has_the_interval_that_was_chosen(tmp_path: Path) -> None:
+    """By the time of the first steps, after the config was first written."""
+    run, model = tmp_path / "run", small()
+    compressor = Compressor(model, 9.0, seconds=0.3, record=run)
+    assert read(run / "config.json")["compress"]["interval"] == 100
+    while not compressor.done:
+        inputs, targets = TASK.batch(8, Draw(0, compressor.steps), "cpu")
+        compressor.step(
+            lambda x=inputs, y=targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        )
+    compressor.finish()
+    written = read(run / "config.json")["compress"]["interval"]
+    assert 10 <= written == compressor.options.interval < 100
+
+
 def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
     before = (whole / "summary.json").read_bytes()
     with pytest.raises(UserError, match="already"):
@@ -102,6 +203,21 @@ def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
     loop(run, 75).pilot.recorder.folder.close()  # type: ignore[union-attr]
     with pytest.raises(UserError, match=r"target.loss = 1.0, but the run in .* began with 2.0"):
         loop(run, loss_target=1.0, resume=True)
+
+
+def test_a_folder_of_an_earlier_version_goes_on(whole: Path, tmp_path: Path) -> None:
+    """It has nothing of returns: there, the events of the process counted."""
+    run = tmp_path / "run"
+    loop(run, 75).pilot.recorder.folder.close()  # type: ignore[union-attr]
+    for path in (run / "checkpoints").iterdir():
+        state = read(path / "state.json")
+        for key in ("frozen_at", "ended_at", "fallback_step", "last_return_step", "returns",
+                    "failed_returns"):  # fmt: skip
+            del state[key]
+        (path / "state.json").write_text(json.dumps(state))
+        sign(path)
+    loop(run, resume=True)
+    assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
 
 
 def test_resume_needs_a_folder() -> None:

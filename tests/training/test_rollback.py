@@ -19,7 +19,15 @@ from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.schedule import Schedule
 from tests.tiny import tiny
 from tests.tiny_runs import assert_same_run, finish, newest, plain, rows, start, stop_at
-from tests.training.spoilers import damage, poison, returns, spoil, spoil_ends, spoil_when_new
+from tests.training.spoilers import (
+    damage,
+    poison,
+    returns,
+    rollback_of,
+    spoil,
+    spoil_ends,
+    spoil_when_new,
+)
 
 
 def test_off_target_is_half_as_much_again() -> None:
@@ -233,7 +241,7 @@ def test_a_run_that_lost_its_target_goes_back_to_where_it_held_it(tmp_path: Path
     event = next(e for e in rows(run, "events.jsonl") if e["returned_to"] == 20)
     there = next(e for e in rows(plain, "events.jsonl") if e["step"] == 20)
     assert event["widths"] == there["widths"]
-    assert trainer.rollback.returns == 1
+    assert rollback_of(trainer).returns == 1
 
 
 def test_the_first_row_within_the_target_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
@@ -286,7 +294,7 @@ def test_a_checkpoint_amid_a_row_is_judged_by_the_next(tmp_path: Path) -> None:
     stop_at(trainer, 61)
     assert trainer.record.loss is not None
     assert trainer.record.loss <= 3.0
-    assert (trainer.rollback.pending_step, trainer.rollback.held_at) == (57, 20)
+    assert (rollback_of(trainer).pending_step, rollback_of(trainer).held_at) == (57, 20)
 
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gaugelasso.signals import Stopped
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.trainer import Trainer
 from tests.tiny_runs import assert_same_run, read, start, stop_at
-from tests.training.spoilers import poison, returns
+from tests.training.spoilers import poison, returns, rollback_of
 from tests.trust.traps import Signals
 
 # Seed -> how often its run goes back at least: else the scenarios would show little.
@@ -86,7 +86,7 @@ def assert_nothing_passed_over(trainer: Trainer) -> None:
     """A run that misses its target has no state that holds it; a met work target is met still."""
     summary, config = read(trainer.folder.path / "summary.json"), trainer.config
     if summary["selection_loss"] is None or summary["selection_loss"] > config.target.loss:
-        for step in trainer.rollback.held:
+        for step in rollback_of(trainer).held:
             saved = checkpoint.at_step(trainer.folder.checkpoints, step)
             loss = evaluate(saved.model(), config, config.train.final_batches, "cpu").loss
             assert loss > config.target.loss, step

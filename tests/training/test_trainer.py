@@ -298,7 +298,7 @@ def test_the_logged_loss_is_the_mean_of_the_micro_batches(tmp_path: Path) -> Non
         pairs = [trainer.task.batch(4, Draw(3, k), "cpu") for k in range(3)]
         losses = [trainer.task.loss(trainer.model(x), y) for x, y in pairs]
     trainer._step()
-    trainer._read_losses()
+    trainer.driver.read_losses()
     assert trainer.record.unlogged == [pytest.approx(float(sum(losses)) / 3)]
 
 

@@ -141,6 +141,16 @@ def check_prices(state: ModelState) -> None:
         )
 
 
+def checked_loss(loss: Any) -> Tensor:
+    """What the function given to `step` returned; TypeError unless it is a loss."""
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise TypeError(
+            f"the function given to step returned {loss!r}; it must return the loss of the "
+            "batch, a tensor with a gradient"
+        )
+    return loss
+
+
 class StepChecks:
     """What must be true before each step of a training loop."""
 

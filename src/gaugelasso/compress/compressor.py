@@ -12,6 +12,7 @@ parts of the method; the order of a step is in `device_step`, that of an event i
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ from gaugelasso.compress.checks import (
     check_options,
     check_prices,
     check_targets,
+    checked_loss,
 )
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
-from gaugelasso.compress.defaults import default_options
+from gaugelasso.compress.defaults import chosen_options
 from gaugelasso.compress.device_step import DeviceStep
 from gaugelasso.compress.events import DropHook, Event, EventRules
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
@@ -43,6 +45,7 @@ from gaugelasso.compress.resume_state import ResumeState
 from gaugelasso.compress.solver import RhoSolver
 from gaugelasso.compress.step_scalars import StepScalars
 from gaugelasso.compress.structural_event import hold_event_
+from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 
@@ -97,9 +100,9 @@ class Compressor:
         metric = check_targets(loss_target, metric_target, fma_target, steps or seconds, evaluate)
         check_options(options, probe)
         total = check_length(steps, seconds, evaluate, record, resume)
-        if options is None:  # from the initial model, also for a run that goes on
-            options = default_options(model, total) if total else CompressorOptions()
-        self.options = options
+        given = options or CompressorOptions()
+        # From the initial model, also for a run that goes on.
+        options = self.options = chosen_options(given, model, total)
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)
@@ -112,9 +115,7 @@ class Compressor:
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
         self._checks = StepChecks(self.state, pressed)
-        # `norm_rate` is the share that slow weights follow in one interval; this is one step's.
-        norm_rate = 1 - (1 - options.norm_rate) ** (1 / options.interval)
-        weight = self.state.optimizer.store.weight
+        weight, norm_rate = self.state.optimizer.store.weight, options.step_norm_rate
         self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
         self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
         self.resume_state = ResumeState(self.state, self.scalars)
@@ -125,7 +126,8 @@ class Compressor:
         self.pilot: Pilot | None = None
         if total:
             course = course_of(loss_target, metric, fma_target, total, options.lr)
-            self.pilot = Pilot(self, course, evaluate, seconds, recorder)
+            time = None if seconds is None else TimeBudget(seconds, given.interval is None)
+            self.pilot = Pilot(self, course, evaluate, time, recorder)
 
     # --- one step ---------------------------------------------------------------
 
@@ -139,7 +141,8 @@ class Compressor:
         if self.pilot is not None:
             self.pilot.before_step()
         if callable(loss):
-            closure, loss = loss, self._backward(loss)
+            closure, loss = loss, checked_loss(loss())
+            loss.backward()
             self.probe = lambda: float(closure())
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
         mean = self.device_step.update_(loss.detach().reshape(()))
@@ -148,16 +151,6 @@ class Compressor:
             self.pilot.after_step(mean.clone(), event)
         self._checks.after_step()
         return event
-
-    def _backward(self, closure: Callable[[], Tensor]) -> Tensor:
-        loss = closure()
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
-            raise TypeError(
-                f"the function given to step returned {loss!r}; it must return the loss of the "
-                "batch, a tensor with a gradient"
-            )
-        loss.backward()
-        return loss
 
     def finish(self) -> Result:
         """The result of a run with `steps` or `seconds`; warns if the named loss is missed."""
@@ -189,6 +182,11 @@ class Compressor:
         self.scalars.set_loss_target_(loss)
         tolerance = self.options.drop_tolerance * abs(loss)
         self._allowance = tolerance if allowance is None else min(tolerance, allowance)
+
+    def set_interval_(self, interval: int) -> None:
+        """Set the number of steps from one event to the next."""
+        self.options = replace(self.options, interval=interval)
+        self.scalars.set_norm_rate_(self.options.step_norm_rate)
 
     def set_pressure_(self, share: float) -> None:
         """Apply a share of the penalty strength that the margin allows; 0 is plain training.

@@ -2,10 +2,11 @@
 
 import math
 import statistics
+from dataclasses import asdict, fields
 
 from torch import nn
 
-from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.options import CompressorOptions, RunOptions
 
 # The learning rate is RATE over the side of a typical weight matrix, between these bounds. That is
 # within a factor of 1.6 of the rates that were found by trial (docs/development/log.md).
@@ -30,7 +31,11 @@ def default_interval(steps: int) -> int:
     return min(max(steps // EVENTS, LEAST_INTERVAL), MOST_INTERVAL)
 
 
-def default_options(model: nn.Module, steps: int) -> CompressorOptions:
-    """The options of a run of this length."""
-    lr = default_lr(matrix_sizes(model))
-    return CompressorOptions(lr=lr, interval=default_interval(steps))
+def chosen_options(options: CompressorOptions, model: nn.Module, steps: int) -> RunOptions:
+    """The options of a run of this length, 0 if it is not known; what is given stays."""
+    given = {each.name: getattr(options, each.name) for each in fields(options)}
+    chosen = asdict(RunOptions())
+    if steps:
+        chosen["lr"] = default_lr(matrix_sizes(model))
+        chosen["interval"] = default_interval(steps)
+    return RunOptions(**{k: chosen[k] if value is None else value for k, value in given.items()})

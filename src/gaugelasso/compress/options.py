@@ -29,14 +29,14 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class CompressorOptions:
-    """The [compress] section of a config, and the `options` of a Compressor.
+    """The `options` of a Compressor. The defaults are the method itself.
 
-    The defaults are the method itself.
+    A learning rate or an interval that is None follows from the model and the length of the run.
     """
 
-    lr: float = 1e-3
+    lr: float | None = None
     accounting: str = "fma"
-    interval: int = 100
+    interval: int | None = None
     trust: float = 1.0
     multiple: int = 1
     drop_tolerance: float = 0.1
@@ -62,24 +62,44 @@ class CompressorOptions:
             if value not in list(allowed):
                 names = ", ".join(allowed)
                 raise UserError(f"compress.{key} = {value!r}; choose one of: {names}")
-        for key in ("lr", "trust"):
+        for key in self._numbers("lr", "trust"):
             self._check(key, "a finite number above 0", lambda value: 0 < value < math.inf)
         for key in ("norm_rate", "split_share", "loss_smoothing", "beta", "beta_second"):
             self._check(key, "a number in [0, 1)", lambda value: 0 <= value < 1)
         for key in ("rho", "weight_decay", "sinkhorn_sweeps", "anchor", "drop_tolerance",
                     "relative_step"):  # fmt: skip
             self._check(key, "a number of 0 or more", lambda value: value >= 0)
-        for key in ("interval", "multiple"):
+        for key in self._numbers("interval", "multiple"):
             self._check(key, "a whole number of at least 1", lambda value: value >= 1)
-        for key in ("interval", "multiple", "sinkhorn_sweeps"):
+        for key in self._numbers("interval", "multiple", "sinkhorn_sweeps"):
             if not isinstance(getattr(self, key), Integral):
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be a whole number")
+
+    def _numbers(self, *keys: str) -> list[str]:
+        """Of these options those that are not to be chosen later."""
+        return [key for key in keys if getattr(self, key) is not None]
 
     def _check(self, key: str, wanted: str, fits: Callable[[float], bool]) -> None:
         """UserError unless the option is a number that fits; NaN fits nothing."""
         value = getattr(self, key)
         if not isinstance(value, Real) or not fits(float(value)):
             raise UserError(f"compress.{key} = {value!r}: must be {wanted}")
+
+
+@dataclass(frozen=True)
+class RunOptions(CompressorOptions):
+    """Options whose learning rate and interval are chosen: the [compress] section of a config."""
+
+    lr: float = 1e-3
+    interval: int = 100
+
+    @property
+    def step_norm_rate(self) -> float:
+        """The share that slow weights follow in one step; `norm_rate` is that of one interval."""
+        return 1 - (1 - self.norm_rate) ** (1 / self.interval)
+
+    def _numbers(self, *keys: str) -> list[str]:
+        return list(keys)
 
 
 _CHOICES: dict[str, Collection[str]] = {

@@ -1,47 +1,34 @@
 """The pilot: drives a compressor along its course, for a loop that only calls `step`.
 
-Before each step it sets the learning rate, the pressure and the loss to press towards. After it,
-it keeps the states that the course wants and returns to them. Knows nothing of files: a `Recorder`
-writes what happens.
+Adds to the driver what such a loop needs: a clock for a time budget, the user's own measurement on
+held-out data, and the result at the end. Knows nothing of files: a `Recorder` writes what happens.
 """
 
-import logging
 import math
-import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from gaugelasso.compress.course_driver import CourseDriver
 from gaugelasso.compress.courses.course import Course
 from gaugelasso.compress.courses.metric import MetricCourse
-from gaugelasso.compress.courses.stages import TICKS
 from gaugelasso.compress.courses.window import Measured
+from gaugelasso.compress.driver import NoLog
 from gaugelasso.compress.events import Event
-from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.kept_states import StatesInMemory
 from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
-from gaugelasso.compress.resume_state import ResumeState
-from gaugelasso.compress.saved_state import SavedState
+from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
 
 if TYPE_CHECKING:
     from gaugelasso.compress.compressor import Compressor
 
-_log = logging.getLogger(__name__)
 # So many skipped steps in a row are a failure: the run returns to a state that was kept.
 _SKIPPED_IN_A_ROW = 20
-# So many returns because of failures, and no more.
-_MOST_FAILURES = 3
-
-
-class Loadable(Protocol):
-    """A state that was kept, in memory or on disk."""
-
-    def load_(self, state: ModelState, resume_state: ResumeState) -> None:
-        """Put the state back; it can be loaded any number of times."""
 
 
 def pair_of(measured: Any) -> tuple[float, float]:
@@ -56,27 +43,26 @@ def pair_of(measured: Any) -> tuple[float, float]:
         ) from None
 
 
-class Pilot:
-    """One run of a compressor: its course, its kept states, its losses."""
+class Pilot(CourseDriver):
+    """One run of a compressor in a loop of the user's own."""
 
     def __init__(
         self,
         compressor: "Compressor",
         course: Course,
         evaluate: Callable[[], Any] | None,
-        seconds: float | None = None,
+        time_budget: TimeBudget | None = None,
         recorder: Recorder | None = None,
     ):
-        self.compressor, self.course, self.recorder = compressor, course, recorder
-        self._evaluate, self._seconds = evaluate, seconds
+        self.memory = StatesInMemory(compressor)
+        log = NoLog() if recorder is None else recorder
+        super().__init__(course, self.memory, self._measured, log, _SKIPPED_IN_A_ROW)
+        self.recorder = recorder
+        self._evaluate, self._time = evaluate, time_budget
         # The metric that is named, and the last one that was measured.
         self.metric_target = course.goal if isinstance(course, MetricCourse) else None
         self.metric: float | None = None
-        self._losses: list[Tensor] = []
-        self.kept: dict[int, Loadable] = {}
-        self.failures = 0
         self.parameters_initial = compressor.parameters
-        self._began: float | None = None
         self._result: Result | None = None
         if recorder is not None:
             recorder.begin(self)
@@ -84,122 +70,62 @@ class Pilot:
     @property
     def now(self) -> int:
         """Steps taken; with a time budget, the ticks that have passed."""
-        if self._seconds is None:
-            return self.compressor.steps
-        if self._began is None:
-            return 0
-        passed = (time.monotonic() - self._began) / self._seconds
-        return min(int(passed * TICKS), TICKS)
+        return self.compressor.steps if self._time is None else self._time.ticks
 
     @property
     def done(self) -> bool:
-        return self.now >= self.course.steps
+        return self.now >= self.end
 
     # --- a step ---------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Set rate, pressure and pressed loss of the next step."""
-        if self._began is None:
-            self._began = time.monotonic()
+        """Set rate, pressure and pressed loss of the next step; UserError if there is none."""
+        if self._time is not None:
+            self._time.start()
         if self._result is not None:
             raise UserError("step after finish(): the compression is over")
-        now, compressor, course = self.now, self.compressor, self.course
-        if self._seconds is None and now >= course.steps:
+        if self.ended_at is not None:
             raise UserError(
-                f"step {now + 1} of {course.steps}: all steps are taken; call finish(), or give "
-                "Compressor a larger number of steps"
+                f"steps fail again and again, so that the run has ended at step "
+                f"{self.compressor.steps} on a state that has what is named; call finish()"
             )
-        pressed = course.pressed_loss(now)
-        compressor.set_lr_(course.rate(now))
-        compressor.set_pressure_(0.0 if pressed is None else 1.0)
-        if pressed is not None:
-            compressor.set_loss_target_(pressed, course.allowance(pressed))
+        if self._time is None and self.now >= self.course.steps:
+            raise UserError(
+                f"step {self.now + 1} of {self.course.steps}: all steps are taken; call finish(), "
+                "or give Compressor a larger number of steps"
+            )
+        super().before_step()
 
     def after_step(self, loss: Tensor, event: Event | None) -> None:
         """Take in a step's loss; at due steps ask the course what to do."""
-        self._losses.append(loss.detach())
-        if event is not None and self.recorder is not None:
-            self.recorder.event(event)
-        now = self.now
-        if not self.course.due(now):
-            return
-        losses = self._read_losses()
-        self._check_failing()
-        if self.compressor.work_target_met:
-            self.course.end_compression(now)
-        answer = self.course.advance(now, self.compressor.fma, self.selection_loss)
-        if (doubt := self.course.in_doubt()) is not None:
-            _log.warning("warning: %s", doubt)
-        if answer.return_to is not None:
-            self.return_to(answer.return_to)
-        if self.recorder is not None:
-            self.recorder.advanced(losses)
-        if answer.keep:  # last: a checkpoint of the kept state has these losses too
-            self.keep(now)
+        self.note_step(loss, event)
+        self.advance()
 
-    def _read_losses(self) -> list[float]:
-        """Take in the losses since the last call."""
-        pending = [each.reshape(()).float() for each in self._losses]
-        losses = torch.stack(pending).tolist() if pending else []
-        self._losses.clear()
-        self.course.observe(losses)
-        return losses
+    def decide(self, due: bool) -> bool:
+        if due and self._time is not None and self._time.chooses_interval:
+            self.compressor.set_interval_(self._time.interval(self.compressor.steps))
+            # Events come after the warm-up; by then the time of a step is known well enough.
+            self._time.chooses_interval = self.now < self.course.warmup
+        return super().decide(due)
 
-    def selection_loss(self, thorough: bool = True) -> float:
-        """The loss on held-out data; without an `evaluate` function, of the last batches."""
+    def where(self) -> str:
+        return f"for {self.streak} steps in a row at step {self.compressor.steps}"
+
+    def _measured(self, thorough: bool) -> Measured:
+        """Of held-out data; without an `evaluate` function, of the last batches."""
         if self._evaluate is None:
-            return self.course.loss
+            return Measured(self.course.loss, math.nan)
         model = self.compressor.model
         model.eval()
         try:
             with torch.no_grad():
                 measured = self._evaluate()
             if self.metric_target is None:
-                return float(measured)
-            loss, metric = pair_of(measured)
-            self.course.seen(Measured(loss, metric))
-            self.metric = metric
-            return loss
+                return Measured(float(measured), math.nan)
+            loss, self.metric = pair_of(measured)
+            return Measured(loss, self.metric)
         finally:
             model.train()
-
-    # --- states ---------------------------------------------------------------------------
-
-    def keep(self, name: int) -> None:
-        """Keep the present state under this name, and drop those that the course forgot."""
-        compressor = self.compressor
-        self.kept[name] = SavedState(compressor.state, compressor.resume_state)
-        wanted = self.course.kept_steps()
-        self.kept = {each: state for each, state in self.kept.items() if each in wanted}
-        if self.recorder is not None:
-            self.recorder.kept(name)
-
-    def return_to(self, name: int) -> None:
-        compressor, began = self.compressor, time.perf_counter()
-        fma, skipped = compressor.fma, int(compressor.skipped)
-        self.kept[name].load_(compressor.state, compressor.resume_state)
-        compressor.scalars.recount_(skipped)
-        seconds = time.perf_counter() - began
-        event = Event.returned(
-            compressor.steps, name, fma, compressor.fma, compressor.widths, seconds
-        )
-        compressor.history.append(event)
-        if self.recorder is not None:
-            self.recorder.event(event)
-
-    def _check_failing(self) -> None:
-        """Return to a kept state after a long row of skipped steps; UserError if there is none."""
-        if int(self.compressor.failing) < _SKIPPED_IN_A_ROW:
-            return
-        self.failures += 1
-        name = self.course.good_at
-        if name is None or self.failures > _MOST_FAILURES:
-            raise UserError(
-                f"loss or gradient is NaN or infinite for {int(self.compressor.failing)} steps in "
-                f"a row at step {self.compressor.steps}; lower the learning rate "
-                "(options=CompressorOptions(lr=...)), or check the data"
-            )
-        self.return_to(name)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -208,17 +134,20 @@ class Pilot:
         if self._result is not None:
             return self._result
         if not self.done:
-            unit = "steps" if self._seconds is None else "ticks"
+            unit = "steps" if self._time is None else "ticks"
             warnings.warn(
                 f"finish() after {self.now} of {self.course.steps} {unit}: the anneal is not over",
                 stacklevel=3,
             )
-        self._read_losses()
-        loss, held_at = self.selection_loss(), self.course.held_at
-        if not self._holds(loss) and held_at in self.kept:
-            self.return_to(held_at)
-            loss = self.course.held_loss if self._evaluate is None else self.selection_loss()
-        self._result = self._measured(loss)
+        self.read_losses()
+        measured = self._measured(thorough=True)
+        if (end := self.at_end(measured)) is not None:
+            end()
+        # Without an `evaluate` function, only the course knows the loss of a state that it kept.
+        if self.ended_at is not None:
+            known = Measured(self.course.held_loss, math.nan)
+            measured = known if self._evaluate is None else self._measured(thorough=True)
+        self._result = self._result_of(measured.loss)
         if not self._result.held:
             warnings.warn(self._result.missed_message(), TargetMissedWarning, stacklevel=3)
         if self.recorder is not None:
@@ -237,7 +166,7 @@ class Pilot:
         to_work = self.loss_target is None
         return self.compressor.work_target_met if to_work else loss <= self.course.named
 
-    def _measured(self, loss: float) -> Result:
+    def _result_of(self, loss: float) -> Result:
         compressor, own = self.compressor, self._evaluate is not None
         return Result(
             held=self._holds(loss),

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gaugelasso.axes import Compressible
-from gaugelasso.compress.events import Event
+from gaugelasso.compress.driver import Log
 from gaugelasso.compress.result import Result
 
 if TYPE_CHECKING:
     from gaugelasso.compress.pilot import Pilot
 
 
-class Recorder(Protocol):
+class Recorder(Log, Protocol):
     """Writes what a pilot does, and can bring it back to where an earlier run was stopped."""
 
     def prepare(self, model: Compressible) -> None:
@@ -23,15 +23,6 @@ class Recorder(Protocol):
 
     def begin(self, pilot: "Pilot") -> None:
         """The run starts, or goes on."""
-
-    def event(self, event: Event) -> None:
-        """A structural event or a return has happened."""
-
-    def kept(self, name: int) -> None:
-        """The present state was kept under this name."""
-
-    def advanced(self, losses: list[float]) -> None:
-        """The course has advanced; these are the losses since it last did."""
 
     def finished(self, result: Result) -> None:
         """The run is over."""

@@ -62,6 +62,10 @@ class StepScalars:
         """Set the learning rate."""
         self._set_("lr", lr)
 
+    def set_norm_rate_(self, rate: float) -> None:
+        """Set the share that slow norm weights follow in a step. A CUDA graph keeps the old one."""
+        self._norm_rate = rate
+
     def set_loss_target_(self, loss: float) -> None:
         """Set the loss that is pressed towards. A checkpoint does not hold it."""
         self._set_("loss_target", loss)

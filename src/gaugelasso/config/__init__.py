@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.compress.defaults import matrix_sizes
-from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.options import RunOptions
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.model import ModelConfig, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
@@ -40,7 +40,7 @@ class Config:
     task: Task
     model: ModelConfig | OwnModel = field(default_factory=ModelConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
-    compress: CompressorOptions = field(default_factory=CompressorOptions)
+    compress: RunOptions = field(default_factory=RunOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
     task_module: str = ""  # in place of the name, for a task that a module defines
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gaugelasso.runs.checkpoint import Checkpoint
-from gaugelasso.training.evaluation import HeldOut
 
 
 class SavedStates(Protocol):
@@ -16,9 +15,6 @@ class SavedStates(Protocol):
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is undamaged."""
-
-    def measured(self, saved: Checkpoint) -> HeldOut:
-        """Loss and metric of a saved model on the data that decide."""
 
     def selection_loss(self, saved: Checkpoint) -> float:
         """The loss of a saved model on the data that decide."""
@@ -48,3 +44,9 @@ class EndOn:
 
 
 Answer = Stay | ReturnTo | EndOn
+
+
+def failure_advice(saved: Checkpoint | None) -> str:
+    """What to do if steps go on to fail; `saved` is the checkpoint to return to, if any."""
+    last = f"last good checkpoint: {str(saved.path)!r}" if saved else "no checkpoint yet"
+    return f"{last}. Lower compress.lr, or try another seed"

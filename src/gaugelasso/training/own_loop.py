@@ -6,12 +6,10 @@ describe: give them a task with --set task.module=FILE:NAME. Decides nothing.
 
 import dataclasses
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from gaugelasso.axes import Compressible
-from gaugelasso.compress.drop import next_to_go
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.pilot import Pilot
@@ -24,23 +22,24 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolder
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import describe
-from gaugelasso.training.records import RunRecord, finite, metrics_row
+from gaugelasso.training.folder_log import FolderLog
+from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
 
-# The course advances about a hundred times in a run; a checkpoint is due every so many times.
+# A run has about a hundred intervals; a checkpoint is due every so many.
 _SAVE_EVERY = 10
 METRIC = "held-out loss"
 
 
-class RunRecorder:
+class RunRecorder(FolderLog):
     """Writes the run folder `path`; with `resume`, goes on with the run that is in it."""
 
     def __init__(self, path: str | os.PathLike[str], resume: bool = False):
-        self.folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
-        self.record = RunRecord()
+        folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
+        super().__init__(folder, RunRecord(), METRIC)
         self._found = checkpoint.find(self.folder.checkpoints) if resume else None
-        self._advances = 0
-        self._began = self._mark = time.perf_counter()
-        self._marked_step = 0
+        self._intervals = 0
+        # When the structure of each kept state last changed.
+        self._cut_at: dict[int, int] = {}
 
     # --- the start ------------------------------------------------------------------------
 
@@ -52,27 +51,25 @@ class RunRecorder:
 
     def begin(self, pilot: Pilot) -> None:
         self.pilot, compressor = pilot, pilot.compressor
+        self._options = compressor.options
+        self.metric_name = METRIC if pilot.metric_target is None else "metric"
         self._device = str(compressor.optimizer.store.weight.device)
         if self._found is not None:
             self._resume(self._found)
             return
         self.record.fma_initial = compressor.fma
         self.record.parameters_initial = compressor.parameters
-        self.folder.write("config.json", self._config())
+        self._write_config()
         self.folder.write("environment.json", environment(self._device))
         self.folder.rewind()
         reach = pilot.metric_target
         direction = {"lower_is_better": reach is None or reach.lower_is_better}
         initial = {
-            "metric": {"name": self._metric_name, **direction},
+            "metric": {"name": self.metric_name, **direction},
             "fma": compressor.fma,
             "widths": compressor.widths,
         }
         self.folder.write("initial.json", {**initial, **describe(compressor.model)})
-
-    @property
-    def _metric_name(self) -> str:
-        return METRIC if self.pilot.metric_target is None else "metric"
 
     def _config(self) -> dict[str, Any]:
         """What the loop has of a config: no task, and the model as initial.json describes it."""
@@ -86,6 +83,10 @@ class RunRecorder:
             "compress": dataclasses.asdict(compressor.options),
             "train": {"seed": 0, "steps": course.steps, "eval_every": course.grain},
         }
+
+    def _write_config(self) -> None:
+        self._options = self.pilot.compressor.options
+        self.folder.write("config.json", self._config())
 
     def _resume(self, found: Checkpoint) -> None:
         path, pilot, compressor = found.path / "state.json", self.pilot, self.pilot.compressor
@@ -101,7 +102,7 @@ class RunRecorder:
         steps = state.pop("steps")
         with errors_of(path):
             self.record.load_(state)
-            pilot.course.load_(state["course"])
+            pilot.load_(state)
         with errors_of(found.path / "optimizer.safetensors"):
             compressor.load_state_tensors_(tensors, steps)
         compressor.fma_initial = self.record.fma_initial
@@ -109,100 +110,93 @@ class RunRecorder:
         pilot.metric = self.record.metric if pilot.metric_target is not None else None
         found.restore_random_()
         for name in pilot.course.kept_steps():
-            pilot.kept[name] = DiskState(checkpoint.at_step(self.folder.checkpoints, name))
+            saved = checkpoint.at_step(self.folder.checkpoints, name)
+            pilot.memory.kept[name] = DiskState(saved)
+            self._cut_at[name] = saved.state()[0]["cut_at"]
         self.folder.rewind(found.marks(), steps)
-        self._began -= self.record.wall_s
-        self._marked_step = steps
+        self.start_clock(steps)
         self.folder.append(logs.RESUMED, {"step": steps, **environment(self._device)})
 
     # --- on the way -----------------------------------------------------------------------
 
     def event(self, event: Event) -> None:
-        self.folder.append("events.jsonl", event.to_dict())
-        if event.dropped or event.returned_to is not None:
-            self.record.cut_at = event.step
+        super().event(event)
+        if event.returned_to is not None:
+            self.record.discard_losses_(self._cut_at.get(event.returned_to, event.step))
 
-    def kept(self, name: int) -> None:
+    def due(self) -> bool:
+        return False  # the course alone says when
+
+    def observed(self, losses: list[float]) -> None:
+        record, compressor = self.record, self.pilot.compressor
+        record.add_losses_(losses, compressor.steps, self.pilot.loss_target)
+        record.skipped = self.pilot.skipped
+
+    def interval(self) -> None:
+        record, steps, course = self.record, self.pilot.compressor.steps, self.pilot.course
+        record.close_interval_(steps)
+        record.metric = self.pilot.metric
+        step_s, last = self.step_seconds(steps), max(self.pilot.now - 1, 0)
+        self.read_clock()
+        if self.pilot.compressor.options != self._options:  # chosen by the time of the first steps
+            self._write_config()
+        if record.loss is not None:
+            self.write_row(self.pilot.compressor, course.phase(last), course.rate(last), step_s)
+
+    def save(self, keep: bool, due: bool) -> None:
+        self._intervals += 1
+        if keep:
+            self._cut_at[self.pilot.compressor.steps] = self.record.cut_at
+        if keep or self._intervals % _SAVE_EVERY == 0:
+            self._save()
+        self.start_lap(self.pilot.compressor.steps)
+
+    def ended(self) -> None:
         self._save()
 
-    def advanced(self, losses: list[float]) -> None:
-        record, compressor, course = self.record, self.pilot.compressor, self.pilot.course
-        record.add_losses_(losses, compressor.steps, self.pilot.loss_target)
-        record.training_fma += compressor.fma * len(losses)
-        record.skipped = int(compressor.skipped)
-        record.close_interval_(compressor.steps)
-        now = time.perf_counter()
-        step_s = (now - self._mark) / max(compressor.steps - self._marked_step, 1)
-        record.wall_s, self._mark, self._marked_step = now - self._began, now, compressor.steps
-        if record.loss is not None:
-            step = self.pilot.now
-            name, record.metric = self._metric_name, self.pilot.metric
-            phase, lr = course.phase(max(step - 1, 0)), course.rate(max(step - 1, 0))
-            row = metrics_row(compressor, compressor.model, record, name, phase, lr, step_s)
-            self.folder.append("metrics.jsonl", row)
-        self._advances += 1
-        if self._advances % _SAVE_EVERY == 0:
-            self._save()
-
     def _save(self) -> None:
-        course, compressor = self.pilot.course, self.pilot.compressor
+        compressor, memory = self.pilot.compressor, self.pilot.memory
         if not compressor.resume_state.finite():
             return  # the checkpoint before is kept
-        state = {**self.record.to_dict(), "course": course.to_dict(), "logs": self.folder.sync()}
-        checkpoint.save(self.folder.checkpoints, compressor, state, spare=course.kept_steps())
+        wanted = [memory.step_of(name) for name in self.pilot.course.kept_steps()]
+        state = {**self.record.to_dict(), **self.pilot.numbers(), "logs": self.folder.sync()}
+        checkpoint.save(self.folder.checkpoints, compressor, state, spare=wanted)
         self.folder.saved()
 
     # --- the end --------------------------------------------------------------------------
 
     def finished(self, result: Result) -> None:
-        compressor, record, course = self.pilot.compressor, self.record, self.pilot.course
+        compressor, record = self.pilot.compressor, self.record
         measured = result.loss if result.metric is None else result.metric
         record.metric = finite(measured)
         self._save()
-        self.folder.write(
-            "summary.json",
-            {
-                "task": "own loop",
-                "seed": 0,
-                "steps": result.steps,
-                "accounting": compressor.options.accounting,
-                "fma_initial": result.fma_initial,
-                "fma_final": result.fma,
-                "compression": result.compression if result.fma else None,
-                "loss_target": result.loss_target,
-                **_other_targets(result),
-                "loss": finite(result.loss),
-                "held": result.held,
-                "metric": {"name": self._metric_name, "value": finite(measured)},
-                "figures": {},
-                "evaluated_on": result.measured_on,
-                "selection_loss": finite(result.loss),
-                "target_reached_step": record.reached_at,
-                "structure_step": record.cut_at,
-                "held_step": course.held_at,
-                "returns": sum(e.returned_to is not None for e in compressor.history),
-                "skipped_steps": record.skipped,
-                "training_fma": record.training_fma,
-                "parameters_initial": result.parameters_initial,
-                "parameters_final": result.parameters,
-                "wall_s": record.wall_s,
-                "device": self._device,
-                "widths": result.widths,
-                "next_to_go": next_to_go(
-                    compressor.state.table, compressor.utility(), compressor.prices
-                ),
-                **describe(compressor.model),
-            },
+        outcome = Outcome(
+            judged=_judged(result),
+            metric=measured,
+            figures={},
+            evaluated_on=result.measured_on,
+            selection_loss=result.loss,
         )
+        precision = str(compressor.optimizer.store.weight.dtype).removeprefix("torch.")
+        about = About("own loop", 0, self.metric_name, self._device, precision)
+        held_at = self.pilot.course.held_at
+        held_step = None if held_at is None else self.pilot.memory.step_of(held_at)
+        numbers = self.pilot.numbers() | {"held_at": held_step}
+        found = summary(about, compressor, record, numbers, outcome)
+        self.folder.write("summary.json", found)
         self.folder.close()
 
 
-def _other_targets(result: Result) -> dict[str, Any]:
-    """What a summary has where no loss is named."""
+def _judged(result: Result) -> dict[str, Any]:
+    """What was named, the loss, and whether the run has what was named."""
+    loss = {"loss": finite(result.loss), "held": result.held}
     if result.metric_target is not None:
         selection = None if result.metric is None else finite(result.metric)
-        return {"metric_target": result.metric_target, "selection_metric": selection}
-    return {} if result.loss_target is not None else {"fma_target": result.fma_target}
+        named = {"loss_target": None, "metric_target": result.metric_target}
+        return {**named, **loss, "selection_metric": selection}
+    if result.loss_target is None:
+        return {"loss_target": None, "fma_target": result.fma_target, **loss}
+    return {"loss_target": result.loss_target, **loss}
 
 
 class DiskState:

@@ -1,15 +1,12 @@
-"""The phases of a run, as returns and freezes have changed its schedule."""
+"""The phases of a pressed run, as returns and freezes have changed its schedule."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.courses.course import Measure
 from gaugelasso.compress.courses.stages import Phase
-from gaugelasso.compress.courses.window import Measured
 from gaugelasso.config import Config
-from gaugelasso.training.answers import Answer, SavedStates, Stay
+from gaugelasso.training.answers import SavedStates
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.schedule import Schedule
 
@@ -49,20 +46,6 @@ class Phases:
         """The loss that a step presses towards; None for a step without pressure."""
         return self.config.target.pressed if self.phase(step) == "compression" else None
 
-    def allowance(self, pressed_loss: float) -> float | None:
-        """A bound on what one event may cost; None for that of the options alone."""
-        return None
-
-    def observe(self, losses: Sequence[float]) -> None:
-        """Take in the training losses of the last steps."""
-
-    def seen(self, measured: Measured) -> None:
-        """Take in a measurement on selection data."""
-
-    def course_due(self, step: int) -> bool:
-        """Whether to call `advance` after this step: in a run that follows a course."""
-        return False
-
     def freeze_if_met_(self, compressor: Compressor, record: RunRecord, failing: bool) -> None:
         """Freeze the structure and start the anneal once the work target is met and loss held.
 
@@ -84,9 +67,3 @@ class Phases:
         A pressed run has reached its target if training did.
         """
         return record.best_loss is None or record.best_loss > self.config.target.pressed
-
-    def advance(
-        self, compressor: Compressor, failing: bool, measure: Measure
-    ) -> tuple[bool, Answer]:
-        """Go on along the course: whether to keep the present state, and where to return to."""
-        return False, Stay()

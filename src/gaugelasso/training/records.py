@@ -125,50 +125,85 @@ def metrics_row(
     return row
 
 
+@dataclass(frozen=True)
+class About:
+    """What a summary says of a run that its figures do not."""
+
+    task: str
+    seed: int
+    metric_name: str
+    device: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured at the end. `judged`: what was named, the loss, and whether it is held."""
+
+    judged: dict[str, Any]
+    metric: float
+    figures: dict[str, float]
+    evaluated_on: str
+    selection_loss: float
+
+
 def summary(
-    config: Config,
-    device: str,
+    about: About,
     compressor: Compressor,
     record: RunRecord,
-    rollbacks: Mapping[str, Any],
-    test: HeldOut,
-    selection: HeldOut,
+    numbers: Mapping[str, Any],
+    outcome: Outcome,
 ) -> dict[str, Any]:
-    """summary.json. Its figures are of test data, but for those of `selection`, which decided.
+    """summary.json, of every run.
 
     `structure_step` is when the structure last changed, `held_step` the last checkpoint that
     held the loss target in training before and after it, or the one that the run ended on.
-    `rollbacks` is a rollback's state.
+    `numbers` are what a checkpoint keeps of the run's driver.
     """
     return {
-        "task": config.task_name,
-        "seed": config.train.seed,
+        "task": about.task,
+        "seed": about.seed,
         "steps": compressor.steps,
-        "accounting": config.compress.accounting,
+        "accounting": compressor.options.accounting,
         "fma_initial": record.fma_initial,
         "fma_final": compressor.fma,
         "compression": record.fma_initial / compressor.fma if compressor.fma else None,
-        **_judged(config, compressor, test, selection),
-        "metric": {"name": config.task.metric_name, "value": finite(test.metric)},
-        "figures": test.figures,
-        "evaluated_on": "test",
-        "selection_loss": finite(selection.loss),
+        **outcome.judged,
+        "metric": {"name": about.metric_name, "value": finite(outcome.metric)},
+        "figures": outcome.figures,
+        "evaluated_on": outcome.evaluated_on,
+        "selection_loss": finite(outcome.selection_loss),
         "target_reached_step": record.reached_at,
-        "frozen_step": rollbacks["frozen_at"],
+        "frozen_step": numbers["frozen_at"],
         "structure_step": record.cut_at,
-        "held_step": rollbacks["held_at"],
-        "returns": rollbacks["returns"],
+        "held_step": numbers["held_at"],
+        "returns": numbers["returns"],
         "skipped_steps": record.skipped,
         "training_fma": record.training_fma,
         "parameters_initial": record.parameters_initial,
         "parameters_final": compressor.parameters,
         "wall_s": record.wall_s,
-        "device": device,
-        "precision": "bfloat16" if in_bfloat16(config, device) else "float32",
+        "device": about.device,
+        "precision": about.precision,
         "widths": compressor.widths,
         "next_to_go": next_to_go(compressor.state.table, compressor.utility(), compressor.prices),
         **describe(compressor.model),
     }
+
+
+def about_run(config: Config, device: str) -> About:
+    """What a summary says of a run of the trainer."""
+    precision = "bfloat16" if in_bfloat16(config, device) else "float32"
+    name = config.task.metric_name
+    return About(config.task_name, config.train.seed, name, device, precision)
+
+
+def outcome_of(
+    config: Config, compressor: Compressor, test: HeldOut, selection: HeldOut
+) -> Outcome:
+    """The outcome on test data; `selection` decided."""
+    judged = _judged(config, compressor, test, selection)
+    return Outcome(judged, test.metric, test.figures, "test", selection.loss)
 
 
 def _judged(

@@ -1,8 +1,8 @@
-"""Rollback: whether a run goes back to an earlier checkpoint, and which state it ends on.
+"""Rollback: whether a pressed run goes back to an earlier checkpoint, and which one it ends on.
 
-`Rollback` owns every number that this depends on. The trainer asks it four questions: after each
+`Rollback` owns every number that this depends on. The run asks it four questions: after each
 logging interval, before a checkpoint is written, when steps fail, and at the end of the schedule.
-The answer is `Stay`, `ReturnTo` or `EndOn`. The trainer carries it out and reports back.
+The answer is `Stay`, `ReturnTo` or `EndOn`. The run carries it out and reports back.
 
 Under pressure the loss swings around its target, and most excursions end by themselves. The
 default of `train.patience` is longer than any that did under the conservative solver, in 40
@@ -15,15 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gaugelasso.compress.driver import TRIES
 from gaugelasso.errors import UserError
 from gaugelasso.runs.checkpoint import Checkpoint
-from gaugelasso.training.answers import Answer, EndOn, ReturnTo, Stay
+from gaugelasso.training.answers import Answer, EndOn, ReturnTo, Stay, failure_advice
 from gaugelasso.training.held import off_target, thinned
 from gaugelasso.training.phases import Phases
 from gaugelasso.training.records import RunRecord
-
-# How many times in a row a run goes back because steps fail.
-TRIES = 3
 
 
 @dataclass
@@ -57,7 +55,7 @@ class Rollback(Phases):
 
     def load_(self, values: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave, also after JSON has made text of the steps in `held`."""
-        for name in Rollback.to_dict(self):
+        for name in self.to_dict():
             setattr(self, name, values[name])
         self.held = {int(step): fma for step, fma in self.held.items()}
 
@@ -183,8 +181,7 @@ class Rollback(Phases):
             return ReturnTo(saved, reason, failed=True)
         if end := self._smallest_that_holds(-math.inf, work_target_met):
             return EndOn(end, f"{reason}; the run ends here, on a state that held its target")
-        last = f"last good checkpoint: {str(saved.path)!r}" if saved else "no checkpoint yet"
-        raise UserError(f"{reason}; {last}. Lower compress.lr, or try another seed")
+        raise UserError(f"{reason}; {failure_advice(saved)}")
 
     def fallback_steps(self) -> list[int]:
         """Checkpoints to return to when steps fail, the preferred one first.
@@ -243,7 +240,7 @@ class Rollback(Phases):
         most = self.config.target.fma if work_target_met else math.inf
         return [step for step in steps if self.held.get(step, 0.0) <= most]
 
-    # --- what the trainer reports back ------------------------------------------------------
+    # --- what the run reports back ------------------------------------------------------
 
     def returned_(self, answer: ReturnTo | EndOn, step: int) -> None:
         """The run, at step `step` of its schedule, has loaded the answer's checkpoint."""

@@ -1,18 +1,16 @@
-"""A run's state: model, optimizer, record and rollback. Created, saved, resumed, rolled back.
+"""A run's state: model, optimizer, record and driver. Created, saved, resumed, loaded again.
 
-Decides nothing: `Rollback` says where to go back to, the trainer when to save.
+Decides nothing: the driver says where to go back to and when to save.
 """
 
 import gc
 import json
-import logging
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gaugelasso.axes import Compressible
-from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
 from gaugelasso.errors import errors_of
@@ -21,8 +19,8 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import Structure, check_rebuildable, describe
-from gaugelasso.training.answers import EndOn, ReturnTo
-from gaugelasso.training.course_rollback import CourseRollback
+from gaugelasso.training.course_run import CourseRun
+from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -34,13 +32,9 @@ from gaugelasso.training.resume import (
     present_keys,
     warn_changed_code,
 )
-from gaugelasso.training.rollback import Rollback
 from gaugelasso.training.saved import RunCheckpoints
-from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.structure import check_same_structure
-
-_logger = logging.getLogger(__name__)
 
 
 class RunState:
@@ -53,22 +47,17 @@ class RunState:
         folder: RunFolderBase,
         team: Team,
         resume: bool,
+        new_driver: Callable[["RunState"], CourseRun | PressedRun],
         structure: Structure | None = None,
     ):
         self._structure = structure
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
-        saved = RunCheckpoints(folder, config, device, team)
-        self.rollback = (
-            CourseRollback.of(config, saved)
-            if config.target.hold == "final"
-            else Rollback(config, saved, Schedule.of(config))
-        )
-        # Skipped steps as of the last count: in a row up to it, and the most in a row.
-        self.failing = self.streak = 0
+        self.saved = RunCheckpoints(folder, config, device, team)
+        self.driver = new_driver(self)
         self._data = data_of(config.task)
         team.check_same(json.dumps(self._data), "by its data")
-        found = saved.newest() if resume else None
+        found = self.saved.newest() if resume else None
         if found:
             self._resume(found)
         else:
@@ -119,7 +108,7 @@ class RunState:
         check_state(state, self.numbers(), steps, found.path / "state.json")
         self.record.load_(state)
         with errors_of(found.path / "state.json"):
-            self.rollback.load_(state)
+            self.driver.load_(state)
         with errors_of(found.path / "optimizer.safetensors"):
             self.compressor.load_state_tensors_(tensors, steps)
         found.restore_random_()
@@ -130,7 +119,7 @@ class RunState:
 
     def numbers(self) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors and the marks of the logs."""
-        return {**self.record.to_dict(), **self.rollback.to_dict()}
+        return {**self.record.to_dict(), **self.driver.to_dict()}
 
     def _environment(self) -> dict[str, Any]:
         code = {"code": found} if (found := self.config.code()) else {}
@@ -138,7 +127,7 @@ class RunState:
 
     def save(self) -> None:
         """Write a checkpoint. Those that the run may go back to are kept beside the newest."""
-        wanted, keep = self.rollback.wanted_steps(), self.config.train.checkpoint_keep
+        wanted, keep = self.driver.wanted_steps(), self.config.train.checkpoint_keep
 
         def write() -> None:
             kept = {**self.numbers(), "logs": self.folder.sync()}
@@ -147,29 +136,22 @@ class RunState:
 
         self.team.on_rank0(write)
 
-    def roll_back(self, answer: ReturnTo | EndOn) -> None:
-        """Load an earlier state and continue from it, at the present step of the schedule."""
-        began, record, steps, to = time.perf_counter(), self.record, self.steps, answer.saved
+    def load(self, saved: Checkpoint) -> None:
+        """Load an earlier state, to go on from it at the present step of the schedule."""
+        steps = self.steps
         hooks, history = self.compressor.hooks, self.compressor.history
-        fma = self.compressor.fma
-        past, tensors = to.state()
-        self.team.on_rank0(lambda: checkpoint.put_aside_newer(to))
+        past, tensors = saved.state()
+        self.team.on_rank0(lambda: checkpoint.put_aside_newer(saved))
         # Freed before the other is loaded, so that a rollback needs no more memory than training.
         del self.model, self.step, self.compressor
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
-        self._set_model(to.model(self.device))
-        compressor = self.compressor
-        compressor.load_state_tensors_(tensors, steps)
-        compressor.hooks, compressor.history = hooks, history
-        compressor.scalars.recount_(record.skipped)
-        self.failing = self.streak = 0
-        self.rollback.returned_(answer, steps)
-        record.discard_losses_(cut_at=past["cut_at"])
-        seconds = time.perf_counter() - began
-        event = Event.returned(steps, to.step, fma, compressor.fma, compressor.widths, seconds)
-        history.append(event)
-        self.folder.append("events.jsonl", event.to_dict())
-        compressor.resume_state.check_same(steps, f"back at the state of step {to.step}")
-        _logger.warning("warning: %s; back to the state of step %d", answer.reason, to.step)
+        self._set_model(saved.model(self.device))
+        self.compressor.load_state_tensors_(tensors, steps)
+        self.compressor.hooks, self.compressor.history = hooks, history
+        self.record.discard_losses_(cut_at=past["cut_at"])
+
+    def where(self) -> str:
+        """The place of a failure, for messages."""
+        return f"at step {self.steps} (batch seed {self.step.draw(self.steps - 1).seed})"

@@ -113,7 +113,7 @@ class Course(Stages):
             return Answer()
         if self.stage != "trial":
             self.loss_before = max(self.loss if self.recent else self.named, 1e-12)
-            self._enter("trial", step, self._whole(TRIAL * self.steps))
+            self._enter_planned("trial", step, TRIAL)
             return Answer()
         return self._judge(step, fma, selection_loss(True))
 

@@ -71,14 +71,27 @@ class Stages(CourseState):
     def _enter(self, stage: Stage, step: int, length: int) -> None:
         self.stage, self.began_at, self.ends_at = stage, step, min(step + length, self.steps)
 
+    def _planned(self, step: int) -> int:
+        """When this stage should have ended, if that is not long ago, else now.
+
+        With a time budget, a step jumps over ticks. Without the plan each stage would begin later
+        than the one before it ended, and there would be no time left for the last trial.
+        """
+        late = step - self.ends_at
+        return self.ends_at if 0 <= late < self._whole(TRIAL * self.steps) else step
+
+    def _enter_planned(self, stage: Stage, step: int, share: float) -> None:
+        """Enter a stage that ends a share of all steps after the planned end of this one."""
+        self._enter(stage, step, self._planned(step) + self._whole(share * self.steps) - step)
+
     def _another_trial(self, step: int) -> bool:
         """Whether a press and a trial fit before the last anneal."""
         both = self._whole(PRESS * self.steps) + self._whole(TRIAL * self.steps)
-        return step + both <= self.steps - self.anneal + self.grain
+        return self._planned(step) + both <= self.steps - self.anneal + self.grain
 
     def _after_trial(self, step: int) -> None:
         if self._another_trial(step):
-            self._enter("press", step, self._whole(PRESS * self.steps))
+            self._enter_planned("press", step, PRESS)
         else:
             self._enter("anneal", step, self.steps - step)
 

@@ -1,0 +1,89 @@
+"""Mistakes in a loop of your own are named, before anything changes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.errors import UserError
+from tests.compress.own_loops import Loop, Perceptron
+
+
+def test_a_step_after_the_last_is_refused() -> None:
+    loop = Loop(named=9.0, steps=20)
+    for _ in range(20):
+        loop.step()
+    calls = loop.calls
+    with pytest.raises(UserError, match=r"step 21 of 20: all steps are taken; call finish\(\)"):
+        loop.step()
+    assert loop.calls == calls
+    loop.compressor.finish()
+    with pytest.raises(UserError, match=r"step after finish\(\)"):
+        loop.step()
+
+
+def test_finish_before_the_end_is_said() -> None:
+    loop = Loop(named=1e9, steps=40)
+    for _ in range(7):
+        loop.step()
+    assert not loop.compressor.done
+    with pytest.warns(UserWarning, match=r"finish\(\) after 7 of 40 steps: the anneal is not over"):
+        assert loop.compressor.finish().held
+
+
+def test_finish_without_steps_is_refused() -> None:
+    loop = Loop()
+    assert not loop.compressor.done
+    with pytest.raises(UserError, match="give Compressor the number of its steps"):
+        loop.compressor.finish()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"steps": 100, "seconds": 3.0}, UserError, "either steps or seconds, not both"),
+        ({"steps": 19}, UserError, "steps = 19: must be a whole number of at least 20"),
+        ({"steps": 100.0}, UserError, r"steps = 100\.0: must be a whole number"),
+        ({"steps": True}, UserError, "steps = True: must be a whole number"),
+        ({"seconds": 0.0}, UserError, r"seconds = 0.0: must be more than 0"),
+        ({"seconds": math.inf}, UserError, "seconds = inf: must be a finite number"),
+        ({"seconds": "3"}, TypeError, "seconds = '3': must be a number"),
+        ({"evaluate": lambda: 1.0}, UserError, "evaluate needs the length of the run: give steps"),
+        ({"record": "runs/mine"}, UserError, "record needs the length of the run: give steps"),
+        ({"steps": 100, "evaluate": 0.5}, TypeError, "evaluate = 0.5: must be a function"),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_named(given: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        Compressor(Perceptron(8, 4, 3), 0.5, **given)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda: 0.5, lambda: None, lambda: torch.tensor(0.5)], ids=["float", "none", "plain"]
+)
+def test_a_function_without_a_loss_is_refused(loss: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"function given to step returned .*; it must return the"):
+        Loop(steps=20).compressor.step(loss)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, "low"])
+def test_a_loss_to_press_towards_must_be_a_number(loss: Any) -> None:
+    compressor = Loop().compressor
+    with pytest.raises((UserError, TypeError), match="loss_target = "):
+        compressor.set_loss_target_(loss)
+
+
+def test_a_loss_to_press_towards_bounds_what_an_event_may_cost() -> None:
+    compressor = Compressor(Perceptron(8, 4, 3), 0.5, CompressorOptions(drop_tolerance=0.1))
+    assert compressor._allowance == pytest.approx(0.05)
+    compressor.set_loss_target_(-2.0)
+    assert float(compressor.scalars.loss_target) == -2.0
+    assert compressor._allowance == pytest.approx(0.2)
+    compressor.set_loss_target_(2.0, allowance=0.01)
+    assert compressor._allowance == 0.01
+    compressor.set_loss_target_(2.0, allowance=5.0)
+    assert compressor._allowance == pytest.approx(0.2)
