@@ -21,8 +21,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gaugelasso.bench.stopwatch import matrix_rate, median_ms
-from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.config import Config, load_config
+from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.kernels.heads import NARROW
 from gaugelasso.models import Transformer, TransformerSpec

@@ -19,11 +19,11 @@ import torch
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.bench.stopwatch import in_turns, matrix_rate, quartiles
 from gaugelasso.compress import pricing
-from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.kernels import reference_kernels
+from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.models.own import OwnModel
 from gaugelasso.runs import checkpoint
@@ -221,8 +221,8 @@ def bench_inference(
 ) -> dict[str, Row]:
     """Measure the latency of one sequence and the throughput of a batch, the models in turns.
 
-    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form,
-    tuned for each of the two sizes, in the precision of the config.
+    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form
+    (on a GPU, a CUDA graph), tuned for each of the two sizes, in the precision of the config.
     """
     dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
     rows: dict[str, Row] = {}
@@ -243,7 +243,8 @@ def bench_inference(
         for name, model in models.items():
             serving[name] = partial(serve, model)
             if f"{name}-served" in rows and isinstance(model, Transformer):
-                serving[f"{name}-served"] = partial(tuned(model, inputs, dtype=dtype), inputs)
+                captured = tuned(model, inputs, dtype=dtype).captured()
+                serving[f"{name}-served"] = partial(captured.reserve(*inputs.shape[:2]), inputs)
         for name, times in in_turns(serving, device, repeats).items():
             rows[name][figure] = statistics.median(times)
             rows[name]["quartiles"][figure] = quartiles(times)

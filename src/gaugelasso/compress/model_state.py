@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors, on_host
 from gaugelasso.compress import gauge, pricing, surgery
-from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
@@ -24,6 +23,7 @@ from gaugelasso.compress.penalty import Penalty
 from gaugelasso.compress.split import Split, find_splits, split_
 from gaugelasso.compress.step_means import StepMeans
 from gaugelasso.distributed import Team, fingerprint
+from gaugelasso.kernels.cuda_graph import GraphedStep
 
 Undo = Callable[[], None]
 

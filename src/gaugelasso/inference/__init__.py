@@ -3,6 +3,7 @@
 from gaugelasso.inference.accuracy import Accuracy, compare
 from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.generation import generate, generate_blocks
+from gaugelasso.inference.graphs import Captured
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Form
 from gaugelasso.inference.sampling import Sampling
@@ -12,6 +13,7 @@ from gaugelasso.inference.tuning import tuned
 __all__ = [
     "Accuracy",
     "Cache",
+    "Captured",
     "Form",
     "InferenceModel",
     "Sampling",

@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gaugelasso.inference.stream import uses_kernels
+from gaugelasso.kernels.heads import NARROW
+
 # sdpa: PyTorch's fused attention, with widths padded to a common one. blocks: scores of a block
-# of queries at a time, for the keys that the block sees; faster on a CPU.
-AttentionForm = Literal["sdpa", "blocks"]
+# of queries at a time, for the keys that the block sees; faster on a CPU. narrow: the kernel of
+# training, for narrow heads on a GPU with Triton.
+AttentionForm = Literal["sdpa", "blocks", "narrow"]
 # Queries of one block: its scores stay in the cache of a core, and a causal mask wastes little.
 BLOCK = 128
 
@@ -33,6 +37,12 @@ def attend(
     """
     if form == "blocks":
         return _attend_blocks(q, k, v, causal, mask)
+    narrow_heads = form == "narrow" and mask is None and fits_narrow(q.shape[-1], v.shape[-1])
+    if narrow_heads and uses_kernels(q):
+        from gaugelasso.kernels.gpu.attention import Attend
+
+        narrow: Tensor = Attend.apply(q, k, v, 1.0, causal)
+        return narrow
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
@@ -40,9 +50,19 @@ def attend(
     width = max(q.shape[-1], d_v)
     if q.is_cuda:  # the fused kernels there need multiples of 8
         width = -(-width // 8) * 8
-    q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+    q, k, v = (_wide(t, width) for t in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
     return mixed[..., :d_v]
+
+
+def fits_narrow(*widths: int) -> bool:
+    """Whether the kernel of narrow heads takes heads of these padded widths."""
+    return all(width % 8 == 0 and width <= NARROW for width in widths)
+
+
+def _wide(heads: Tensor, width: int) -> Tensor:
+    missing = width - heads.shape[-1]
+    return F.pad(heads, (0, missing)) if missing else heads  # padding by nothing is a copy
 
 
 def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:

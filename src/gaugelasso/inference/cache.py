@@ -5,10 +5,32 @@ values stand at its position, for sequences of any length in one batch: what lie
 sequence's own position is never read.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gaugelasso.models import SpecError
+
+
+class CacheRows(NamedTuple):
+    """Where the new keys and values of one operator go: its part of a cache, and the sequences.
+
+    Keys [B, G, L, d_k] and values [B, G, L, d_v]; `slots` are the sequences (default: in order).
+    """
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor | None = None
+
+    def store_(self, k: Tensor, v: Tensor, at: Tensor | None) -> None:
+        """k [B, G, S, d_k] and v [B, G, S, d_v] at the positions `at` [B, 1], or from 0 on."""
+        for rows, new in ((self.keys, k), (self.values, v)):
+            if at is None:
+                where = slice(None, len(new)) if self.slots is None else self.slots
+                rows[where, :, : new.shape[2]] = new
+            else:  # one token of every sequence
+                rows[torch.arange(len(new), device=new.device), :, at[:, 0]] = new[:, :, 0]
 
 
 class Cache:
@@ -50,13 +72,9 @@ class Cache:
                 "text, or make a longer cache"
             )
 
-    def fill_(self, rows: Tensor | slice, index: int, k: Tensor, v: Tensor) -> None:
-        """Store the first positions of some sequences, in one operator."""
-        self.keys[index][rows, :, : k.shape[2]] = k
-        self.values[index][rows, :, : v.shape[2]] = v
-
-    def append_(self, index: int, k: Tensor, v: Tensor) -> None:
-        """Store one token of every sequence at its position, in one operator."""
-        rows = torch.arange(self.batch, device=self.positions.device)
-        self.keys[index][rows, :, self.positions] = k[:, :, 0]
-        self.values[index][rows, :, self.positions] = v[:, :, 0]
+    def rows(self, index: int, rows: Tensor | slice | None = None) -> CacheRows:
+        """The part of one operator, for all sequences or some of them."""
+        keys, values = self.keys[index], self.values[index]
+        if isinstance(rows, slice):
+            return CacheRows(keys[rows], values[rows])
+        return CacheRows(keys, values, rows)

@@ -10,14 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.cache import Cache
+from gaugelasso.inference.graphs import NOTHING, Captured, Decoder
 from gaugelasso.inference.model import InferenceModel
-from gaugelasso.inference.sampling import Sampling, refresh_
-from gaugelasso.inference.stream import statistics_dtype
+from gaugelasso.inference.sampling import Sampling
 from gaugelasso.models import SpecError
 
-# In place of a token, for a sequence that has stopped.
-NOTHING = -1
 # Tokens between two looks of the host.
 BLOCK = 16
 
@@ -68,97 +65,96 @@ def generate_blocks(
     _check(model, prompts, max_new_tokens, slide)
     if seeds is not None and len(seeds) != len(prompts):
         raise SpecError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one for each")
-    text = _Text(model, prompts, max_new_tokens)
-    seeds = range(len(prompts)) if seeds is None else seeds
-    generators = [torch.Generator(model.device).manual_seed(seed) for seed in seeds]
-    return _blocks(model, text, sampling or Sampling(), generators, stop, block)
+    seeds = list(range(len(prompts))) if seeds is None else list(seeds)
+    text = _Text(model.captured(), prompts, max_new_tokens)
+    return _blocks(text, sampling or Sampling(), seeds, stop, block)
 
 
 @torch.inference_mode()
 def _blocks(
-    model: InferenceModel,
-    text: "_Text",
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
-    stop: Sequence[int],
-    block: int,
+    text: "_Text", sampling: Sampling, seeds: list[int], stop: Sequence[int], block: int
 ) -> Iterator[Tensor]:
-    batch, device = len(generators), model.device
-    stops = torch.tensor(stop, dtype=torch.long, device=device)
-    stopped = torch.zeros(batch, dtype=torch.bool, device=device)
-    precision = statistics_dtype(model.dtype)
-    noise = torch.empty(batch, model.spec.outputs, dtype=precision, device=device)
-    logits = text.begin(model)
-    shown = 0
-    for step in range(text.new):
-        if not sampling.greedy:
-            refresh_(noise, generators)
-        drawn = sampling.draw(logits.to(precision), noise)
-        text.append_(drawn, stopped)
-        stopped |= torch.isin(drawn, stops)
-        last = step + 1 == text.new
-        if last or step + 1 - shown == block:
-            yield text.out[:, shown : step + 1].cpu()
-            shown = step + 1
-            if last or stopped.all():
-                return
-        logits = text.advance(model, drawn)
+    real = len(seeds)
+    seeds = seeds + [0] * (text.batch - real)
+    with text.captured.decoder(text.batch, text.length, sampling, block) as decoder:
+        decoder.begin_(seeds, stop, real)
+        text.begin(decoder)
+        shown = 0
+        for step in range(1, text.new + 1):
+            last = step == text.new
+            if last or step - shown == block:
+                # A copy: the next block overwrites it.
+                yield decoder.out[:real, : step - shown].clone().cpu()
+                shown = step
+                if last or decoder.stopped.all():
+                    return
+                decoder.rewind_()
+            text.advance(decoder)
 
 
 class _Text:
-    """The tokens of a batch on the device, and the positions of the cache on the host."""
+    """The tokens of a batch on the device, and the positions of the cache on the host.
 
-    def __init__(self, model: InferenceModel, prompts: Sequence[Sequence[int]], new: int):
-        self.new, self.limit = new, model.spec.length
+    On a GPU the batch is filled up to a bucket with more sequences of the shortest prompt.
+    """
+
+    def __init__(self, captured: Captured, prompts: Sequence[Sequence[int]], new: int):
+        model = captured.model
+        self.captured, self.new, self.limit = captured, new, model.spec.length
         self.half = max(1, self.limit // 2)
-        self.counts = [len(prompt) for prompt in prompts]
-        longest = max(self.counts)
-        rows = [[*prompt, *[0] * (longest + new - len(prompt))] for prompt in prompts]
-        self.tokens = torch.tensor(rows, device=model.device)
-        self.ends = torch.tensor(self.counts, device=model.device)
-        self.out = torch.full((len(prompts), new), NOTHING, device=model.device)
-        self.added = 0
+        longest = max(map(len, prompts))
+        needed = min(self.limit, longest + new)
+        self.batch, self.length = captured.bucket(len(prompts), needed)
+        self.prompts = [*prompts, *[min(prompts, key=len)] * (self.batch - len(prompts))]
+        self.counts = [len(prompt) for prompt in self.prompts]
         # Of a prompt that is longer than the model, the last half is read.
         self.filled = [n if n <= self.limit else self.half for n in self.counts]
-        length = min(self.limit, longest + new)
-        self.cache: Cache = model.new_cache(len(prompts), length)
+        self.added = 0
+        self.tokens: Tensor | None = None
+        if longest + new - 1 > self.limit:  # a text that slides is read again
+            rows = [[*prompt, *[0] * (longest + new - len(prompt))] for prompt in self.prompts]
+            self.tokens = torch.tensor(rows, device=model.device)
+            self.ends = torch.tensor(self.counts, device=model.device)
 
-    def begin(self, model: InferenceModel) -> Tensor:
-        """Read the prompts; logits [B, V] of the first new tokens."""
+    def begin(self, decoder: Decoder) -> None:
+        """Read the prompts, and draw the first new tokens."""
         size = max(self.filled)
-        starts = [n - used for n, used in zip(self.counts, self.filled, strict=True)]
-        index = torch.tensor(starts)[:, None] + torch.arange(size)
-        index = index.clamp(max=self.tokens.shape[1] - 1).to(model.device)
-        lengths = torch.tensor(self.filled, device=model.device)
-        return model.prefill(self.tokens.gather(1, index), self.cache, lengths)
+        ends = [
+            list(prompt[-used:]) for prompt, used in zip(self.prompts, self.filled, strict=True)
+        ]
+        rows = torch.tensor([[*row, *[0] * (size - len(row))] for row in ends])
+        decoder.prefill(rows, torch.tensor(self.filled))
+        self._remember(decoder.drawn)
 
-    def append_(self, drawn: Tensor, stopped: Tensor) -> None:
-        self.tokens.scatter_(1, self.ends[:, None], drawn[:, None])
-        self.ends += 1
-        self.out[:, self.added] = torch.where(stopped, NOTHING, drawn)
+    def _remember(self, drawn: Tensor) -> None:
         self.added += 1
+        if self.tokens is not None:
+            self.tokens.scatter_(1, self.ends[:, None], drawn[:, None])
+            self.ends += 1
 
-    def advance(self, model: InferenceModel, drawn: Tensor) -> Tensor:
-        """Read the drawn tokens [B]; logits [B, V] of the next ones."""
+    def advance(self, decoder: Decoder) -> None:
+        """Read the tokens that were drawn last, and draw the next."""
+        cache = decoder.cache
         full = [row for row, filled in enumerate(self.filled) if filled == self.limit]
-        if full:
+        if full and self.tokens is not None:
             # The drawn token, the last of the half, follows in the step of all sequences.
             kept = self.half - 1
-            rows = torch.tensor(full, device=model.device)
+            rows = torch.tensor(full, device=cache.positions.device)
             if kept:
                 stops = [self.counts[row] + self.added - 1 for row in full]
                 parts = [
                     self.tokens[row, stop - kept : stop]
                     for row, stop in zip(full, stops, strict=True)
                 ]
-                model.prefill(torch.stack(parts), self.cache, rows=rows)
+                decoder.model.prefill(torch.stack(parts), cache, rows=rows)
             else:
-                self.cache.positions[rows] = 0
+                cache.positions[rows] = 0
             for row in full:
                 self.filled[row] = kept
-        self.cache.longest = max(self.filled)
+        cache.longest = max(self.filled)
         self.filled = [filled + 1 for filled in self.filled]
-        return model.decode(drawn, self.cache)
+        decoder.step()
+        self._remember(decoder.drawn)
 
 
 def _check(model: InferenceModel, prompts: Sequence[Sequence[int]], new: int, slide: bool) -> None:

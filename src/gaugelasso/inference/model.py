@@ -5,38 +5,35 @@ contiguous, and all tensors are buffers of one precision. Plain PyTorch. `forwar
 `forward_past` have no control flow that depends on values, so that they can be traced.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gaugelasso.inference.cache import Cache
-from gaugelasso.inference.layout import inverse, site_order
-from gaugelasso.inference.operators import (
-    Attention,
-    Classifier,
-    Embedding,
-    Folding,
-    Form,
-    Mlp,
-    Reader,
-)
+from gaugelasso.inference.folded import FoldedModel
+from gaugelasso.inference.operators import Attention, Form, StreamOrder
 from gaugelasso.inference.padding import Side, rolled
 from gaugelasso.inference.products import without_onednn
-from gaugelasso.models import SpecError, Transformer, operators
+from gaugelasso.inference.stream import uses_kernels
+from gaugelasso.models import Transformer
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+if TYPE_CHECKING:
+    from gaugelasso.inference.graphs import Captured
+
 Past = Sequence[tuple[Tensor, Tensor]]
 
 
-class InferenceModel(nn.Module):
+class InferenceModel(FoldedModel):
     """Build with `InferenceModel(model)`; call on [B, S] tokens or [B, S, n] patches.
 
     `forms` says how each operator reads, writes and attends, by its name or for all;
     `tuned` measures which are fastest. With `int8` the maps are stored in eight bits, a quarter of
-    the memory; `compare` says what that costs. The trained model is not changed.
+    the memory; `compare` says what that costs. Widths are padded to multiples of `align` (default:
+    1 on a CPU, 16 on a GPU), and the stream lies token by token or site by site (`stream`). The
+    trained model is not changed.
     """
 
     def __init__(
@@ -47,32 +44,25 @@ class InferenceModel(nn.Module):
         forms: Form | Mapping[str, Form] | None = None,
         int8: bool = False,
         reorder: bool = True,
+        align: int | None = None,
+        stream: StreamOrder = "tokens",
     ):
-        super().__init__()
-        if dtype not in DTYPES:
-            raise SpecError(f"dtype = {dtype}: give {', '.join(map(str, DTYPES))}")
-        self.spec = model.spec()
-        self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms or Form())
-        size = len(self.spec.sites)
-        order = site_order(self.spec) if reorder else torch.arange(size)
-        folding = Folding(inverse(order), dtype, int8)
-        self.order: list[int] = order.tolist()
-        self.embedding = Embedding(model.embedding, folding)
-        self.operators = nn.ModuleDict()
-        for name, part in model.operators.items():
-            if isinstance(part, operators.Attention):
-                made: nn.Module = Attention(part, folding, self.forms[name], self.spec.length)
-            else:
-                assert isinstance(part, operators.SwiGLU)
-                made = Mlp(part, folding, self.forms[name])
-            self.operators[name] = made
-        self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
+        super().__init__(
+            model, dtype=dtype, forms=forms, int8=int8, reorder=reorder, align=align, stream=stream
+        )
         # Tokens of one pass, for a device that is faster if activations stay in its cache.
         self.tokens_per_pass: int | None = None
         # Whether products may use oneDNN, which on some CPUs is slower than BLAS.
         self.onednn = True
-        self.eval()
-        self.to(model.sites.device)
+        self._captured: Captured | None = None
+
+    def captured(self) -> "Captured":
+        """This model with its work on a GPU captured in CUDA graphs, which are kept."""
+        if self._captured is None or self._captured.device != self.device:
+            from gaugelasso.inference.graphs import Captured
+
+            self._captured = Captured(self)
+        return self._captured
 
     # --- whole sequences ----------------------------------------------------------------
 
@@ -95,7 +85,7 @@ class InferenceModel(nn.Module):
             return logits if last else rolled(logits, lengths, -1)
         with self._products():
             pieces = [
-                self._whole(inputs[rows], None if lengths is None else lengths[rows], last, None)
+                self._whole(inputs[rows], None if lengths is None else lengths[rows], last)
                 for rows in self._passes(inputs)
             ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -105,19 +95,20 @@ class InferenceModel(nn.Module):
         inputs: Tensor,
         lengths: Tensor | None,
         last: bool,
-        store: Callable[[int, Tensor, Tensor], None] | None,
+        cache: Cache | None = None,
+        rows: Tensor | slice | None = None,
     ) -> Tensor:
+        """As `forward`, padded on the right. Keys and values go to these rows of a cache."""
         batch, length = inputs.shape[:2]
         mask = None
         if lengths is not None and not self.spec.causal:
             # In a causal model padding on the right is in nobody's past.
             mask = (torch.arange(length, device=inputs.device) < lengths[:, None])[:, None, None]
         x = self.embedding(inputs)
-        for index, operator in self._numbered():
+        for index, operator in self.numbered():
             if isinstance(operator, Attention):
-                q, k, v = operator.project(x, batch)
-                if store:
-                    store(index, k, v)
+                to = None if cache is None else cache.rows(index, rows)
+                q, k, v = operator.project(x, batch, cache=to)
                 mixed = operator.attend(q, k, v, causal=self.spec.causal, mask=mask)
                 x = operator.deliver(x, mixed)
             else:
@@ -134,13 +125,7 @@ class InferenceModel(nn.Module):
         self.check_generates()
         length = self.spec.length if length is None else length
         self.check_length(length)
-        return Cache(self._cache_widths(), batch, length, self.dtype, self.device)
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Memory of the keys and values of one token of one sequence."""
-        numbers = sum(groups * (d_k + d_v) for groups, d_k, d_v in self._cache_widths())
-        return numbers * self.dtype.itemsize
+        return Cache(self.cache_widths(), batch, length, self.dtype, self.device)
 
     def prefill(
         self,
@@ -165,9 +150,9 @@ class InferenceModel(nn.Module):
         pieces = []
         with self._products():
             for part in self._passes(tokens):
-                store = partial(cache.fill_, part if rows is None else into[part])
                 of = None if lengths is None else lengths[part]
-                pieces.append(self._whole(tokens[part], of, True, store))
+                to = part if rows is None else into[part]
+                pieces.append(self._whole(tokens[part], of, True, cache, to))
         cache.positions[into] = length if lengths is None else lengths
         cache.longest = length if rows is None else max(length, cache.longest)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -182,15 +167,19 @@ class InferenceModel(nn.Module):
         cache.longest += 1
         seen = cache.length if static else cache.longest
         at = cache.positions[:, None]
-        mask = (torch.arange(seen, device=tokens.device) <= at)[:, None, None]
+        mask = None  # the kernel needs the positions alone
+        if not uses_kernels(self.embedding.table):
+            mask = (torch.arange(seen, device=tokens.device) <= at)[:, None, None]
         with self._products():
             x = self.embedding(tokens[:, None], at)
-            for index, operator in self._numbered():
+            for index, operator in self.numbered():
                 if isinstance(operator, Attention):
-                    q, k, v = operator.project(x, len(tokens), at)
-                    cache.append_(index, k, v)
-                    k, v = cache.keys[index][:, :, :seen], cache.values[index][:, :, :seen]
-                    x = operator.deliver(x, operator.attend(q, k, v, mask=mask))
+                    rows = cache.rows(index)
+                    q, *_ = operator.project(x, len(tokens), at, rows, cached_only=True)
+                    mixed = operator.attend_one(
+                        q, rows.keys, rows.values, cache.positions, seen, mask
+                    )
+                    x = operator.deliver(x, mixed)
                 else:
                     x = operator(x)
             logits = self.classifier(x)
@@ -216,73 +205,23 @@ class InferenceModel(nn.Module):
         visible = ((causal & mask[:, None]) | own)[:, None]
         present = []
         x = self.embedding(tokens, positions)
-        for index, operator in self._numbered():
+        for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 q, *new = operator.project(x, batch, positions)
+                widths = (operator.d_k, operator.d_v)
+                new = [each[..., :width] for each, width in zip(new, widths, strict=True)]
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True))
                 present.append((k, v))
-                x = operator.deliver(x, operator.attend(q, k, v, mask=visible))
+                mixed = operator.attend(q[..., : operator.d_k], k, v, mask=visible)
+                x = operator.deliver(x, mixed)
             else:
                 x = operator(x)
         return self.classifier(x).unflatten(0, (batch, length)), present
 
     def empty_past(self, batch: int) -> list[tuple[Tensor, Tensor]]:
         """What `forward_past` takes as `past` for the first tokens."""
-        none = Cache(self._cache_widths(), batch, 0, self.dtype, self.device)
+        none = Cache(self.cache_widths(), batch, 0, self.dtype, self.device)
         return list(zip(none.keys, none.values, strict=True))
-
-    # --- what it is ---------------------------------------------------------------------
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.table.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.table.device
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of all tensors."""
-        return sum(each.numel() * each.element_size() for each in self.buffers())
-
-    @property
-    def generates(self) -> bool:
-        """Whether this is a causal model over tokens."""
-        return self.spec.input_kind == "tokens" and self.spec.causal
-
-    def readers(self) -> dict[str, Reader]:
-        """The operators by name, and the classifier."""
-        parts = [*self.operators.items(), ("classifier", self.classifier)]
-        return {name: part for name, part in parts if isinstance(part, Reader)}
-
-    def check_length(self, length: int) -> None:
-        """SpecError if a sequence is longer than the model."""
-        if length > self.spec.length:
-            raise SpecError(
-                f"a sequence of {length} positions is longer than the model's {self.spec.length}; "
-                "shorten it"
-            )
-
-    def check_generates(self) -> None:
-        """SpecError if this is no causal model over tokens."""
-        if not self.generates:
-            reads = "whole sequences" if self.spec.input_kind == "tokens" else "patches"
-            raise SpecError(
-                f"this model reads {reads} and cannot generate tokens; decoding needs a causal "
-                "model over tokens"
-            )
-
-    def _cache_widths(self) -> list[tuple[int, int, int]]:
-        parts = (part for part in self.operators.values() if isinstance(part, Attention))
-        return [(part.groups, part.d_k, part.d_v) for part in parts]
-
-    def _numbered(self) -> Iterator[tuple[int, nn.Module]]:
-        """The operators, each with the number of attention operators before it."""
-        number = 0
-        for part in self.operators.values():
-            yield number, part
-            number += isinstance(part, Attention)
 
     def _passes(self, inputs: Tensor) -> list[slice]:
         """The sequences of each pass."""
@@ -294,7 +233,3 @@ class InferenceModel(nn.Module):
 
     def _products(self) -> AbstractContextManager[None]:
         return nullcontext() if self.onednn else without_onednn()
-
-
-def _for_all(model: Transformer, form: Form) -> dict[str, Form]:
-    return dict.fromkeys([*model.operators, "classifier"], form)

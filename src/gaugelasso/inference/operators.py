@@ -5,15 +5,28 @@ key/value heads, P pairs.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import AttentionForm, attend
-from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm, placed, statistics_dtype
+from gaugelasso.inference.attention import AttentionForm, attend, fits_narrow
+from gaugelasso.inference.cache import CacheRows
+from gaugelasso.inference.stream import (
+    Read,
+    ReadForm,
+    Write,
+    WriteForm,
+    placed,
+    statistics_dtype,
+    uses_kernels,
+)
+from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.models import layers, operators
+
+# How the stream lies in memory: token by token, or site by site.
+StreamOrder = Literal["tokens", "sites"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +39,28 @@ class Form:
 
 
 class Folding(NamedTuple):
-    """What all parts of a model are folded with: the place of each site, and the precision."""
+    """What all parts of a model are folded with: the place of each site, and the precision.
+
+    Widths are padded with zeros to multiples of `align`, because products of odd widths are slow on
+    a GPU.
+    """
 
     place: Tensor
     dtype: torch.dtype
     int8: bool = False
+    align: int = 1
+
+    @property
+    def size(self) -> int:
+        """The width of the stream."""
+        return self.wide(len(self.place))
+
+    def wide(self, width: int) -> int:
+        return -(-width // self.align) * self.align
+
+    def widened(self, maps: Tensor, dim: int) -> Tensor:
+        """With zeros, up to the padded width."""
+        return widened(maps, dim, self.wide(maps.shape[dim]))
 
     def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
         sites, order = self.place[part.sites.cpu()].sort()
@@ -40,18 +70,25 @@ class Folding(NamedTuple):
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
         weight = weight[order].to(statistics_dtype(self.dtype))
-        return Read(sites, weight, folded, form, self.int8)
+        return Read(sites, weight, folded, form, self.int8, self.align)
 
     def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
         sites, order = self.place[part.sites.cpu()].sort()
         scale = part.scale.detach().cpu()
         folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
-        return Write(sites, folded, len(self.place), form, self.int8)
+        return Write(sites, folded, self.size, form, self.int8, self.align)
 
     def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
         """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""
         columns = (rows.detach().cpu() * part.scale.detach().cpu()).T
-        return placed(columns, self.place[part.sites.cpu()], len(self.place)).T.to(self.dtype)
+        return placed(columns, self.place[part.sites.cpu()], self.size).T.to(self.dtype)
+
+
+def widened(maps: Tensor, dim: int, width: int) -> Tensor:
+    """With zeros at the end of one dim, up to this width."""
+    missing = list(maps.shape)
+    missing[dim] = width - missing[dim]
+    return torch.cat([maps, maps.new_zeros(missing)], dim) if missing[dim] else maps
 
 
 class Embedding(nn.Module):
@@ -64,9 +101,9 @@ class Embedding(nn.Module):
     table: Tensor
     positions: Tensor | None
 
-    def __init__(self, part: layers.Embedding, folding: Folding):
+    def __init__(self, part: layers.Embedding, folding: Folding, order: StreamOrder = "tokens"):
         super().__init__()
-        self.tokens = part.tokens
+        self.tokens, self.order = part.tokens, order
         positions = None
         if part.positions is not None:
             positions = folding.spread(part.positions, part.write).contiguous()
@@ -81,7 +118,8 @@ class Embedding(nn.Module):
             x = inputs.to(self.table.dtype) @ self.table
         if self.positions is not None:
             x = x + (self.positions[: inputs.shape[1]] if at is None else self.positions[at])
-        return x.flatten(0, 1)
+        x = x.flatten(0, 1)
+        return x if self.order == "tokens" else x.T.contiguous().T
 
 
 class Attention(nn.Module):
@@ -95,10 +133,18 @@ class Attention(nn.Module):
         self.form = form
         self.heads, self.groups = part.query.shape[1], part.key.shape[1]
         self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
+        self.align = folding.align
+        self.wide_k, self.wide_v = self.widths(form.attention)
         # The softmax scale in the queries' map is exact: the rotation after it is linear.
-        maps: list[Tensor] = [part.query * part.softmax_scale, part.key, part.value]
+        queries, keys = (part.query * part.softmax_scale).flatten(2), part.key.flatten(2)
+        maps = [widened(each, 2, self.wide_k) for each in (queries, keys)]
+        maps.append(widened(part.value, 2, self.wide_v))
+        self.features = sum(each[0].numel() for each in maps)
+        if missing := folding.wide(self.features) - self.features:
+            maps.append(queries.new_zeros(len(queries), missing))
         self.read = folding.read(part.read, maps, form.read)
-        self.write = folding.write(part.write, part.out.flatten(0, 1), form.write)
+        out = widened(part.out, 1, self.wide_v).flatten(0, 1)
+        self.write = folding.write(part.write, out, form.write)
         cos = sin = None
         if part.rope:  # of all positions: a step must not compute angles
             frequencies = part.frequencies.cpu()
@@ -107,22 +153,58 @@ class Attention(nn.Module):
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)
 
+    def widths(self, form: AttentionForm) -> tuple[int, int]:
+        """d_k and d_v; where widths are padded, multiples of 8, and equal ones for SDPA."""
+        if self.align == 1:
+            return self.d_k, self.d_v
+        keys, values = aligned(self.d_k), aligned(self.d_v)
+        if form == "narrow" and fits_narrow(keys, values):
+            return keys, values
+        return (max(keys, values),) * 2
+
     def project(
-        self, x: Tensor, batch: int, at: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: int,
+        at: Tensor | None = None,
+        cache: CacheRows | None = None,
+        cached_only: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v]; positions as in `Embedding`."""
-        rows = self.read(x).unflatten(0, (batch, -1))
-        widths = [(self.heads + self.groups) * self.d_k, self.groups * self.d_v]
-        qk, v = rows.split(widths, dim=2)
-        v = v.unflatten(2, (self.groups, self.d_v)).transpose(1, 2)
-        qk = qk.unflatten(2, (self.heads + self.groups, self.d_k)).transpose(1, 2)
+        """q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v]; positions as in `Embedding`.
+
+        Heads are padded with zeros, as `wide_k` and `wide_v` say. New keys and values are also
+        stored in the `cache`, and need not be returned if `cached_only`.
+        """
+        rows = self.read(x)
+        if uses_kernels(rows):
+            from gaugelasso.kernels.gpu import decoding
+
+            angles = None if self.cos is None or self.sin is None else (self.cos, self.sin)
+            return decoding.split_heads(
+                rows, batch, (self.heads, self.groups), (self.d_k, self.d_v),
+                (self.wide_k, self.wide_v), angles, at,
+                None if cache is None else (cache.keys, cache.values),
+                None if cache is None else cache.slots, cached_only,
+            )  # fmt: skip
+        q, k, v = self._split(rows.unflatten(0, (batch, -1)), at)
+        if cache is not None:
+            cache.store_(k[..., : self.d_k], v[..., : self.d_v], at)
+        return q, k, v
+
+    def _split(self, rows: Tensor, at: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        widths = [(self.heads + self.groups) * self.wide_k, self.groups * self.wide_v]
+        qk, v = rows[..., : self.features].split(widths, dim=2)
+        v = v.unflatten(2, (self.groups, self.wide_v)).transpose(1, 2)
+        qk = qk.unflatten(2, (self.heads + self.groups, self.wide_k)).transpose(1, 2)
         if self.cos is not None and self.sin is not None:
             if at is None:
                 cos, sin = self.cos[: rows.shape[1]], self.sin[: rows.shape[1]]
             else:
                 cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-            first, second = qk.chunk(2, dim=-1)
-            qk = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+            first, second = qk[..., : self.d_k].chunk(2, dim=-1)
+            turned = [first * cos - second * sin, first * sin + second * cos]
+            padding = [qk[..., self.d_k :]] if self.wide_k > self.d_k else []
+            qk = torch.cat(turned + padding, dim=-1)
         q, k = qk.split([self.heads, self.groups], dim=1)
         return q, k, v
 
@@ -137,6 +219,26 @@ class Attention(nn.Module):
     ) -> Tensor:
         return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
 
+    def attend_one(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        seen: int,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """One token of every sequence, over a cache [B, G, L, d] up to the token's position.
+
+        `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
+        """
+        if uses_kernels(q):
+            from gaugelasso.kernels.gpu import decoding
+
+            return decoding.attend_one(q, keys, values, positions, self.wide_v)
+        mixed = self.attend(q[..., : self.d_k], keys[:, :, :seen], values[:, :, :seen], mask=mask)
+        return widened(mixed, 3, self.wide_v)
+
     def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream plus the output map of the heads' results [B, H, S, d_v]."""
         return self.write(x, mixed.transpose(1, 2).flatten(2).flatten(0, 1))
@@ -148,12 +250,12 @@ class Mlp(nn.Module):
     def __init__(self, part: operators.SwiGLU, folding: Folding, form: Form):
         super().__init__()
         self.form = form
-        self.read = folding.read(part.read, [part.up, part.gate], form.read)
-        self.write = folding.write(part.write, part.down, form.write)
+        maps = [folding.widened(each, 1) for each in (part.up, part.gate)]
+        self.read = folding.read(part.read, maps, form.read)
+        self.write = folding.write(part.write, folding.widened(part.down, 0), form.write)
 
     def forward(self, x: Tensor) -> Tensor:
-        up, gate = self.read(x).chunk(2, dim=1)
-        return self.write(x, F.silu(gate) * up)
+        return self.write(x, self.read(x, gated=True))
 
 
 class Classifier(nn.Module):
@@ -161,10 +263,11 @@ class Classifier(nn.Module):
 
     def __init__(self, part: layers.Classifier, folding: Folding, form: Form):
         super().__init__()
-        self.read = folding.read(part.read, [part.out], form.read)
+        self.outputs = part.out.shape[1]
+        self.read = folding.read(part.read, [folding.widened(part.out, 1)], form.read)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(x)
+        return self.read(x)[:, : self.outputs]
 
 
 Reader = Attention | Mlp | Classifier

@@ -37,7 +37,7 @@ def load(
 
     `dtype` is the precision to compute in. UserError names the file that is missing or damaged.
     """
-    return InferenceModel(load_weights(folder), dtype=dtype).to(device)
+    return InferenceModel(load_weights(folder).to(device), dtype=dtype)
 
 
 def load_weights(folder: Path | str) -> Transformer:

@@ -11,15 +11,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gaugelasso.kernels.dispatch import fused
 from gaugelasso.kernels.stream import EPS
 
 # gather: pick the sites that are read. window: read the whole stretch from the first to the
-# last of them, with zero rows in the map for the others.
-ReadForm = Literal["gather", "window"]
+# last of them, with zero rows in the map for the others. fused: as gather, with normaliser and
+# product in one kernel, where there is a GPU with Triton.
+ReadForm = Literal["gather", "window", "fused"]
 # scatter: add to the sites that are written. window: add to the stretch from the first to the
 # last of them, with zero columns in the map for the others. spread: add to the whole stream what
-# a gather spreads out; changes nothing in place.
-WriteForm = Literal["scatter", "window", "spread"]
+# a gather spreads out; changes nothing in place. fused: as scatter, within the product, where there
+# is a GPU with Triton.
+WriteForm = Literal["scatter", "window", "spread", "fused"]
+
+
+def uses_kernels(tensor: Tensor) -> bool:
+    """Whether Triton kernels compute on this tensor: not in a trace, which others will run."""
+    return fused(tensor) and not torch.compiler.is_compiling()
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -68,21 +76,47 @@ class Read(nn.Module):
     weight: Tensor
 
     def __init__(
-        self, sites: Tensor, weight: Tensor, maps: Tensor, form: ReadForm, int8: bool = False
+        self,
+        sites: Tensor,
+        weight: Tensor,
+        maps: Tensor,
+        form: ReadForm,
+        int8: bool = False,
+        align: int = 1,
     ):
-        """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c]."""
+        """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c].
+
+        What the product reads is padded to a multiple of `align`, with zero rows in the map.
+        """
         super().__init__()
         self.form: ReadForm = form
-        self.start, self.stop = stretch(sites)
+        self.start, self.stop = stretch(sites, align if form == "window" else 1)
         if form == "window":
             weight = placed(weight, sites - self.start, self.stop - self.start)
             maps = placed(maps, sites - self.start, self.stop - self.start)
+        if form == "gather":
+            sites, weight, maps = (padded(each, align) for each in (sites, weight, maps))
+        # The first of adjacent sites, which a kernel reads without looking each one up.
+        self.first = self.start if self.stop - self.start == len(sites) else None
         self.register_buffer("sites", sites)
         self.register_buffer("weight", weight)
         self.maps = Matrix(maps, int8)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, D] -> [N, c]."""
+    def forward(self, x: Tensor, gated: bool = False) -> Tensor:
+        """[N, D] -> [N, c]; `gated`: the first half of the columns times silu of the second."""
+        if self.form == "fused" and uses_kernels(x):
+            from gaugelasso.kernels.gpu import products
+
+            return products.read_product(
+                x, self.sites, self.weight, self.maps(), EPS, gated=gated, first=self.first
+            )
+        out = self._plain(x)
+        if not gated:
+            return out
+        up, gate = out.chunk(2, dim=1)
+        return nn.functional.silu(gate) * up
+
+    def _plain(self, x: Tensor) -> Tensor:
         if self.form == "window":
             picked = x[:, self.start : self.stop]
         else:
@@ -101,33 +135,64 @@ class Write(nn.Module):
 
     sites: Tensor
 
-    def __init__(self, sites: Tensor, maps: Tensor, size: int, form: WriteForm, int8: bool = False):
-        """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D."""
+    def __init__(
+        self,
+        sites: Tensor,
+        maps: Tensor,
+        size: int,
+        form: WriteForm,
+        int8: bool = False,
+        align: int = 1,
+    ):
+        """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D.
+
+        The outputs are padded to a multiple of `align` with zeros, which are added to some site.
+        """
         super().__init__()
         self.form: WriteForm = form
-        self.start, self.stop = stretch(sites)
+        self.start, self.stop = stretch(sites, align if form == "window" else 1)
+        self.first = self.start if self.stop - self.start == len(sites) else None
         if form == "window":
             maps = placed(maps.T, sites - self.start, self.stop - self.start).T
+        else:
+            maps = padded(maps.T, align).T
+        if form == "scatter":
+            sites = padded(sites, align)
         if form == "spread":
             # The sites that are not written read one more column, which is zero.
-            sites = torch.full((size,), len(sites)).index_copy(0, sites, torch.arange(len(sites)))
+            sites = torch.full((size,), maps.shape[1]).index_copy(
+                0, sites, torch.arange(len(sites))
+            )
         self.register_buffer("sites", sites)
         self.maps = Matrix(maps, int8)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """x [N, D] and h [N, f] -> the stream, which replaces x from here on."""
+        if self.form == "fused" and uses_kernels(x):
+            from gaugelasso.kernels.gpu import products
+
+            return products.product_write_(x, h, self.maps(), self.sites, first=self.first)
         if self.form == "window":
             x[:, self.start : self.stop].addmm_(h, self.maps())
             return x
         u = h @ self.maps()
-        if self.form == "scatter":
-            return x.index_add_(1, self.sites, u)
-        return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
+        if self.form == "spread":
+            return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
+        return x.index_add_(1, self.sites, u[:, : len(self.sites)])
 
 
-def stretch(sites: Tensor) -> tuple[int, int]:
-    """The first of these sites, and the one after the last."""
-    return (int(sites.min()), int(sites.max()) + 1) if len(sites) else (0, 0)
+def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:
+    """The first of these sites and the one after the last, both moved out to multiples."""
+    if not len(sites):
+        return 0, 0
+    first, last = int(sites.min()), int(sites.max())
+    return first // align * align, (last // align + 1) * align
+
+
+def padded(rows: Tensor, align: int) -> Tensor:
+    """Rows with zeros after them, up to a multiple."""
+    missing = -len(rows) % align
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def placed(rows: Tensor, at: Tensor, size: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Measures, on the device of a model, which forms of its operators are fastest, and uses them.
 
-Every read, write and attention is timed alone, on random values of the sizes that it will see. All
-forms compute the same, so a wrong choice costs time and nothing else.
+Every read, write and attention is timed alone, on random values of the sizes that it will see; on a
+GPU as a CUDA graph, because launches would hide the differences. All forms compute the same, so
+a wrong choice costs time and nothing else.
 """
 
 import time
@@ -16,13 +17,24 @@ from torch import Tensor
 
 from gaugelasso.inference.attention import AttentionForm, attend
 from gaugelasso.inference.model import InferenceModel
-from gaugelasso.inference.operators import Attention, Classifier, Form, Reader
+from gaugelasso.inference.operators import (
+    Attention,
+    Classifier,
+    Form,
+    Mlp,
+    Reader,
+    StreamOrder,
+)
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
+from gaugelasso.kernels.cuda_graph import capture_repeated
+from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import Transformer
 
 Name = TypeVar("Name", bound=Hashable)
-ATTENTIONS: Sequence[AttentionForm] = get_args(AttentionForm)
+ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
+# Calls of an action between two readings of the device's clock, in one graph.
+CALLS = 5
 
 
 @torch.inference_mode()
@@ -34,7 +46,12 @@ def tuned(
     int8: bool = False,
     repeats: int = 3,
 ) -> InferenceModel:
-    """The model's inference form with the fastest forms for inputs of this batch and length."""
+    """The model's inference form with the fastest forms for inputs of this batch and length.
+
+    To tune for decoding, give inputs of length 1.
+    """
+    if inputs.device.type == "cuda":
+        return _tuned_for_gpu(model, inputs, dtype, int8, repeats)
     batch, length = inputs.shape[:2]
     on_cpu = inputs.device.type == "cpu"
     # A pass on a CPU is timed with one sequence, and several passes with all of them below.
@@ -58,20 +75,49 @@ def fastest(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple
     The actions take turns, after a call of each that does not count. The shortest time of each
     counts, because other programs only add to it.
     """
-    cuda = torch.cuda.is_available()
     times: dict[Name, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, action in actions.items():
-            if cuda:
-                torch.cuda.synchronize()
             start = time.perf_counter()
             action()
-            if cuda:
-                torch.cuda.synchronize()
             if turn:
                 times[name].append(time.perf_counter() - start)
     best = min(times, key=lambda name: min(times[name]))
     return best, min(times[best])
+
+
+def fastest_graph(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
+    """As `fastest`, of actions on a GPU that are captured; the device's own clock counts."""
+    graphs = {name: capture_repeated(action, CALLS) for name, action in actions.items()}
+    times: dict[Name, list[float]] = {name: [] for name in actions}
+    for turn in range(repeats + 1):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn:
+                times[name].append(start.elapsed_time(end) / 1000 / CALLS)
+    best = min(times, key=lambda name: min(times[name]))
+    return best, min(times[best])
+
+
+def _tuned_for_gpu(
+    model: Transformer, inputs: Tensor, dtype: torch.dtype, int8: bool, repeats: int
+) -> InferenceModel:
+    """The fastest forms for each order of the stream, and of both models the faster one."""
+    batch, length = inputs.shape[:2]
+    made = {}
+    for order in ORDERS:
+        parts = _Parts(model, dtype, int8, batch, length, repeats, order)
+        forms, _ = parts.choose()
+        made[order] = InferenceModel(model, dtype=dtype, int8=int8, forms=forms, stream=order)
+    ways = {order: partial(each, inputs) for order, each in made.items()}
+    best = made[fastest_graph(ways, repeats)[0]]
+    if model.sites.is_cuda:
+        torch.cuda.empty_cache()  # the memory of all the graphs
+    return best
 
 
 class _Parts:
@@ -85,15 +131,25 @@ class _Parts:
         batch: int,
         length: int,
         repeats: int,
+        order: StreamOrder = "tokens",
     ):
-        self.batch, self.length, self.repeats = batch, length, repeats
+        self.batch, self.length, self.repeats, self.order = batch, length, repeats, order
         self.tokens = batch * length
+        self.gpu = model.sites.device.type == "cuda"
+        # On a GPU without Triton the forms with kernels would be their references.
+        self.kernels = self.gpu and available() and dtype is not torch.float64
         # One model per form, from which the parts are taken.
-        forms: list[tuple[ReadForm, WriteForm]] = [
-            ("gather", "scatter"), ("window", "window"), ("gather", "spread"),
-        ]  # fmt: skip
+        forms: list[tuple[ReadForm, WriteForm]] = [("gather", "scatter"), ("window", "window")]
+        if not self.gpu:
+            forms.append(("gather", "spread"))
+        if self.kernels:
+            forms.append(("fused", "fused"))
+        self.attentions: list[AttentionForm] = ["sdpa", "narrow" if self.kernels else "blocks"]
         self.models = {
-            form: InferenceModel(model, dtype=dtype, int8=int8, forms=Form(*form)) for form in forms
+            (read, write): InferenceModel(
+                model, dtype=dtype, int8=int8, forms=Form(read, write), stream=order
+            )
+            for read, write in forms
         }
         self.plain = self.models["gather", "scatter"]
 
@@ -111,9 +167,10 @@ class _Parts:
 
     def _choose(self, name: str, part: Reader) -> tuple[Form, float]:
         twins = {form: model.readers()[name] for form, model in self.models.items()}
-        x = self._random(self.tokens, len(self.plain.spec.sites))
-        reads = {read: partial(twin.read, x) for (read, _), twin in twins.items()}
-        read, seconds = fastest(reads, self.repeats)
+        x = self._stream()
+        gated = isinstance(part, Mlp)
+        reads = {read: partial(twin.read, x, gated) for (read, _), twin in twins.items()}
+        read, seconds = self._fastest(reads)
         form = Form(read)
         if not isinstance(part, Classifier):
             h = self._random(self.tokens, part.write.maps.values.shape[0])
@@ -122,17 +179,32 @@ class _Parts:
                 for (_, write), twin in twins.items()
                 if not isinstance(twin, Classifier)
             }
-            write, spent = fastest(writes, self.repeats)
+            write, spent = self._fastest(writes)
             form, seconds = replace(form, write=write), seconds + spent
         if isinstance(part, Attention):
-            q = self._random(self.batch, part.heads, self.length, part.d_k)
-            k = self._random(self.batch, part.groups, self.length, part.d_k)
-            v = self._random(self.batch, part.groups, self.length, part.d_v)
-            causal = self.plain.spec.causal
-            ways = {each: partial(attend, q, k, v, causal=causal, form=each) for each in ATTENTIONS}
-            attention, spent = fastest(ways, self.repeats)
+            ways = {each: self._attending(part, each) for each in self.attentions}
+            attention, spent = self._fastest(ways)
             form, seconds = replace(form, attention=attention), seconds + spent
         return form, seconds
+
+    def _attending(self, part: Attention, form: AttentionForm) -> Callable[[], object]:
+        """Attention of random heads, in the widths that this form has."""
+        wide_k, wide_v = part.widths(form)
+        sizes = [(part.heads, wide_k), (part.groups, wide_k), (part.groups, wide_v)]
+        if self.gpu:  # as projected: token by token
+            heads = [self._random(self.batch, self.length, *each) for each in sizes]
+            q, k, v = (each.transpose(1, 2) for each in heads)
+        else:
+            q, k, v = (self._random(self.batch, n, self.length, wide) for n, wide in sizes)
+        return partial(attend, q, k, v, causal=self.plain.spec.causal, form=form)
+
+    def _fastest(self, actions: Mapping[Name, Callable[[], object]]) -> tuple[Name, float]:
+        return (fastest_graph if self.gpu else fastest)(actions, self.repeats)
+
+    def _stream(self) -> Tensor:
+        if self.order == "tokens":
+            return self._random(self.tokens, self.plain.width)
+        return self._random(self.plain.width, self.tokens).T
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.plain.device).to(self.plain.dtype)

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.compressor import Compressor
-from gaugelasso.compress.cuda_graph import GraphedStep
 from gaugelasso.compress.options import ExecutionOptions
 from gaugelasso.compress.step_means import pairwise_sum
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
+from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import autocast
 

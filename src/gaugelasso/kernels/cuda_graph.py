@@ -57,3 +57,24 @@ class GraphedStep:
                 self._step()
             self._graph, self._valid = graph, True
         self._graph.replay()
+
+
+def capture_repeated(action: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+    """A graph of several calls of an action, for a measurement.
+
+    `torch.cuda.graph` also collects garbage and empties the allocator's cache, which takes longer
+    than hundreds of short measurements.
+    """
+    stream, graph = _stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        action()  # libraries initialise outside the capture
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(times):
+                action()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph

@@ -1,0 +1,217 @@
+"""The programs that `serving.py` compares: each turns a model and a case into an action to time.
+
+An engine that cannot do a case raises `Impossible` with the reason, which the report keeps.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gaugelasso.inference import Form, InferenceModel, Sampling, tuned
+from gaugelasso.inference.graphs import Decoder
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.spec import AttentionSpec, MlpSpec
+
+Action = Callable[[], Any]
+# Tokens of one timed decoding: the host waits once for all of them.
+BLOCK = 16
+
+
+class Impossible(Exception):
+    """This engine cannot do this case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prefill: logits of all positions of `batch` sequences. Decode: one more token of each."""
+
+    phase: Literal["prefill", "decode"]
+    batch: int
+    length: int
+    device: str
+    threads: int | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.startswith("cuda") else torch.float32
+
+    @property
+    def calls(self) -> int:
+        """Passes of the model in one action."""
+        return 1 if self.phase == "prefill" else min(BLOCK, self.length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one action."""
+        return self.batch * (self.length if self.phase == "prefill" else self.calls)
+
+    def inputs(self, vocabulary: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        size = (self.batch, self.length)
+        return torch.randint(vocabulary, size, generator=generator).to(self.device)
+
+
+def gaugelasso(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
+    """Our inference form, tuned for the case; on a GPU as CUDA graphs."""
+    model = model.to(case.device).eval()
+    inputs = case.inputs(model.spec().inputs)
+    if case.phase == "prefill":
+        served = tuned(model, inputs, dtype=case.dtype)
+        captured = served.captured().reserve(case.batch, case.length)
+
+        def prefill() -> Tensor:
+            return captured(inputs)
+
+        return prefill, _facts(served)
+    served = tuned(model, inputs[:, :1], dtype=case.dtype)
+    served.check_generates()
+    gpu = case.device.startswith("cuda")
+    decoder = Decoder(served, case.batch, case.length, Sampling(0), case.calls, gpu)
+    start = case.length - case.calls
+
+    @torch.inference_mode()
+    def decode() -> Tensor:
+        decoder.rewind_()
+        decoder.cache.positions.fill_(start)
+        for step in range(case.calls):
+            decoder.cache.longest = start + step
+            decoder.step()
+        return decoder.out
+
+    return decode, _facts(served)
+
+
+def _facts(served: InferenceModel) -> dict[str, Any]:
+    forms = list(served.forms.values())
+    kinds = ("read", "write", "attention")
+    chosen = {kind: dict(Counter(getattr(form, kind) for form in forms)) for kind in kinds}
+    facts = {"weight_bytes": served.weight_bytes, "forms": chosen, "stream": served.embedding.order}
+    if served.generates:
+        facts["cache_bytes_per_token"] = served.cache_bytes_per_token
+    return facts
+
+
+def llama_shapes(spec: TransformerSpec) -> dict[str, int]:
+    """The arguments of a `LlamaConfig` of the same shapes; Impossible if there is none."""
+    size = len(spec.sites)
+    shapes = set()
+    pairs = list(zip(spec.operators[::2], spec.operators[1::2], strict=False))
+    for attention, mlp in pairs:
+        if not isinstance(attention, AttentionSpec) or not isinstance(mlp, MlpSpec):
+            raise Impossible("its layers are not attention and MLP in turns")
+        widths = {len(each) for op in (attention, mlp) for each in (op.reads, op.writes)}
+        if widths != {size}:
+            raise Impossible("its layers do not read and write the whole stream")
+        if attention.frequencies is None or 2 * attention.keys != attention.values:
+            raise Impossible("its keys have no RoPE, or not the width of its values")
+        shapes.add((attention.heads, attention.kv_heads, attention.values, mlp.filters))
+    if len(shapes) != 1 or 2 * len(pairs) != len(spec.operators):
+        raise Impossible("its layers are not all equal")
+    if not spec.causal or spec.input_kind != "tokens":
+        raise Impossible("it is not a causal model over tokens")
+    heads, groups, width, filters = shapes.pop()
+    return {
+        "vocab_size": max(spec.inputs, spec.outputs),
+        "hidden_size": size,
+        "intermediate_size": filters,
+        "num_hidden_layers": len(pairs),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": width,
+        "max_position_embeddings": spec.length,
+    }
+
+
+def transformers(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
+    """A Llama of the same shapes in Hugging Face transformers, compiled on a GPU."""
+    shapes = llama_shapes(model.spec())
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    except ImportError as error:
+        raise Impossible(f"transformers is not installed ({error})") from None
+    config = LlamaConfig(**shapes, tie_word_embeddings=False, attn_implementation="sdpa")
+    llama = LlamaForCausalLM(config).to(case.device, case.dtype).eval()
+    inputs = case.inputs(shapes["vocab_size"])
+    forward: Callable[..., Any] = llama
+    if case.device.startswith("cuda"):
+        forward = torch.compile(llama, mode="reduce-overhead", dynamic=False)
+    facts = {
+        "weight_bytes": sum(each.numel() * each.element_size() for each in llama.parameters()),
+        "cache_bytes_per_token": 2 * case.dtype.itemsize * shapes["num_hidden_layers"]
+        * shapes["num_key_value_heads"] * shapes["head_dim"],
+    }  # fmt: skip
+    if case.phase == "prefill":
+
+        @torch.no_grad()
+        def prefill() -> Tensor:
+            logits: Tensor = forward(input_ids=inputs, use_cache=False).logits
+            return logits
+
+        return prefill, facts
+    cache = StaticCache(config=config, max_cache_len=case.length)
+    start = case.length - case.calls
+    with torch.no_grad():  # fills the cache, not compiled: so its tensors get fixed addresses
+        llama(input_ids=inputs[:, : max(1, start)], past_key_values=cache, use_cache=True)
+    lengths = [getattr(layer, "cumulative_length", None) for layer in cache.layers]
+    if not all(isinstance(each, Tensor) for each in lengths):
+        raise Impossible("this version of transformers has another static cache")
+    places = torch.arange(case.length, device=case.device)
+
+    @torch.no_grad()
+    def decode() -> Tensor:
+        for each in lengths:
+            each.fill_(start)
+        token = inputs[:, :1]
+        for step in range(case.calls):
+            if case.device.startswith("cuda"):
+                torch.compiler.cudagraph_mark_step_begin()
+            at = places[start + step].expand(case.batch, 1)
+            logits = forward(
+                input_ids=token, position_ids=at, past_key_values=cache, use_cache=True
+            ).logits
+            token = logits[:, -1:].argmax(-1)
+        return token
+
+    return decode, facts
+
+
+def onnxruntime(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
+    """Our inference form as ONNX, prefill on a CPU."""
+    if case.device != "cpu" or case.phase != "prefill":
+        raise Impossible("only prefill on a CPU is exported here")
+    try:
+        import onnxruntime as runtime
+    except ImportError as error:
+        raise Impossible(f"onnxruntime is not installed ({error})") from None
+    served = InferenceModel(model.cpu().eval(), forms=Form(write="spread"))
+    inputs = case.inputs(served.spec.inputs)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        path = Path(folder) / "model.onnx"
+        # Its optimiser breaks some models.
+        torch.onnx.export(served, (inputs,), path, dynamo=True, optimize=False, verbose=False)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = case.threads or 0
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = {session.get_inputs()[0].name: inputs.numpy()}
+    largest = (torch.from_numpy(session.run(None, given)[0]) - served(inputs)).abs().max()
+    if not largest < 1e-3 * served(inputs).std():
+        raise Impossible(f"the export is wrong: logits are off by {float(largest):.2g}")
+
+    def prefill() -> Any:
+        return session.run(None, given)
+
+    return prefill, {"weight_bytes": served.weight_bytes}
+
+
+ENGINES = {"gaugelasso": gaugelasso, "transformers": transformers, "onnxruntime": onnxruntime}
+
+
+def at_most(case: Case, length: int) -> Case:
+    """The case for a model of this length."""
+    return replace(case, length=min(case.length, length))

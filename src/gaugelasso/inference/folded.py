@@ -1,0 +1,139 @@
+"""The parts of an inference model, folded from those of a trained one, and what they are."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from gaugelasso.inference.layout import inverse, site_order
+from gaugelasso.inference.operators import (
+    Attention,
+    Classifier,
+    Embedding,
+    Folding,
+    Form,
+    Mlp,
+    Reader,
+    StreamOrder,
+)
+from gaugelasso.kernels.dispatch import available
+from gaugelasso.models import SpecError, Transformer, operators
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Widths on a GPU are multiples of this: what a tensor core multiplies in half precision.
+GPU_ALIGN = 16
+
+
+class FoldedModel(nn.Module):
+    """Embedding, operators and classifier; `InferenceModel` computes with them."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        dtype: torch.dtype = torch.float32,
+        forms: Form | Mapping[str, Form] | None = None,
+        int8: bool = False,
+        reorder: bool = True,
+        align: int | None = None,
+        stream: StreamOrder = "tokens",
+    ):
+        super().__init__()
+        if dtype not in DTYPES:
+            raise SpecError(f"dtype = {dtype}: give {', '.join(map(str, DTYPES))}")
+        device = model.sites.device
+        align = (GPU_ALIGN if device.type == "cuda" else 1) if align is None else align
+        if align < 1:
+            raise SpecError(f"align = {align}: must be at least 1")
+        self.spec = model.spec()
+        forms = forms or _usual(device, dtype)
+        self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms)
+        size = len(self.spec.sites)
+        order = site_order(self.spec) if reorder else torch.arange(size)
+        folding = Folding(inverse(order), dtype, int8, align)
+        self.order: list[int] = order.tolist()
+        self.embedding = Embedding(model.embedding, folding, stream)
+        self.operators = nn.ModuleDict()
+        for name, part in model.operators.items():
+            if isinstance(part, operators.Attention):
+                made: nn.Module = Attention(part, folding, self.forms[name], self.spec.length)
+            else:
+                assert isinstance(part, operators.SwiGLU)
+                made = Mlp(part, folding, self.forms[name])
+            self.operators[name] = made
+        self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
+        self.eval()
+        self.to(device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.table.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.table.device
+
+    @property
+    def width(self) -> int:
+        """The width of the stream."""
+        return self.embedding.table.shape[1]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all tensors."""
+        return sum(each.numel() * each.element_size() for each in self.buffers())
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Memory of the keys and values of one token of one sequence."""
+        numbers = sum(groups * (d_k + d_v) for groups, d_k, d_v in self.cache_widths())
+        return numbers * self.dtype.itemsize
+
+    @property
+    def generates(self) -> bool:
+        """Whether this is a causal model over tokens."""
+        return self.spec.input_kind == "tokens" and self.spec.causal
+
+    def readers(self) -> dict[str, Reader]:
+        """The operators by name, and the classifier."""
+        parts = [*self.operators.items(), ("classifier", self.classifier)]
+        return {name: part for name, part in parts if isinstance(part, Reader)}
+
+    def check_length(self, length: int) -> None:
+        """SpecError if a sequence is longer than the model."""
+        if length > self.spec.length:
+            raise SpecError(
+                f"a sequence of {length} positions is longer than the model's {self.spec.length}; "
+                "shorten it"
+            )
+
+    def check_generates(self) -> None:
+        """SpecError if this is no causal model over tokens."""
+        if not self.generates:
+            reads = "whole sequences" if self.spec.input_kind == "tokens" else "patches"
+            raise SpecError(
+                f"this model reads {reads} and cannot generate tokens; decoding needs a causal "
+                "model over tokens"
+            )
+
+    def cache_widths(self) -> list[tuple[int, int, int]]:
+        """(G, d_k, d_v) of every attention operator. A cache holds no padding."""
+        parts = (part for part in self.operators.values() if isinstance(part, Attention))
+        return [(part.groups, part.d_k, part.d_v) for part in parts]
+
+    def numbered(self) -> Iterator[tuple[int, nn.Module]]:
+        """The operators, each with the number of attention operators before it."""
+        number = 0
+        for part in self.operators.values():
+            yield number, part
+            number += isinstance(part, Attention)
+
+
+def _usual(device: torch.device, dtype: torch.dtype) -> Form:
+    """What is mostly fastest, where nothing was measured."""
+    kernels = device.type == "cuda" and available() and dtype is not torch.float64
+    return Form("fused", "fused", "narrow") if kernels else Form()
+
+
+def _for_all(model: Transformer, form: Form) -> dict[str, Form]:
+    return dict.fromkeys([*model.operators, "classifier"], form)
