@@ -96,6 +96,9 @@ def test_an_existing_folder_is_left_alone(gaugelasso: Command, run: Path) -> Non
         path.mkdir() if path.name == "folder" else path.write_text("mine")
         answer = gaugelasso("export", run, "--form", "native", "--out", path)
         assert_user_error(answer, f"{str(path)!r} already exists; remove it, or choose another")
+    (run.parent / "mine.tmp").mkdir()  # not a left-over of this command
+    assert gaugelasso("export", run, "--form", "native", "--out", run.parent / "mine")[0] == 0
+    assert (run.parent / "mine.tmp").exists()
     assert [*(run.parent / "folder").iterdir()] == []
     assert (run.parent / "file").read_text() == "mine"
 

@@ -122,6 +122,10 @@ def test_the_tokenizer_has_the_bytes(folder: Path) -> None:
     assert batch["attention_mask"] == [[0, 0, 1], [1, 1, 1]]
 
 
+def test_every_file_has_the_same_readers(folder: Path) -> None:
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_the_code_is_self_contained(folder: Path) -> None:
     text = (folder / "modeling_gaugelasso.py").read_text()
     imported = {

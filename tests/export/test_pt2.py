@@ -21,7 +21,7 @@ from tests.export.sources import (
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    model = tiny(layers=1)
+    model = tiny(layers=1, rope=False, heads=2, kv_heads=2)
     model.remove_operator("mlp_0")
     # No vector instructions: less time to compile.
     with inductor.patch({"cpp.simdlen": 1, "aot_inductor.precompile_headers": False}):

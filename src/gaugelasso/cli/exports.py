@@ -14,7 +14,7 @@ from gaugelasso.training.evaluation import choose_device
 
 def export(
     run: RunPath,
-    form: Annotated[str, typer.Option(metavar="|".join(FORMS), help="Form to write; see below.")],
+    form: Annotated[str, typer.Option(metavar="|".join(FORMS), help="Form to write.")],
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to write; must not exist.", show_default="RUN/export/FORM"),

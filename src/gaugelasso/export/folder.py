@@ -1,12 +1,13 @@
 """The folder of an export: complete and compared, or not there."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.files.durable import remove, rename, sync
+from gaugelasso.files.durable import rename, sync
 from gaugelasso.runs.writing import check_name, make_folder
 
 
@@ -24,10 +25,13 @@ def new_folder(out: Path) -> Iterator[Path]:
     parent = out.absolute().parent
     made = not parent.exists()
     make_folder(parent)
-    aside = out.with_name(out.name + ".tmp")
+    # Of this process alone: nothing that is there is touched.
+    aside = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
-        remove(aside)  # of an export that was killed
         aside.mkdir()
+    except OSError as error:
+        raise UserError(f"output {str(aside)!r} cannot be made: {first_line(error)}") from None
+    try:
         yield aside
         for path in [*aside.rglob("*"), aside]:
             sync(path)

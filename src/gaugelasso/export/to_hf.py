@@ -47,6 +47,8 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         model.load_state_dict(_tensors(source, dtype))
         model.save_pretrained(folder)
         (folder / CODE.name).write_bytes(CODE.read_bytes())
+        for path in folder.glob("*.safetensors"):  # written for the owner alone
+            path.chmod((folder / CODE.name).stat().st_mode)
         if source.is_text:
             write_byte_tokenizer(folder, source.spec.length)
         loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -59,7 +61,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         return loaded(tokens, use_cache=False).logits
 
     return Comparison(source, dtype).check(
-        folder.name, whole=whole, step=step if config.use_cache else None
+        "model.safetensors", whole=whole, step=step if config.use_cache else None
     )
 
 

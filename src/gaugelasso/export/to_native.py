@@ -7,10 +7,10 @@ import torch
 from gaugelasso.export.comparison import Comparison
 from gaugelasso.export.source import Source
 from gaugelasso.inference import load
-from gaugelasso.inference.stored import save
+from gaugelasso.inference.stored import WEIGHTS, save
 
 
 def write_native(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
     """Write the files, load them again, and return the largest deviation."""
     save(source.model, folder, dtype)
-    return Comparison(source, dtype).check(folder.name, whole=load(folder))
+    return Comparison(source, dtype).check(WEIGHTS, whole=load(folder))
