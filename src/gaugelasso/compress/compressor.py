@@ -12,7 +12,6 @@ parts of the method; the order of a step is in `device_step`, that of an event i
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -182,11 +181,6 @@ class Compressor:
         self.scalars.set_loss_target_(loss)
         tolerance = self.options.drop_tolerance * abs(loss)
         self._allowance = tolerance if allowance is None else min(tolerance, allowance)
-
-    def set_interval_(self, interval: int) -> None:
-        """Set the number of steps from one event to the next."""
-        self.options = replace(self.options, interval=interval)
-        self.scalars.set_norm_rate_(self.options.step_norm_rate)
 
     def set_pressure_(self, share: float) -> None:
         """Apply a share of the penalty strength that the margin allows; 0 is plain training.

@@ -7,6 +7,7 @@ held-out data, and the result at the end. Knows nothing of files: a `Recorder` w
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,10 +104,15 @@ class Pilot(CourseDriver):
 
     def decide(self, due: bool) -> bool:
         if due and self._time is not None and self._time.chooses_interval:
-            self.compressor.set_interval_(self._time.interval(self.compressor.steps))
+            self._set_interval(self._time.interval(self.compressor.steps))
             # Events come after the warm-up; by then the time of a step is known well enough.
             self._time.chooses_interval = self.now < self.course.warmup
         return super().decide(due)
+
+    def _set_interval(self, interval: int) -> None:
+        compressor = self.compressor
+        compressor.options = replace(compressor.options, interval=interval)
+        compressor.scalars.set_norm_rate_(compressor.options.step_norm_rate)
 
     def where(self) -> str:
         return f"for {self.streak} steps in a row at step {self.compressor.steps}"
