@@ -4,12 +4,12 @@ Names are those that Hugging Face's exporters use, so that programs for such fil
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as config
 
 from gaugelasso.export.comparison import random_inputs
 from gaugelasso.inference import InferenceModel
@@ -116,8 +116,8 @@ def any_sizes() -> Iterator[None]:
 
     Otherwise the tracer assumes at least 2 of each, and refuses short prompts and an empty past.
     """
-    config: Any = importlib.import_module("torch.fx.experimental._config")
-    with config.patch(backed_size_oblivious=True):
+    settings: Any = config
+    with settings.patch(backed_size_oblivious=True):
         yield
 
 
