@@ -83,10 +83,11 @@ def main() -> None:
     given = parser.parse_args()
     kinds = ("perceptron", "residual ReLU")
     jobs = [(kind, target, seed) for kind in kinds for target in TARGETS for seed in SEEDS]
+    ran_on = environment("cpu")  # before the runs: the checkout may change meanwhile
     with ProcessPoolExecutor(given.jobs) as pool:
         rows = list(pool.map(run, jobs))
     command = f"python benchmarks/own_models.py --results {given.results} --jobs {given.jobs}"
-    report = {"command": command, "environment": environment("cpu"), "rows": rows}
+    report = {"command": command, "environment": ran_on, "rows": rows}
     given.results.write_text(json.dumps(report, indent=1) + "\n")
     failed = [row for row in rows if row["first_step_not_finite"] or row["skipped_steps"]]
     print(f"{len(rows) - len(failed)} of {len(rows)} runs without a value that is not finite")

@@ -5,7 +5,7 @@ contiguous, and all tensors are buffers of one precision. Plain PyTorch. `forwar
 `forward_past` have no control flow that depends on values, so that they can be traced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,10 @@ from torch import Tensor
 
 from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.folded import FoldedModel
-from gaugelasso.inference.operators import Attention, Form, StreamOrder
+from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.padding import Side, rolled
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import uses_kernels
-from gaugelasso.models import Transformer
 
 if TYPE_CHECKING:
     from gaugelasso.inference.graphs import Captured
@@ -36,25 +35,11 @@ class InferenceModel(FoldedModel):
     trained model is not changed.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        *,
-        dtype: torch.dtype = torch.float32,
-        forms: Form | Mapping[str, Form] | None = None,
-        int8: bool = False,
-        reorder: bool = True,
-        align: int | None = None,
-        stream: StreamOrder = "tokens",
-    ):
-        super().__init__(
-            model, dtype=dtype, forms=forms, int8=int8, reorder=reorder, align=align, stream=stream
-        )
-        # Tokens of one pass, for a device that is faster if activations stay in its cache.
-        self.tokens_per_pass: int | None = None
-        # Whether products may use oneDNN, which on some CPUs is slower than BLAS.
-        self.onednn = True
-        self._captured: Captured | None = None
+    # Tokens of one pass, for a device that is faster if activations stay in its cache.
+    tokens_per_pass: int | None = None
+    # Whether products may use oneDNN, which on some CPUs is slower than BLAS.
+    onednn = True
+    _captured: "Captured | None" = None
 
     def captured(self) -> "Captured":
         """This model with its work on a GPU captured in CUDA graphs, which are kept."""
