@@ -1,4 +1,8 @@
-"""Fixtures for all tests. PyTorch uses one thread, because the tensors are tiny."""
+"""Fixtures for all tests.
+
+Imports neither torch nor the package: the process that hands out tests to workers needs neither,
+and no worker starts before it.
+"""
 
 import gc
 import os
@@ -6,19 +10,25 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-import torch
 
 from tests import warm
-from tests.command import Command, calling
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from tests.command import Command
 
 
 def pytest_collection_finish() -> None:
-    """Garbage collections skip what lives as long as the tests: modules and test items."""
+    """One thread, because the tensors are tiny.
+
+    Garbage collections skip what lives as long as the tests: modules and test items.
+    """
+    import torch
+
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
 
@@ -30,10 +40,19 @@ def _no_fsync() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _known_commit() -> Iterator[None]:
+    """Else every run would ask Git for the commit of the source."""
+    with mock.patch.dict(os.environ, GAUGELASSO_COMMIT="c0ffee"):
+        yield
+
+
 @pytest.fixture
 def gaugelasso(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
+) -> "Iterator[Command]":
+    from tests.command import calling
+
     yield from calling(monkeypatch, capsys)
 
 
