@@ -47,6 +47,13 @@ def _known_commit() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _small_products() -> Iterator[None]:
+    """A benchmark multiplies small matrices, too, to see how fast the machine is."""
+    with mock.patch("gaugelasso.bench.stopwatch._SIZES", {"cuda": 64, "cpu": 64}):
+        yield
+
+
 @pytest.fixture
 def gaugelasso(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
