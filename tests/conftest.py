@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_fsync() -> Iterator[None]:
-    """Tests need no durability. Subprocesses still flush to the disk."""
+    """Tests need no durability. Processes that are not forked for a test still flush to the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
 
