@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_fsync() -> Iterator[None]:
-    """Tests need no durability. Processes that are not forked for a test still flush to the disk."""
+    """Tests need no durability. Processes that start anew still flush to the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
 
@@ -67,6 +67,17 @@ def gaugelasso(
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that code under test starts with `sys.executable` start fast."""
     monkeypatch.setattr(sys, "executable", warm.python())
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with empty pictures, to save time: tests/report/test_pictures.py draws them."""
+    for name, content in (("profile", b"1"), ("saturation", b"3"), ("training", b"2")):
+        module = "heatmap" if name == "saturation" else name
+        monkeypatch.setattr(
+            f"gaugelasso.report.{module}.draw_{name}",
+            lambda runs, path, content=content: path.write_bytes(content),
+        )
 
 
 @pytest.fixture
