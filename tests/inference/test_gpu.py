@@ -108,6 +108,7 @@ def test_draws_do_not_depend_on_the_batch(
     assert together == alone
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @torch.inference_mode()
 def test_the_host_does_not_wait(language_model: Transformer) -> None:
     """An operation that waits for the device raises in this mode."""

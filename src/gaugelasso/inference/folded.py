@@ -5,17 +5,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
-from gaugelasso.inference.operators import (
-    Attention,
-    Classifier,
-    Embedding,
-    Folding,
-    Form,
-    Mlp,
-    Reader,
-    StreamOrder,
-)
+from gaugelasso.inference.operators import Attention, Classifier, Embedding, Mlp, Reader
 from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import SpecError, Transformer, operators
 
@@ -118,8 +110,11 @@ class FoldedModel(nn.Module):
 
     def cache_widths(self) -> list[tuple[int, int, int]]:
         """(G, d_k, d_v) of every attention operator. A cache holds no padding."""
-        parts = (part for part in self.operators.values() if isinstance(part, Attention))
-        return [(part.groups, part.d_k, part.d_v) for part in parts]
+        return [(part.groups, part.d_k, part.d_v) for part in self.attentions().values()]
+
+    def attentions(self) -> dict[str, Attention]:
+        """The attention operators by name."""
+        return {n: part for n, part in self.operators.items() if isinstance(part, Attention)}
 
     def numbered(self) -> Iterator[tuple[int, nn.Module]]:
         """The operators, each with the number of attention operators before it."""

@@ -4,91 +4,16 @@ Holds buffers alone: nothing here trains. Shapes: N = B*S tokens, D sites, H que
 key/value heads, P pairs.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugelasso.inference.attention import AttentionForm, attend, fits_narrow
 from gaugelasso.inference.cache import CacheRows
-from gaugelasso.inference.stream import (
-    Read,
-    ReadForm,
-    Write,
-    WriteForm,
-    placed,
-    statistics_dtype,
-    uses_kernels,
-)
+from gaugelasso.inference.folding import Folding, Form, StreamOrder, widened
+from gaugelasso.inference.stream import uses_kernels
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.models import layers, operators
-
-# How the stream lies in memory: token by token, or site by site.
-StreamOrder = Literal["tokens", "sites"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How one operator reads, writes and attends. All forms compute the same."""
-
-    read: ReadForm = "gather"
-    write: WriteForm = "scatter"
-    attention: AttentionForm = "sdpa"
-
-
-class Folding(NamedTuple):
-    """What all parts of a model are folded with: the place of each site, and the precision.
-
-    Widths are padded with zeros to multiples of `align`, because products of odd widths are slow on
-    a GPU.
-    """
-
-    place: Tensor
-    dtype: torch.dtype
-    int8: bool = False
-    align: int = 1
-
-    @property
-    def size(self) -> int:
-        """The width of the stream."""
-        return self.wide(len(self.place))
-
-    def wide(self, width: int) -> int:
-        return -(-width // self.align) * self.align
-
-    def widened(self, maps: Tensor, dim: int) -> Tensor:
-        """With zeros, up to the padded width."""
-        return widened(maps, dim, self.wide(maps.shape[dim]))
-
-    def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
-        sites, order = self.place[part.sites.cpu()].sort()
-        gain = part.gain.detach().cpu()
-        # Without slow weights the paper's, which depend on the gain alone: computed once.
-        weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
-        joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
-        folded = (gain[:, None] * joined)[order].to(self.dtype)
-        weight = weight[order].to(statistics_dtype(self.dtype))
-        return Read(sites, weight, folded, form, self.int8, self.align)
-
-    def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
-        sites, order = self.place[part.sites.cpu()].sort()
-        scale = part.scale.detach().cpu()
-        folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
-        return Write(sites, folded, self.size, form, self.int8, self.align)
-
-    def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
-        """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""
-        columns = (rows.detach().cpu() * part.scale.detach().cpu()).T
-        return placed(columns, self.place[part.sites.cpu()], self.size).T.to(self.dtype)
-
-
-def widened(maps: Tensor, dim: int, width: int) -> Tensor:
-    """With zeros at the end of one dim, up to this width."""
-    missing = list(maps.shape)
-    missing[dim] = width - missing[dim]
-    return torch.cat([maps, maps.new_zeros(missing)], dim) if missing[dim] else maps
 
 
 class Embedding(nn.Module):
@@ -162,20 +87,20 @@ class Attention(nn.Module):
             return keys, values
         return (max(keys, values),) * 2
 
-    def project(
+    def split(
         self,
-        x: Tensor,
+        rows: Tensor,
         batch: int,
         at: Tensor | None = None,
         cache: CacheRows | None = None,
         cached_only: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v]; positions as in `Embedding`.
+        """What the read gives -> q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v].
 
-        Heads are padded with zeros, as `wide_k` and `wide_v` say. New keys and values are also
-        stored in the `cache`, and need not be returned if `cached_only`.
+        `at` are the positions, as in `Embedding`. Heads are padded with zeros, as `wide_k` and
+        `wide_v` say. New keys and values are also stored in the `cache`, and need not be returned
+        if `cached_only`.
         """
-        rows = self.read(x)
         if uses_kernels(rows):
             from gaugelasso.kernels.gpu import decoding
 
@@ -219,29 +144,42 @@ class Attention(nn.Module):
     ) -> Tensor:
         return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
 
-    def attend_one(
+    def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The stream plus the output map of the heads' results [B, H, S, d_v]."""
+        return self.write(x, _merged(mixed))
+
+    def mix(
         self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        seen: int,
-        mask: Tensor | None,
+        rows: Tensor,
+        batch: int,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        cache: CacheRows | None = None,
     ) -> Tensor:
-        """One token of every sequence, over a cache [B, G, L, d] up to the token's position.
+        """What the read gives for whole sequences [N, features] -> what is written [N, H d_v].
+
+        Keys and values are also stored in the `cache`.
+        """
+        q, k, v = self.split(rows, batch, cache=cache)
+        return _merged(attend(q, k, v, causal=causal, mask=mask, form=self.form.attention))
+
+    def mix_one(
+        self, rows: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
+    ) -> Tensor:
+        """As `mix`, for one token of every sequence [B, features], at `positions` [B] of the cache.
 
         `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
         """
+        q, *_ = self.split(rows, len(rows), positions[:, None], cache, cached_only=True)
         if uses_kernels(q):
             from gaugelasso.kernels.gpu import decoding
 
-            return decoding.attend_one(q, keys, values, positions, self.wide_v)
-        mixed = self.attend(q[..., : self.d_k], keys[:, :, :seen], values[:, :, :seen], mask=mask)
-        return widened(mixed, 3, self.wide_v)
-
-    def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The stream plus the output map of the heads' results [B, H, S, d_v]."""
-        return self.write(x, mixed.transpose(1, 2).flatten(2).flatten(0, 1))
+            one = decoding.attend_one(q, cache.keys, cache.values, positions, self.wide_v)
+            return _merged(one)
+        seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
+        mixed = self.attend(q[..., : self.d_k], *seen_by, mask=mask)
+        return _merged(widened(mixed, 3, self.wide_v))
 
 
 class Mlp(nn.Module):
@@ -268,6 +206,11 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.read(x)[:, : self.outputs]
+
+
+def _merged(mixed: Tensor) -> Tensor:
+    """[B, H, S, d] -> [N, H d]."""
+    return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 Reader = Attention | Mlp | Classifier

@@ -5,36 +5,27 @@ GPU as a CUDA graph, because launches would hide the differences. All forms comp
 a wrong choice costs time and nothing else.
 """
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from typing import TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from gaugelasso.inference.attention import AttentionForm, attend
+from gaugelasso.inference.clocks import Actions, Name, call_times, graph_times, times_on
+from gaugelasso.inference.folding import Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
-from gaugelasso.inference.operators import (
-    Attention,
-    Classifier,
-    Form,
-    Mlp,
-    Reader,
-    StreamOrder,
-)
+from gaugelasso.inference.operators import Attention, Classifier, Mlp, Reader
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
-from gaugelasso.kernels.cuda_graph import capture_repeated
 from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import Transformer
 
-Name = TypeVar("Name", bound=Hashable)
+# Seconds by part (read, write, attention) and form.
+Timings = dict[str, dict[Any, float]]
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
-# Calls of an action between two readings of the device's clock, in one graph.
-CALLS = 5
 
 
 @torch.inference_mode()
@@ -63,44 +54,17 @@ def tuned(
             found[onednn] = parts.choose()
     onednn = min(found, key=lambda each: found[each][1])
     best = InferenceModel(model, dtype=dtype, int8=int8, forms=found[onednn][0])
+    best.timings = found[onednn][2]
     best.onednn = onednn
     if on_cpu and batch > 1:
         best.tokens_per_pass = _fastest_pass(best, inputs, repeats)
     return best
 
 
-def fastest(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
-    """The name of the fastest action, and its seconds.
-
-    The actions take turns, after a call of each that does not count. The shortest time of each
-    counts, because other programs only add to it.
-    """
-    times: dict[Name, list[float]] = {name: [] for name in actions}
-    for turn in range(repeats + 1):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            action()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    best = min(times, key=lambda name: min(times[name]))
-    return best, min(times[best])
-
-
-def fastest_graph(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
-    """As `fastest`, of actions on a GPU that are captured; the device's own clock counts."""
-    graphs = {name: capture_repeated(action, CALLS) for name, action in actions.items()}
-    times: dict[Name, list[float]] = {name: [] for name in actions}
-    for turn in range(repeats + 1):
-        for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if turn:
-                times[name].append(start.elapsed_time(end) / 1000 / CALLS)
-    best = min(times, key=lambda name: min(times[name]))
-    return best, min(times[best])
+def fastest(times: Mapping[Name, float]) -> tuple[Name, float]:
+    """The name of the shortest time, and the time."""
+    best = min(times, key=lambda name: times[name])
+    return best, times[best]
 
 
 def _tuned_for_gpu(
@@ -111,10 +75,11 @@ def _tuned_for_gpu(
     made = {}
     for order in ORDERS:
         parts = _Parts(model, dtype, int8, batch, length, repeats, order)
-        forms, _ = parts.choose()
+        forms, _, timings = parts.choose()
         made[order] = InferenceModel(model, dtype=dtype, int8=int8, forms=forms, stream=order)
+        made[order].timings = timings
     ways = {order: partial(each, inputs) for order, each in made.items()}
-    best = made[fastest_graph(ways, repeats)[0]]
+    best = made[fastest(graph_times(ways, repeats))[0]]
     if model.sites.is_cuda:
         torch.cuda.empty_cache()  # the memory of all the graphs
     return best
@@ -153,39 +118,39 @@ class _Parts:
         }
         self.plain = self.models["gather", "scatter"]
 
-    def choose(self) -> tuple[dict[str, Form], float]:
-        """The fastest form of every operator, and the seconds of all of them together."""
-        known: dict[Hashable, tuple[Form, float]] = {}
-        chosen, total = {}, 0.0
+    def choose(self) -> tuple[dict[str, Form], float, dict[str, Timings]]:
+        """The fastest form of every operator, the seconds of all of them, and all timings."""
+        known: dict[Hashable, tuple[Form, float, Timings]] = {}
+        chosen, timings, total = {}, {}, 0.0
         for name, part in self.plain.readers().items():
             key = _sizes(part)
             if key not in known:
                 known[key] = self._choose(name, part)
-            chosen[name], seconds = known[key]
+            chosen[name], seconds, timings[name] = known[key]
             total += seconds
-        return chosen, total
+        return chosen, total, timings
 
-    def _choose(self, name: str, part: Reader) -> tuple[Form, float]:
+    def _choose(self, name: str, part: Reader) -> tuple[Form, float, Timings]:
         twins = {form: model.readers()[name] for form, model in self.models.items()}
         x = self._stream()
         gated = isinstance(part, Mlp)
         reads = {read: partial(twin.read, x, gated) for (read, _), twin in twins.items()}
-        read, seconds = self._fastest(reads)
-        form = Form(read)
+        timings: Timings = {"read": self._times(reads)}
         if not isinstance(part, Classifier):
             h = self._random(self.tokens, part.write.maps.values.shape[0])
-            writes = {
-                write: partial(twin.write, x, h)
-                for (_, write), twin in twins.items()
-                if not isinstance(twin, Classifier)
-            }
-            write, spent = self._fastest(writes)
-            form, seconds = replace(form, write=write), seconds + spent
+            timings["write"] = self._times(
+                {
+                    write: partial(twin.write, x, h)
+                    for (_, write), twin in twins.items()
+                    if not isinstance(twin, Classifier)
+                }
+            )
         if isinstance(part, Attention):
             ways = {each: self._attending(part, each) for each in self.attentions}
-            attention, spent = self._fastest(ways)
-            form, seconds = replace(form, attention=attention), seconds + spent
-        return form, seconds
+            timings["attention"] = self._times(ways)
+        best = {kind: fastest(times) for kind, times in timings.items()}
+        form = Form(**{kind: name for kind, (name, _) in best.items()})
+        return form, sum(seconds for _, seconds in best.values()), timings
 
     def _attending(self, part: Attention, form: AttentionForm) -> Callable[[], object]:
         """Attention of random heads, in the widths that this form has."""
@@ -198,8 +163,8 @@ class _Parts:
             q, k, v = (self._random(self.batch, n, self.length, wide) for n, wide in sizes)
         return partial(attend, q, k, v, causal=self.plain.spec.causal, form=form)
 
-    def _fastest(self, actions: Mapping[Name, Callable[[], object]]) -> tuple[Name, float]:
-        return (fastest_graph if self.gpu else fastest)(actions, self.repeats)
+    def _times(self, actions: Actions[Name]) -> dict[Name, float]:
+        return times_on("cuda" if self.gpu else "cpu", actions, self.repeats)
 
     def _stream(self) -> Tensor:
         if self.order == "tokens":
@@ -226,4 +191,4 @@ def _fastest_pass(model: InferenceModel, inputs: Tensor, repeats: int) -> int | 
         model(inputs)
 
     options = (None, inputs.shape[1])
-    return fastest({each: partial(serve, each) for each in options}, repeats)[0]
+    return fastest(call_times({each: partial(serve, each) for each in options}, repeats))[0]

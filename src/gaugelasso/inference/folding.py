@@ -1,0 +1,83 @@
+"""How the parts of a trained model are folded: forms, places of the sites, precision, padding."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gaugelasso.inference.attention import AttentionForm
+from gaugelasso.inference.stream import (
+    Read,
+    ReadForm,
+    Write,
+    WriteForm,
+    placed,
+    statistics_dtype,
+)
+from gaugelasso.models import layers
+
+# How the stream lies in memory: token by token, or site by site.
+StreamOrder = Literal["tokens", "sites"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one operator reads, writes and attends. All forms compute the same."""
+
+    read: ReadForm = "gather"
+    write: WriteForm = "scatter"
+    attention: AttentionForm = "sdpa"
+
+
+class Folding(NamedTuple):
+    """What all parts of a model are folded with: the place of each site, and the precision.
+
+    Widths are padded with zeros to multiples of `align`, because products of odd widths are slow on
+    a GPU.
+    """
+
+    place: Tensor
+    dtype: torch.dtype
+    int8: bool = False
+    align: int = 1
+
+    @property
+    def size(self) -> int:
+        """The width of the stream."""
+        return self.wide(len(self.place))
+
+    def wide(self, width: int) -> int:
+        return -(-width // self.align) * self.align
+
+    def widened(self, maps: Tensor, dim: int) -> Tensor:
+        """With zeros, up to the padded width."""
+        return widened(maps, dim, self.wide(maps.shape[dim]))
+
+    def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
+        sites, order = self.place[part.sites.cpu()].sort()
+        gain = part.gain.detach().cpu()
+        # Without slow weights the paper's, which depend on the gain alone: computed once.
+        weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
+        joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
+        folded = (gain[:, None] * joined)[order].to(self.dtype)
+        weight = weight[order].to(statistics_dtype(self.dtype))
+        return Read(sites, weight, folded, form, self.int8, self.align)
+
+    def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
+        sites, order = self.place[part.sites.cpu()].sort()
+        scale = part.scale.detach().cpu()
+        folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
+        return Write(sites, folded, self.size, form, self.int8, self.align)
+
+    def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
+        """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""
+        columns = (rows.detach().cpu() * part.scale.detach().cpu()).T
+        return placed(columns, self.place[part.sites.cpu()], self.size).T.to(self.dtype)
+
+
+def widened(maps: Tensor, dim: int, width: int) -> Tensor:
+    """With zeros at the end of one dim, up to this width."""
+    missing = list(maps.shape)
+    missing[dim] = width - missing[dim]
+    return torch.cat([maps, maps.new_zeros(missing)], dim) if missing[dim] else maps
