@@ -15,6 +15,7 @@ from gaugelasso.inference.stream import (
     placed,
     statistics_dtype,
 )
+from gaugelasso.kernels.tiles import Tile
 from gaugelasso.models import layers
 
 # How the stream lies in memory: token by token, or site by site.
@@ -28,6 +29,15 @@ class Form:
     read: ReadForm = "gather"
     write: WriteForm = "scatter"
     attention: AttentionForm = "sdpa"
+    # Of the kernels that these forms have; None where no tile was measured.
+    read_tile: Tile | None = None
+    write_tile: Tile | None = None
+    attention_tile: Tile | None = None
+
+    def __str__(self) -> str:
+        kinds = ("read", "write", "attention")
+        names = ((getattr(self, kind), getattr(self, f"{kind}_tile")) for kind in kinds)
+        return ", ".join(name if tile is None else f"{name} {tile}" for name, tile in names)
 
 
 class Folding(NamedTuple):
@@ -54,7 +64,7 @@ class Folding(NamedTuple):
         """With zeros, up to the padded width."""
         return widened(maps, dim, self.wide(maps.shape[dim]))
 
-    def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
+    def read(self, part: layers.Extractor, maps: list[Tensor], form: Form) -> Read:
         sites, order = self.place[part.sites.cpu()].sort()
         gain = part.gain.detach().cpu()
         # Without slow weights the paper's, which depend on the gain alone: computed once.
@@ -62,13 +72,13 @@ class Folding(NamedTuple):
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
         weight = weight[order].to(statistics_dtype(self.dtype))
-        return Read(sites, weight, folded, form, self.int8, self.align)
+        return Read(sites, weight, folded, form.read, self.int8, self.align, form.read_tile)
 
-    def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
+    def write(self, part: layers.Injector, maps: Tensor, form: Form) -> Write:
         sites, order = self.place[part.sites.cpu()].sort()
         scale = part.scale.detach().cpu()
         folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
-        return Write(sites, folded, self.size, form, self.int8, self.align)
+        return Write(sites, folded, self.size, form.write, self.int8, self.align, form.write_tile)
 
     def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
         """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""

@@ -1,7 +1,7 @@
-"""Kernels between the products of attention at inference: heads, the cache, one-token attention.
+"""Kernels of decoding: attention of one token over the cache, and the noise of draws.
 
-Nothing here has a gradient. References: `inference.operators.Attention.project` with
-`inference.cache.Cache`, `inference.attention.attend` with a mask, and `inference.noise`.
+Nothing here has a gradient. References: `inference.operators.Attention.mix_one` without kernels,
+and `inference.noise`.
 """
 
 import math
@@ -10,95 +10,68 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import check_offsets
-
 # A score that no query gives: finite, so that the difference of two of them is a number.
 UNSEEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _split(rows, q, k, v, keys, values, cos, sin, at, slots, N, S, L, heads, groups, d_k, d_v,
-           wide_k, wide_v, ld, TURN: tl.constexpr, PLACED: tl.constexpr, STORE: tl.constexpr,
-           CHOSEN: tl.constexpr, OUT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-           BV: tl.constexpr):  # fmt: skip
-    """One head of a block of tokens: rotated, and copied to its tensor and to the cache."""
-    n = tl.program_id(0) * BT + tl.arange(0, BT)
-    lane = tl.program_id(1)
-    live = n < N
-    slot, t = n // S, n % S
-    if PLACED:
-        t = tl.load(at + n, mask=live, other=0).to(tl.int32)
-    if CHOSEN:
-        slot = tl.load(slots + slot, mask=live, other=0).to(tl.int32)
-    if lane < heads + groups:
-        p = tl.arange(0, BK)
-        real = live[:, None] & (p < d_k)[None, :]
-        source = rows + n[:, None] * ld + lane * wide_k
-        value = tl.load(source + p[None, :], mask=real, other=0.0)
-        if TURN:
-            half = d_k // 2
-            early = p < half
-            partner = tl.where(early, p + half, p - half)
-            pair = tl.where(early, p, partner)
-            other = tl.load(source + partner[None, :], mask=real, other=0.0).to(tl.float32)
-            angle = t[:, None] * half + pair[None, :]
-            c = tl.load(cos + angle, mask=real, other=0.0).to(tl.float32)
-            s = tl.load(sin + angle, mask=real, other=0.0).to(tl.float32)
-            s = tl.where(early[None, :], -s, s)
-            value = (value.to(tl.float32) * c + other * s).to(q.dtype.element_ty)
-        full = live[:, None] & (p < wide_k)[None, :]
-        if lane < heads:
-            to = q + (n * heads + lane)[:, None] * wide_k + p[None, :]
-            tl.store(to, value, mask=full)
-        else:
-            g = lane - heads
-            if OUT:
-                to = k + (n * groups + g)[:, None] * wide_k + p[None, :]
-                tl.store(to, value, mask=full)
-            if STORE:
-                row = (slot.to(tl.int64) * groups + g) * L + t
-                tl.store(keys + row[:, None] * d_k + p[None, :], value, mask=real)
-    else:
-        g = lane - heads - groups
-        e = tl.arange(0, BV)
-        known = live[:, None] & (e < d_v)[None, :]
-        start = (heads + groups) * wide_k + g * wide_v
-        kept = tl.load(rows + n[:, None] * ld + start + e[None, :], mask=known, other=0.0)
-        if OUT:
-            place = v + (n * groups + g)[:, None] * wide_v + e[None, :]
-            tl.store(place, kept, mask=live[:, None] & (e < wide_v)[None, :])
-        if STORE:
-            line = (slot.to(tl.int64) * groups + g) * L + t
-            tl.store(values + line[:, None] * d_v + e[None, :], kept, mask=known)
+def _attend_one(rows, keys, values, cos, sin, positions, out, L, heads, groups, half, rest, d_v,
+                wide_k, wide_v, second, ld, bits, TURN: tl.constexpr, BN: tl.constexpr,
+                BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """One head of one sequence. BN sums run side by side, each over every BN-th key.
 
-
-@triton.jit
-def _attend_one(q, keys, values, positions, out, L, heads, groups, d_k, d_v, wide_k, wide_v, bits,
-                BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """One head of one sequence. BN sums run side by side, each over every BN-th key."""
+    A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
+    together in the cache.
+    """
     lane = tl.program_id(0)
     b, h = lane // heads, lane % heads
-    row = (b.to(tl.int64) * groups + h // (heads // groups)) * L
-    # The keys that this token sees, its own included.
-    count = tl.load(positions + b).to(tl.int32) + 1
-    p, e = tl.arange(0, BK), tl.arange(0, BV)
-    query = tl.load(q + lane * wide_k + p, mask=p < d_k, other=0.0).to(tl.float32) * bits
-    top = tl.full((BN,), UNSEEN, tl.float32)
-    total = tl.zeros((BN,), tl.float32)
-    mixed = tl.zeros((BN, BV), tl.float32)
+    share = heads // groups
+    g = h // share
+    # The keys that were stored before. The token's own key stays in registers.
+    count = tl.load(positions + b).to(tl.int32)
+    p, e = tl.arange(0, BH), tl.arange(0, BV)
+    early, late, known = p < half, p < rest, e < d_v
+    source = rows + b * ld
+    q_at, k_at = source + h * wide_k + p, source + (heads + g) * wide_k + p
+    q_one = tl.load(q_at, mask=early, other=0.0).to(tl.float32)
+    q_two = tl.load(q_at + second, mask=late, other=0.0).to(tl.float32)
+    k_one = tl.load(k_at, mask=early, other=0.0).to(tl.float32)
+    k_two = tl.load(k_at + second, mask=late, other=0.0).to(tl.float32)
+    value = tl.load(source + (heads + groups) * wide_k + g * wide_v + e, mask=known, other=0.0)
+    if TURN:
+        c = tl.load(cos + count * second + p, mask=early, other=0.0).to(tl.float32)
+        s = tl.load(sin + count * second + p, mask=early, other=0.0).to(tl.float32)
+        q_one, q_two = q_one * c - q_two * s, q_one * s + q_two * c
+        k_one, k_two = k_one * c - k_two * s, k_one * s + k_two * c
+    row = (b.to(tl.int64) * groups + g) * L
+    d_k = half + rest
+    new_one, new_two = k_one.to(keys.dtype.element_ty), k_two.to(keys.dtype.element_ty)
+    if h % share == 0:
+        to = keys + (row + count) * d_k + p
+        tl.store(to, new_one, mask=early)
+        tl.store(to + half, new_two, mask=late)
+        tl.store(values + (row + count) * d_v + e, value, mask=known)
+    q_one, q_two = q_one * bits, q_two * bits
+    own = tl.sum(q_one * new_one.to(tl.float32) + q_two * new_two.to(tl.float32), axis=0)
+    place = tl.arange(0, BN)
+    top = tl.where(place == 0, own, UNSEEN)
+    total = tl.where(place == 0, 1.0, 0.0)
+    mixed = tl.where((place == 0)[:, None], value.to(tl.float32)[None, :], 0.0)
     for first in range(0, count, BN):
-        key = first + tl.arange(0, BN)
+        key = first + place
         seen = key < count
         at = keys + (row + key)[:, None] * d_k + p[None, :]
-        k = tl.load(at, mask=seen[:, None] & (p < d_k)[None, :], other=0.0).to(tl.float32)
-        scores = tl.where(seen, tl.sum(k * query[None, :], axis=1), UNSEEN)
-        higher = tl.maximum(top, scores)
-        share = tl.where(seen, tl.exp2(scores - higher), 0.0)
-        fade = tl.exp2(top - higher)
+        one = tl.load(at, mask=seen[:, None] & early[None, :], other=0.0).to(tl.float32)
+        two = tl.load(at + half, mask=seen[:, None] & late[None, :], other=0.0).to(tl.float32)
         at = values + (row + key)[:, None] * d_v + e[None, :]
-        v = tl.load(at, mask=seen[:, None] & (e < d_v)[None, :], other=0.0).to(tl.float32)
-        total = total * fade + share
-        mixed = mixed * fade[:, None] + share[:, None] * v
+        v = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
+        scores = tl.sum(one * q_one[None, :] + two * q_two[None, :], axis=1)
+        scores = tl.where(seen, scores, UNSEEN)
+        higher = tl.maximum(top, scores)
+        share_of = tl.where(seen, tl.exp2(scores - higher), 0.0)
+        fade = tl.exp2(top - higher)
+        total = total * fade + share_of
+        mixed = mixed * fade[:, None] + share_of[:, None] * v
         top = higher
     fade = tl.exp2(top - tl.max(top, axis=0))
     result = tl.sum(mixed * fade[:, None], axis=0) / tl.sum(total * fade, axis=0)
@@ -128,67 +101,42 @@ def _exponential(seeds, counts, out, V, BV: tl.constexpr):
     tl.store(out + b * V + j, drawn, mask=j < V)
 
 
-def split_heads(
+def attend_one(
     rows: Tensor,
-    batch: int,
-    heads: tuple[int, int],
-    widths: tuple[int, int],
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    heads: int,
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
-    at: Tensor | None = None,
-    cache: tuple[Tensor, Tensor] | None = None,
-    slots: Tensor | None = None,
-    cached_only: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q [B, H, S, wide_k], k [B, G, S, wide_k], v [B, G, S, wide_v] of rows [N, features].
+) -> Tensor:
+    """softmax(q k^T) v of one token of every sequence, which is stored in the cache: [B, H wide_v].
 
-    `heads` is (H, G), `widths` (d_k, d_v), `padded` (wide_k, wide_v). Features come as H queries, G
-    keys and G values, each padded. `angles` are cos and sin of RoPE, [length, d_k / 2]; `at` [B, S]
-    are the positions, else they count from 0. Keys [.., G, L, d_k] and values of a `cache` receive
-    the new ones at their positions, in the sequences `slots` [B] (default: in order). With
-    `cached_only`, k and v are not written elsewhere, and what is returned for them has no meaning.
+    rows [B, features] have queries, keys and values as in `mixing`. keys [B, G, L, d_k] and values
+    [B, G, L, d_v] are the cache. The token stands at its position [B], after the keys that it
+    sees; what lies beyond is not read.
     """
-    rows = rows.contiguous()
-    tokens, (h, g), (wide_k, wide_v) = rows.shape[0], heads, padded
-    size = tokens // batch
-    check_offsets(rows.shape[1], tokens)
-    q = rows.new_empty(batch, size, h, wide_k)
-    k = q if cached_only else rows.new_empty(batch, size, g, wide_k)
-    v = q if cached_only else rows.new_empty(batch, size, g, wide_v)
-    keys, values = cache or (q, q)
+    batch, groups, length, d_k = keys.shape
+    d_v, power = values.shape[3], triton.next_power_of_2
+    assert rows.is_contiguous()
     assert keys.is_contiguous()
     assert values.is_contiguous()
-    cos, sin = angles or (q, q)
-    power = triton.next_power_of_2
-    block = 64 if tokens >= 4096 else 16
-    _split[(triton.cdiv(tokens, block), h + 2 * g)](
-        rows, q, k, v, keys, values, cos, sin, q if at is None else at.contiguous(),
-        q if slots is None else slots, tokens, size, keys.shape[2] if cache else 1, h, g, *widths,
-        wide_k, wide_v, rows.shape[1], TURN=angles is not None, PLACED=at is not None,
-        STORE=cache is not None, CHOSEN=slots is not None, OUT=not cached_only, BT=block,
-        BK=power(wide_k), BV=power(wide_v),
-    )  # fmt: skip
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def attend_one(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, wide_v: int) -> Tensor:
-    """softmax(q k^T) v of one token of every sequence, which sees the keys up to its position.
-
-    q [B, H, 1, wide_k] of `split_heads`, keys [B, G, L, d_k], values [B, G, L, d_v],
-    positions [B] -> [B, H, 1, wide_v]. Keys beyond the position are not read.
-    """
-    batch, heads = q.shape[:2]
-    q = q.transpose(1, 2).contiguous()
-    groups, length, d_k = keys.shape[1:]
-    out = q.new_empty(batch, 1, heads, wide_v)
-    d_v, power = values.shape[3], triton.next_power_of_2
-    wide = max(power(d_k), power(wide_v))
-    block = 128 if wide <= 32 else 64 if wide <= 64 else 32
+    wide_v = padded[1]
+    out = rows.new_empty(batch, heads * wide_v)
+    cos, sin = angles or (rows, rows)
+    half = d_k // 2 if angles else (d_k + 1) // 2
+    deep, wide = power(half), power(wide_v)
+    # Few programs have more keys each, and more threads for them.
+    few = batch * heads < 128
+    most = (256 * 128 if few else 128 * 96) // (2 * deep + 2 * wide)
+    block = min(512, power(length), 1 << max(4, most.bit_length() - 1))
     _attend_one[(batch * heads,)](
-        q, keys, values, positions, out, length, heads, groups, d_k, d_v, q.shape[3], wide_v,
-        1 / math.log(2), BN=block, BK=power(d_k), BV=power(wide_v),
+        rows, keys, values, cos, sin, positions, out, length, heads, groups, half, d_k - half, d_v,
+        *padded, second if angles else half, rows.shape[1], 1 / math.log(2),
+        TURN=angles is not None, BN=block, BH=deep, BV=wide, num_warps=8 if few else 4,
     )  # fmt: skip
-    return out.transpose(1, 2)
+    return out
 
 
 def exponential_(noise: Tensor, seeds: Tensor, counts: Tensor) -> None:
