@@ -40,19 +40,13 @@ class FoldedModel(nn.Module):
         self.spec = model.spec()
         forms = forms or _usual(device, dtype)
         self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms)
-        size = len(self.spec.sites)
-        order = site_order(self.spec) if reorder else torch.arange(size)
-        folding = Folding(inverse(order), dtype, int8, align)
+        order = site_order(self.spec) if reorder else torch.arange(len(self.spec.sites))
+        self.folding = folding = Folding(inverse(order), dtype, int8, align)
         self.order: list[int] = order.tolist()
         self.embedding = Embedding(model.embedding, folding, stream)
         self.operators = nn.ModuleDict()
-        for name, part in model.operators.items():
-            if isinstance(part, operators.Attention):
-                made: nn.Module = Attention(part, folding, self.forms[name], self.spec.length)
-            else:
-                assert isinstance(part, operators.SwiGLU)
-                made = Mlp(part, folding, self.forms[name])
-            self.operators[name] = made
+        for name in model.operators:
+            self.operators[name] = fold(model, name, folding, self.forms[name])
         self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
         self.eval()
         self.to(device)
@@ -124,10 +118,21 @@ class FoldedModel(nn.Module):
             number += isinstance(part, Attention)
 
 
+def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
+    """One operator of a trained model, or its classifier, on the CPU."""
+    if name == "classifier":
+        return Classifier(model.classifier, folding, form)
+    part = model.operators[name]
+    if isinstance(part, operators.Attention):
+        return Attention(part, folding, form, model.spec().length)
+    assert isinstance(part, operators.SwiGLU)
+    return Mlp(part, folding, form)
+
+
 def _usual(device: torch.device, dtype: torch.dtype) -> Form:
     """What is mostly fastest, where nothing was measured."""
     kernels = device.type == "cuda" and available() and dtype is not torch.float64
-    return Form("fused", "fused", "narrow") if kernels else Form()
+    return Form("fused", "fused", "direct") if kernels else Form()
 
 
 def _for_all(model: Transformer, form: Form) -> dict[str, Form]:

@@ -184,7 +184,7 @@ class Attention(nn.Module):
 
     def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream plus the output map of the heads' results [B, H, S, d_v]."""
-        return self.write(x, _merged(mixed))
+        return self.write(x, _merged(widened(mixed, 3, self.wide_v)))
 
     def mix(
         self,

@@ -5,26 +5,32 @@ GPU as a CUDA graph, because launches would hide the differences. All forms comp
 a wrong choice costs time and nothing else.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.attention import AttentionForm, attend
-from gaugelasso.inference.clocks import Actions, Name, call_times, graph_times, times_on
+from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
+from gaugelasso.inference.folded import fold
 from gaugelasso.inference.folding import Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Attention, Classifier, Mlp, Reader
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
 from gaugelasso.kernels.dispatch import available
+from gaugelasso.kernels.tiles import ATTENTION, FEW, Tile, candidates
 from gaugelasso.models import Transformer
 
 # Seconds by part (read, write, attention) and form.
-Timings = dict[str, dict[Any, float]]
+Timings = dict[str, dict[str, float]]
+# What a form is called, the form, and an action that uses it.
+Choice = tuple[str, tuple[Form, Callable[[], object]]]
+# Reads whose product is a kernel with tiles.
+TILED = ("fused", "scaled", "fused_window", "scaled_window")
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
 
 
@@ -86,7 +92,7 @@ def _tuned_for_gpu(
 
 
 class _Parts:
-    """The reads, writes and attentions of a model, and random activations for them."""
+    """The parts of a model in all of their forms, and random activations for them."""
 
     def __init__(
         self,
@@ -100,23 +106,12 @@ class _Parts:
     ):
         self.batch, self.length, self.repeats, self.order = batch, length, repeats, order
         self.tokens = batch * length
-        self.gpu = model.sites.device.type == "cuda"
+        self.device = model.sites.device
+        self.gpu = self.device.type == "cuda"
         # On a GPU without Triton the forms with kernels would be their references.
         self.kernels = self.gpu and available() and dtype is not torch.float64
-        # One model per form, from which the parts are taken.
-        forms: list[tuple[ReadForm, WriteForm]] = [("gather", "scatter"), ("window", "window")]
-        if not self.gpu:
-            forms.append(("gather", "spread"))
-        if self.kernels:
-            forms.append(("fused", "fused"))
-        self.attentions: list[AttentionForm] = ["sdpa", "narrow" if self.kernels else "blocks"]
-        self.models = {
-            (read, write): InferenceModel(
-                model, dtype=dtype, int8=int8, forms=Form(read, write), stream=order
-            )
-            for read, write in forms
-        }
-        self.plain = self.models["gather", "scatter"]
+        self.model = model
+        self.plain = InferenceModel(model, dtype=dtype, int8=int8, forms=Form(), stream=order)
 
     def choose(self) -> tuple[dict[str, Form], float, dict[str, Timings]]:
         """The fastest form of every operator, the seconds of all of them, and all timings."""
@@ -131,40 +126,83 @@ class _Parts:
         return chosen, total, timings
 
     def _choose(self, name: str, part: Reader) -> tuple[Form, float, Timings]:
-        twins = {form: model.readers()[name] for form, model in self.models.items()}
+        form, seconds, timings = Form(), 0.0, {}
+        # Attention comes first: the widths of its heads are those of the read and the write.
+        kinds = ("attention", "read", "write")
+        for kind, ways in zip(kinds, (self._attentions, self._reads, self._writes), strict=True):
+            choices = dict(ways(name, part, form))
+            if not choices:
+                continue
+            times = times_on(
+                self.device.type, {each: action for each, (_, action) in choices.items()},
+                self.repeats,
+            )  # fmt: skip
+            best, spent = fastest(times)
+            form, seconds, timings[kind] = choices[best][0], seconds + spent, times
+        return form, seconds, timings
+
+    def _attentions(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        if not isinstance(part, Attention):
+            return
+        forms = [Form(attention="sdpa")]
+        if not self.gpu:
+            forms.append(Form(attention="blocks"))
+        elif self.kernels and self.length == 1:
+            forms = [Form(attention="narrow")]  # a kernel of its own, and the least widths
+        elif self.kernels:
+            forms.append(Form(attention="cudnn"))
+            forms.append(Form(attention="narrow"))
+            forms += [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
+        for each in forms:
+            twin = self._folded(name, each)
+            assert isinstance(twin, Attention)
+            rows = self._random(self.tokens, twin.read.maps.values.shape[1])
+            action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
+            if len(forms) == 1 or works(action):
+                yield label(each.attention, each.attention_tile), (each, action)
+
+    def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        x, gated = self._stream(), isinstance(part, Mlp)
+        for read in self._read_forms():
+            twin = self._folded(name, replace(form, read=read))
+            tiles: Sequence[Tile | None] = [None]
+            if read in TILED:
+                columns = twin.read.maps.values.shape[1] // (2 if gated else 1)
+                tiles = candidates(self.tokens, columns, gated)
+            for tile in tiles:
+                made = replace(form, read=read, read_tile=tile)
+                yield label(read, tile), (made, partial(twin.read, x, gated, tile))
+
+    def _read_forms(self) -> list[ReadForm]:
+        if not self.kernels:
+            return ["gather", "window"]
+        few = self.tokens <= FEW
+        if self.order == "sites":  # any site is a contiguous row
+            return ["fused", "staged"] if few else ["fused", "scaled", "staged"]
+        if few:
+            return ["fused", "fused_window", "staged"]
+        return ["fused_window", "scaled_window", "staged"]
+
+    def _writes(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        if isinstance(part, Classifier):
+            return
         x = self._stream()
-        gated = isinstance(part, Mlp)
-        reads = {read: partial(twin.read, x, gated) for (read, _), twin in twins.items()}
-        timings: Timings = {"read": self._times(reads)}
-        if not isinstance(part, Classifier):
-            h = self._random(self.tokens, part.write.maps.values.shape[0])
-            timings["write"] = self._times(
-                {
-                    write: partial(twin.write, x, h)
-                    for (_, write), twin in twins.items()
-                    if not isinstance(twin, Classifier)
-                }
-            )
-        if isinstance(part, Attention):
-            ways = {each: self._attending(part, each) for each in self.attentions}
-            timings["attention"] = self._times(ways)
-        best = {kind: fastest(times) for kind, times in timings.items()}
-        form = Form(**{kind: name for kind, (name, _) in best.items()})
-        return form, sum(seconds for _, seconds in best.values()), timings
+        forms: list[WriteForm] = ["scatter", "window"]
+        forms += ["fused"] if self.kernels else [] if self.gpu else ["spread"]
+        for write in forms:
+            twin = self._folded(name, replace(form, write=write))
+            assert not isinstance(twin, Classifier)
+            inner = twin.write.maps.values.shape[0]
+            h = self._random(self.tokens, inner)
+            tiles: Sequence[Tile | None] = [None]
+            if write == "fused":
+                tiles = candidates(self.tokens, len(twin.write.sites))
+            for tile in tiles:
+                made = replace(form, write=write, write_tile=tile)
+                yield label(write, tile), (made, partial(twin.write, x, h, tile))
 
-    def _attending(self, part: Attention, form: AttentionForm) -> Callable[[], object]:
-        """Attention of random heads, in the widths that this form has."""
-        wide_k, wide_v = part.widths(form)
-        sizes = [(part.heads, wide_k), (part.groups, wide_k), (part.groups, wide_v)]
-        if self.gpu:  # as projected: token by token
-            heads = [self._random(self.batch, self.length, *each) for each in sizes]
-            q, k, v = (each.transpose(1, 2) for each in heads)
-        else:
-            q, k, v = (self._random(self.batch, n, self.length, wide) for n, wide in sizes)
-        return partial(attend, q, k, v, causal=self.plain.spec.causal, form=form)
-
-    def _times(self, actions: Actions[Name]) -> dict[Name, float]:
-        return times_on("cuda" if self.gpu else "cpu", actions, self.repeats)
+    def _folded(self, name: str, form: Form) -> Reader:
+        return fold(self.model, name, self.plain.folding, form).to(self.device)
 
     def _stream(self) -> Tensor:
         if self.order == "tokens":
@@ -172,7 +210,21 @@ class _Parts:
         return self._random(self.plain.width, self.tokens).T
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.plain.device).to(self.plain.dtype)
+        return torch.randn(shape, device=self.device).to(self.plain.dtype)
+
+
+def label(name: str, tile: Tile | None) -> str:
+    """What a form is called in the timings."""
+    return name if tile is None else f"{name} {tile}"
+
+
+def works(action: Callable[[], object]) -> bool:
+    """Whether this device can do it: a library may lack a kernel for some widths."""
+    try:
+        action()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _sizes(part: Reader) -> Hashable:

@@ -24,15 +24,13 @@ PRODUCTS = (
     Tile(128, 128, 64, 8, 3),
     Tile(128, 256, 64, 8, 3),
     Tile(128, 64, 64, 4, 3),
-    Tile(64, 128, 32, 4, 4),
 )
 GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 3))
 # Of few tokens: programs for as many blocks of columns as there are.
 SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 32, 64, 4, 4), Tile(32, 32, 128, 4, 3),
          Tile(64, 64, 64, 4, 3))  # fmt: skip
 # Queries, keys of attention. The inner size is that of the heads, and is not chosen.
-ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3),
-             Tile(128, 128, 0, 8, 2))  # fmt: skip
+ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3))
 
 
 def fitting(tiles: Sequence[Tile], columns: int) -> list[Tile]:
