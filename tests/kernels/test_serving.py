@@ -3,12 +3,15 @@
 On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is installed.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.inference import Form, InferenceModel, noise, operators, stream
+from gaugelasso.inference import Form, InferenceModel, noise, operators, stream, tuning
 from gaugelasso.inference.attention import attend
+from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.stream import ReadForm
 from gaugelasso.kernels.tiles import Tile, candidates
 from tests.contract.models import Case, make
@@ -203,3 +206,35 @@ def test_whole_models(case: Case, attention_form: str) -> None:
     tokens[rows] = inputs[at, lengths]
     logits = served.decode(tokens, cache)[rows]
     assert deviation(logits, whole[at, lengths]) < 1e-4
+
+
+@pytest.mark.usefixtures("with_kernels")
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("order", ["tokens", "sites"])
+@torch.inference_mode()
+def test_tuning_has_every_form_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, order: StreamOrder, phase: str
+) -> None:
+    """All of them run, and the last ones, which are taken here, compute the trained model."""
+    case = next(case for case in SERVED if case.row.name == "grouped_keys")
+    model = make(case).float().to(DEVICE)
+    inputs = inputs_of(case, model).to(DEVICE)
+
+    length = inputs.shape[1] if phase == "prefill" else 1
+
+    def judge(_: str, actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+        return {name: -float(number) for number, name in enumerate(actions)}
+
+    monkeypatch.setattr(tuning, "times_on", judge)
+    parts = tuning._Parts(model, torch.float32, False, 2, length, 1, order)
+    parts.gpu = parts.kernels = True
+    parts.plain = InferenceModel(model, forms=Form(), stream=order, align=16)
+    forms, _, timings = parts.choose()
+    known = {label.partition(" ")[0] for times in timings.values() for label in times["read"]}
+    windows = {"fused_window"} if order == "tokens" else set()
+    assert known == {"fused", "staged"} | windows
+    attention = {label.partition(" ")[0] for label in timings["attention_0"]["attention"]}
+    assert attention == ({"sdpa", "cudnn", "narrow", "direct"} if length > 1 else {"narrow"})
+    assert forms["mlp_0"].write_tile is not None
+    served = InferenceModel(model, forms=forms, stream=order, align=16)
+    assert deviation(served(inputs), model(inputs)) < 1e-4

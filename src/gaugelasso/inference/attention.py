@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # the widths of the heads; direct, a kernel that also rotates what it reads.
 AttentionForm = Literal["sdpa", "cudnn", "blocks", "narrow", "direct"]
 ROWS = ("narrow", "direct")
-# The widest heads of their kernel.
-WIDEST = 128
+# The widest heads of their kernel, in bytes.
+WIDEST = 256
 # Queries of one block: its scores stay in the cache of a core, and a causal mask wastes little.
 BLOCK = 128
 
@@ -54,9 +54,9 @@ def attend(
     return mixed[..., :d_v]
 
 
-def fits_rows(*widths: int) -> bool:
+def fits_rows(widths: tuple[int, int], dtype: torch.dtype) -> bool:
     """Whether the kernel of rows takes heads of these padded widths."""
-    return all(width % 8 == 0 and width <= WIDEST for width in widths)
+    return all(width % 8 == 0 and width * dtype.itemsize <= WIDEST for width in widths)
 
 
 def _wide(heads: Tensor, width: int) -> Tensor:

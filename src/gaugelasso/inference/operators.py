@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.form = form
         self.heads, self.groups = part.query.shape[1], part.key.shape[1]
         self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
-        self.align = folding.align
+        self.align, self.dtype = folding.align, folding.dtype
         self.rope = part.rope
         self.wide_k, self.wide_v = self.widths(form.attention)
         # Channels from the first half of a rotated head to the second.
@@ -95,14 +95,14 @@ class Attention(nn.Module):
         keys, values = aligned(self.d_k), aligned(self.d_v)
         if self._halves_padded(form):
             return 2 * aligned(self.d_k // 2), values
-        if form in ROWS and fits_rows(keys, values):
+        if form in ROWS and fits_rows((keys, values), self.dtype):
             return keys, values
         return (max(keys, values),) * 2
 
     def _halves_padded(self, form: AttentionForm) -> bool:
         """Whether each half of a head is padded, for a kernel that rotates what it reads."""
         wide = 2 * aligned(self.d_k // 2), aligned(self.d_v)
-        return form == "direct" and self.rope and self.align > 1 and fits_rows(*wide)
+        return form == "direct" and self.rope and self.align > 1 and fits_rows(wide, self.dtype)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor] | None:
@@ -216,7 +216,7 @@ class Attention(nn.Module):
 
     @property
     def _fits(self) -> bool:
-        return self.align % 8 == 0 and fits_rows(self.wide_k, self.wide_v)
+        return self.align % 8 == 0 and fits_rows((self.wide_k, self.wide_v), self.dtype)
 
     def mix_one(
         self, rows: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None

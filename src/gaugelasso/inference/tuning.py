@@ -131,6 +131,8 @@ class _Parts:
         kinds = ("attention", "read", "write")
         for kind, ways in zip(kinds, (self._attentions, self._reads, self._writes), strict=True):
             choices = dict(ways(name, part, form))
+            if self.gpu:
+                choices = {each: way for each, way in choices.items() if works(way[1])}
             if not choices:
                 continue
             times = times_on(
@@ -158,8 +160,7 @@ class _Parts:
             assert isinstance(twin, Attention)
             rows = self._random(self.tokens, twin.read.maps.values.shape[1])
             action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
-            if len(forms) == 1 or works(action):
-                yield label(each.attention, each.attention_tile), (each, action)
+            yield label(each.attention, each.attention_tile), (each, action)
 
     def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         x, gated = self._stream(), isinstance(part, Mlp)
@@ -219,10 +220,15 @@ def label(name: str, tile: Tile | None) -> str:
 
 
 def works(action: Callable[[], object]) -> bool:
-    """Whether this device can do it: a library may lack a kernel for some widths."""
+    """Whether this device can do it: it may lack shared memory, or a library a kernel."""
+    errors: tuple[type[Exception], ...] = (RuntimeError,)
+    if available():
+        from triton.runtime.errors import OutOfResources
+
+        errors = (*errors, OutOfResources)
     try:
         action()
-    except RuntimeError:
+    except errors:
         return False
     return True
 

@@ -27,8 +27,8 @@ PRODUCTS = (
 )
 GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 3))
 # Of few tokens: programs for as many blocks of columns as there are.
-SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 32, 64, 4, 4), Tile(32, 32, 128, 4, 3),
-         Tile(64, 64, 64, 4, 3))  # fmt: skip
+SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 16, 512, 8, 2), Tile(16, 32, 256, 4, 3),
+         Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 3))  # fmt: skip
 # Queries, keys of attention. The inner size is that of the heads, and is not chosen.
 ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3))
 
@@ -41,4 +41,6 @@ def fitting(tiles: Sequence[Tile], columns: int) -> list[Tile]:
 
 def candidates(tokens: int, columns: int, gated: bool = False) -> list[Tile]:
     """The tiles that are worth measuring for a product."""
-    return fitting(SMALL if tokens <= FEW else GATED if gated else PRODUCTS, columns)
+    if tokens > FEW:
+        return fitting(GATED if gated else PRODUCTS, columns)
+    return fitting([each for each in SMALL if each.tokens <= max(16, tokens)], columns)

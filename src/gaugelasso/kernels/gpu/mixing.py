@@ -230,7 +230,8 @@ def attend_rows(
     out = rows.new_empty(tokens, h * wide_v)
     cos, sin = angles or (rows, rows)
     size = tokens // batch
-    tile = tile or Tile(64, 64, 0, 4, 2)
+    # Wide heads in two stages need more shared memory than some devices have.
+    tile = tile or Tile(64, 64, 0, 4, 2 if max(padded) * rows.element_size() <= 128 else 1)
     second = wide_k // 2
     power = triton.next_power_of_2
     _attend_rows[(triton.cdiv(size, tile.tokens) * batch * h,)](
