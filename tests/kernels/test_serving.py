@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gaugelasso.inference import Form, InferenceModel, noise, operators, stream, tuning
 from gaugelasso.inference.attention import attend
+from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.stream import ReadForm
 from gaugelasso.kernels.tiles import Tile, candidates
@@ -82,10 +83,13 @@ def test_a_product_and_its_write(f: int, d: int, tokens: int, dense: bool, order
     assert torch.allclose(got, expected, atol=2e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("by_channel", [True, False], ids=["channels", "tokens"])
 @pytest.mark.parametrize("turned", [True, False], ids=["rope", "plain"])
 @pytest.mark.parametrize(("d_k", "d_v"), [(2, 1), (6, 5), (24, 40)])
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 2)])
-def test_one_token_over_a_cache(heads: int, groups: int, d_k: int, d_v: int, turned: bool) -> None:
+def test_one_token_over_a_cache(
+    heads: int, groups: int, d_k: int, d_v: int, turned: bool, by_channel: bool
+) -> None:
     """The new token is rotated, stored, and attends to itself and to all before it."""
     batch, length, d_k = 3, 150, d_k if turned else d_k + 1
     positions = torch.tensor([0, 149, 130], device=DEVICE)
@@ -104,7 +108,11 @@ def test_one_token_over_a_cache(heads: int, groups: int, d_k: int, d_v: int, tur
         [split(q, half, second, wide_k), split(k, half, second, wide_k), pad(v, wide_v).flatten(1)],
         dim=1,
     )
-    keys, values = draw(batch, groups, length, d_k), draw(batch, groups, length, d_v, seed=1)
+    cache = Cache([(groups, d_k, d_v)], batch, length, q.dtype, q.device, by_channel)
+    [keys], [values] = cache.keys, cache.values
+    keys.copy_(draw(*keys.shape))
+    values.copy_(draw(*values.shape, seed=1))
+    length = keys.shape[2]
     for row, position in enumerate(positions.tolist()):  # what lies there and beyond is not read
         keys[row, :, position:], values[row, :, position:] = torch.nan, torch.nan
     got = decoding.attend_one(
@@ -197,6 +205,8 @@ def test_whole_models(case: Case, attention_form: str) -> None:
     if not served.generates:
         return
     cache = served.new_cache(3)
+    if attention_form == "direct":  # as on a GPU
+        cache = Cache(served.cache_widths(), 3, cache.length, served.dtype, served.device, True)
     lengths = torch.tensor([2, 1], device=DEVICE)
     rows = torch.tensor([2, 0], device=DEVICE)
     logits = served.prefill(inputs[:, :3], cache, lengths, rows=rows)

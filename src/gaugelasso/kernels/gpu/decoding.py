@@ -15,13 +15,14 @@ UNSEEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _attend_one(rows, keys, values, cos, sin, positions, out, L, heads, groups, half, rest, d_v,
-                wide_k, wide_v, second, ld, bits, TURN: tl.constexpr, BN: tl.constexpr,
+def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, half, rest, d_v,
+                wide_k, wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
+                bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
                 BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """One head of one sequence. BN sums run side by side, each over every BN-th key.
 
     A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
-    together in the cache.
+    together in the cache. Blocks are [channels, keys]: the keys of a channel are contiguous.
     """
     lane = tl.program_id(0)
     b, h = lane // heads, lane % heads
@@ -43,38 +44,44 @@ def _attend_one(rows, keys, values, cos, sin, positions, out, L, heads, groups, 
         s = tl.load(sin + count * second + p, mask=early, other=0.0).to(tl.float32)
         q_one, q_two = q_one * c - q_two * s, q_one * s + q_two * c
         k_one, k_two = k_one * c - k_two * s, k_one * s + k_two * c
-    row = (b.to(tl.int64) * groups + g) * L
-    d_k = half + rest
+    keys += (b.to(tl.int64) * groups + g) * k_head
+    values += (b.to(tl.int64) * groups + g) * v_head
     new_one, new_two = k_one.to(keys.dtype.element_ty), k_two.to(keys.dtype.element_ty)
     if h % share == 0:
-        to = keys + (row + count) * d_k + p
+        to = keys + count * k_token + p * k_channel
         tl.store(to, new_one, mask=early)
-        tl.store(to + half, new_two, mask=late)
-        tl.store(values + (row + count) * d_v + e, value, mask=known)
+        tl.store(to + half * k_channel, new_two, mask=late)
+        tl.store(values + count * v_token + e * v_channel, value, mask=known)
     q_one, q_two = q_one * bits, q_two * bits
     own = tl.sum(q_one * new_one.to(tl.float32) + q_two * new_two.to(tl.float32), axis=0)
     place = tl.arange(0, BN)
+    limit = tl.cdiv(count, 16) * 16
     top = tl.where(place == 0, own, UNSEEN)
     total = tl.where(place == 0, 1.0, 0.0)
-    mixed = tl.where((place == 0)[:, None], value.to(tl.float32)[None, :], 0.0)
+    mixed = tl.where((place == 0)[None, :], value.to(tl.float32)[:, None], 0.0)
     for first in range(0, count, BN):
         key = first + place
         seen = key < count
-        at = keys + (row + key)[:, None] * d_k + p[None, :]
-        one = tl.load(at, mask=seen[:, None] & early[None, :], other=0.0).to(tl.float32)
-        two = tl.load(at + half, mask=seen[:, None] & late[None, :], other=0.0).to(tl.float32)
-        at = values + (row + key)[:, None] * d_v + e[None, :]
-        v = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
-        scores = tl.sum(one * q_one[None, :] + two * q_two[None, :], axis=1)
+        at = keys + p[:, None] * k_channel + key[None, :] * k_token
+        # Whole vectors are read where there is room: what is not seen has no weight.
+        near = key < limit if ROOM else seen
+        one = tl.load(at, mask=early[:, None] & near[None, :], other=0.0)
+        two = tl.load(at + half * k_channel, mask=late[:, None] & near[None, :], other=0.0)
+        at = values + e[:, None] * v_channel + key[None, :] * v_token
+        v = tl.load(at, mask=known[:, None] & near[None, :], other=0.0)
+        one = tl.where(seen[None, :], one, 0.0).to(tl.float32)
+        two = tl.where(seen[None, :], two, 0.0).to(tl.float32)
+        v = tl.where(seen[None, :], v, 0.0).to(tl.float32)
+        scores = tl.sum(one * q_one[:, None] + two * q_two[:, None], axis=0)
         scores = tl.where(seen, scores, UNSEEN)
         higher = tl.maximum(top, scores)
         share_of = tl.where(seen, tl.exp2(scores - higher), 0.0)
         fade = tl.exp2(top - higher)
         total = total * fade + share_of
-        mixed = mixed * fade[:, None] + share_of[:, None] * v
+        mixed = mixed * fade[None, :] + share_of[None, :] * v
         top = higher
     fade = tl.exp2(top - tl.max(top, axis=0))
-    result = tl.sum(mixed * fade[:, None], axis=0) / tl.sum(total * fade, axis=0)
+    result = tl.sum(mixed * fade[None, :], axis=1) / tl.sum(total * fade, axis=0)
     tl.store(out + lane * wide_v + e, result.to(out.dtype.element_ty), mask=e < wide_v)
 
 
@@ -115,13 +122,14 @@ def attend_one(
 
     rows [B, features] have queries, keys and values as in `mixing`. keys [B, G, L, d_k] and values
     [B, G, L, d_v] are the cache. The token stands at its position [B], after the keys that it
-    sees; what lies beyond is not read.
+    sees; what lies beyond has no effect. A cache whose channels are contiguous and have room for a
+    multiple of 16 keys is read fastest.
     """
     batch, groups, length, d_k = keys.shape
     d_v, power = values.shape[3], triton.next_power_of_2
     assert rows.is_contiguous()
-    assert keys.is_contiguous()
-    assert values.is_contiguous()
+    k_strides, v_strides = head_strides(keys), head_strides(values)
+    room = k_strides[1] == v_strides[1] == 1 and length % 16 == 0
     wide_v = padded[1]
     out = rows.new_empty(batch, heads * wide_v)
     cos, sin = angles or (rows, rows)
@@ -132,11 +140,18 @@ def attend_one(
     most = (256 * 128 if few else 128 * 96) // (2 * deep + 2 * wide)
     block = min(512, power(length), 1 << max(4, most.bit_length() - 1))
     _attend_one[(batch * heads,)](
-        rows, keys, values, cos, sin, positions, out, length, heads, groups, half, d_k - half, d_v,
-        *padded, second if angles else half, rows.shape[1], 1 / math.log(2),
-        TURN=angles is not None, BN=block, BH=deep, BV=wide, num_warps=8 if few else 4,
+        rows, keys, values, cos, sin, positions, out, heads, groups, half, d_k - half, d_v,
+        *padded, second if angles else half, rows.shape[1], *k_strides, *v_strides, 1 / math.log(2),
+        TURN=angles is not None, ROOM=room, BN=block, BH=deep, BV=wide, num_warps=8 if few else 4,
     )  # fmt: skip
     return out
+
+
+def head_strides(cache: Tensor) -> tuple[int, int, int]:
+    """Of heads, tokens and channels of [B, G, L, d], whose heads follow each other."""
+    sequences, heads, tokens, channels = cache.stride()
+    assert sequences == cache.shape[1] * heads
+    return heads, tokens, channels
 
 
 def exponential_(noise: Tensor, seeds: Tensor, counts: Tensor) -> None:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import check_offsets
+from gaugelasso.kernels.gpu.decoding import head_strides
 from gaugelasso.kernels.tiles import Tile
 
 # In units of 8 channels, so that the compiler knows that they are multiples.
@@ -19,10 +20,10 @@ _EIGHTS = ["ld8", "wide8_k", "wide8_v", "second8", "heads", "groups", "S"]
 
 
 @triton.jit
-def _rotate(rows, keys, values, cos, sin, at, slots, N, S, L, heads, groups, half, d_v, wide_k,
-            wide_v, second, ld, TURN: tl.constexpr, PLACED: tl.constexpr, STORE: tl.constexpr,
-            CHOSEN: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
-            BV: tl.constexpr):  # fmt: skip
+def _rotate(rows, keys, values, cos, sin, at, slots, N, S, heads, groups, half, d_v, wide_k, wide_v,
+            second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel, TURN: tl.constexpr,
+            PLACED: tl.constexpr, STORE: tl.constexpr, CHOSEN: tl.constexpr, BT: tl.constexpr,
+            BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """One head of a block of tokens: rotated in place; keys and values also go to the cache.
 
     Without TURN nothing is rotated, and the keys are one piece of `half` channels.
@@ -55,21 +56,19 @@ def _rotate(rows, keys, values, cos, sin, at, slots, N, S, L, heads, groups, hal
             tl.store(source + second, two, mask=real)
         if STORE:  # noqa: SIM102 (one is known when the kernel is compiled)
             if lane >= heads:
-                row = (slot.to(tl.int64) * groups + lane - heads) * L + t
+                start = (slot.to(tl.int64) * groups + lane - heads) * k_head + t * k_token
+                to = keys + start[:, None] + p[None, :] * k_channel
+                tl.store(to, one, mask=real)
                 if TURN:
-                    to = keys + row[:, None] * (2 * half) + p[None, :]
-                    tl.store(to, one, mask=real)
-                    tl.store(to + half, two, mask=real)
-                else:
-                    tl.store(keys + row[:, None] * half + p[None, :], one, mask=real)
+                    tl.store(to + half * k_channel, two, mask=real)
     else:
         g = lane - heads - groups
         e = tl.arange(0, BV)
         known = live[:, None] & (e < d_v)[None, :]
         start = (heads + groups) * wide_k + g * wide_v
         value = tl.load(rows + n[:, None] * ld + start + e[None, :], mask=known, other=0.0)
-        line = (slot.to(tl.int64) * groups + g) * L + t
-        tl.store(values + line[:, None] * d_v + e[None, :], value, mask=known)
+        line = (slot.to(tl.int64) * groups + g) * v_head + t * v_token
+        tl.store(values + line[:, None] + e[None, :] * v_channel, value, mask=known)
 
 
 @triton.jit
@@ -192,8 +191,7 @@ def rotate_heads_(
     tokens, (h, g), (d_k, d_v) = rows.shape[0], heads, widths
     check_offsets(rows.shape[1], tokens)
     keys, values = cache or (rows, rows)
-    assert keys.is_contiguous()
-    assert values.is_contiguous()
+    strides = (*head_strides(keys), *head_strides(values)) if cache else (0,) * 6
     cos, sin = angles or (rows, rows)
     half = d_k // 2 if angles else d_k
     power = triton.next_power_of_2
@@ -201,8 +199,8 @@ def rotate_heads_(
     lanes = (h if angles else 0) + g + (g if cache else 0)
     _rotate[(triton.cdiv(tokens, block), lanes)](
         rows, keys, values, cos, sin, rows if at is None else at.contiguous(),
-        rows if slots is None else slots, tokens, tokens // batch, keys.shape[2] if cache else 1,
-        h, g, half, d_v, *padded, second, rows.shape[1], TURN=angles is not None,
+        rows if slots is None else slots, tokens, tokens // batch, h, g, half, d_v, *padded,
+        second, rows.shape[1], *strides, TURN=angles is not None,
         PLACED=at is not None, STORE=cache is not None, CHOSEN=slots is not None, BT=block,
         BH=power(half), BV=power(d_v),
     )  # fmt: skip
