@@ -23,7 +23,7 @@ from tests.kernels.comparison import draw, draw_indices, draw_sites
 
 pytest.importorskip("triton")
 
-from gaugelasso.kernels.gpu import decoding, mixing, products
+from gaugelasso.kernels.gpu import decoding, ends, mixing, products
 
 # Inputs, columns and tokens: of one block and of several, whole and not.
 SIZES = [(1, 1, 1), (5, 7, 3), (70, 40, 33), (20, 140, 530)]
@@ -172,6 +172,41 @@ def test_attention_on_rows(
     mixing.rotate_heads_(rows, batch, counts, (2 * second, d_v), wide, second, angles)
     got = mixing.attend_rows(rows, batch, counts, wide, None, causal)
     assert torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_site", [False, True], ids=["tokens", "sites"])
+@pytest.mark.parametrize(("batch", "size"), [(1, 1), (3, 50)])
+def test_tokens_become_the_stream(batch: int, size: int, by_site: bool) -> None:
+    tokens, table = draw_indices(9, batch * size).view(batch, size), draw(9, 70)
+    at = torch.arange(batch * size, device=DEVICE).view(batch, size) % 60
+    for places in (None, draw(60, 70, seed=1)):
+        for where in (None, at):
+            got = ends.embed(tokens, table, places, where, by_site)
+            expected = table[tokens]
+            if places is not None:
+                expected = expected + (places[:size] if where is None else places[where])
+            assert torch.equal(got, expected.flatten(0, 1))
+            assert got.is_contiguous() != by_site or got.shape[0] == 1
+
+
+def test_drawn_tokens_are_noted_as_by_the_reference() -> None:
+    batch, block = 5, 4
+    stops = torch.tensor([False, True, False], device=DEVICE)
+    state = {
+        "drawn": torch.zeros(batch, dtype=torch.long, device=DEVICE),
+        "stopped": torch.tensor([False, True, False, False, False], device=DEVICE),
+        "out": torch.zeros(batch, block, dtype=torch.long, device=DEVICE),
+        "at": torch.tensor([2], device=DEVICE),
+        "counts": torch.arange(batch, device=DEVICE),
+    }
+    new = torch.tensor([2, 0, 1, 0, 2], device=DEVICE)
+    ends.note_drawn_(new, stops=stops, nothing=-1, **state)
+    assert state["out"][:, 2].tolist() == [2, -1, 1, 0, 2]
+    assert (state["out"][:, [0, 1, 3]] == 0).all()
+    assert torch.equal(state["drawn"], new)
+    assert state["stopped"].tolist() == [False, True, True, False, False]
+    assert state["counts"].tolist() == [1, 2, 3, 4, 5]
+    assert state["at"].tolist() == [3]
 
 
 def test_noise_is_that_of_the_reference() -> None:

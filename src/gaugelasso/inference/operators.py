@@ -38,6 +38,10 @@ class Embedding(nn.Module):
 
     def forward(self, inputs: Tensor, at: Tensor | None = None) -> Tensor:
         """`at` [B, S] are the positions; without them they count from 0."""
+        if self.tokens and uses_kernels(self.table):
+            from gaugelasso.kernels.gpu import ends
+
+            return ends.embed(inputs, self.table, self.positions, at, self.order == "sites")
         if self.tokens:
             x = F.embedding(inputs, self.table)
         else:
