@@ -65,6 +65,9 @@ def parts(served: InferenceModel, case: Case) -> Iterator[Part]:
                            partial(part, x))  # fmt: skip
             continue
         reads, writes = widths[name]
+        if decoding and part.form.step == "whole":
+            yield _whole(served, case, name, part, x, reads, writes)
+            continue
         if isinstance(part, Mlp):
             filters = _filters(served, name)
             yield _product(name, "read+swiglu", tokens, reads, 2 * filters, filters, 0, size,
@@ -76,6 +79,24 @@ def parts(served: InferenceModel, case: Case) -> Iterator[Part]:
         h = _random(served, tokens, part.write.maps.values.shape[0])
         yield _product(name, "write", tokens, inner, writes, writes, writes, size,
                        partial(part.write, x, h))  # fmt: skip
+
+
+def _whole(
+    served: InferenceModel, case: Case, name: str, part: Attention | Mlp, x: Tensor,
+    reads: int, writes: int,
+) -> Part:  # fmt: skip
+    """An operator of a decoding step in one kernel."""
+    size = served.dtype.itemsize
+    if isinstance(part, Mlp):
+        inner = _filters(served, name)
+        first = [_product(name, "", len(x), reads, 2 * inner, 0, 0, size, partial(part, x))]
+    else:
+        inner = part.heads * part.d_v
+        first = list(_attention_parts(served, case, name, part, x, reads))
+    every = [*first, _product(name, "", len(x), inner, writes, 0, writes, size, first[-1].action)]
+    widths = "; ".join(each.widths for each in every)
+    flops, moved = sum(each.flops for each in every), sum(each.bytes for each in every)
+    return Part(name, "step", widths, flops, moved, first[-1].action)
 
 
 def _attention_parts(
@@ -96,8 +117,12 @@ def _attention_parts(
         cache = served.new_cache(batch, length)
         cache.positions.fill_(length - 1)
         mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=served.device)
-        rows, index = part.read(x), list(served.attentions()).index(name)
-        action = partial(part.mix_one, rows, cache.rows(index), cache.positions, length, mask)
+        index = list(served.attentions()).index(name)
+        state = (cache.rows(index), cache.positions, length, mask)
+        if part.form.step == "whole":
+            action = partial(part.step, x, *state)
+        else:
+            action = partial(part.mix_one, part.read(x), *state)
     flops = 2 * batch * part.heads * seen * (part.d_k + part.d_v)
     yield Part(name, "attention", what, flops, size * moved, action)
 

@@ -10,7 +10,7 @@ from benchmarks import serving, serving_profile
 from benchmarks.engines import Case
 
 from gaugelasso.bench.measure import work_per_token
-from gaugelasso.inference import InferenceModel
+from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer
 from tests.bench.test_serving import uniform
 
@@ -39,6 +39,24 @@ def test_the_parts_do_the_work_of_the_model(phase: Any) -> None:
     attention = next(part.flops for part in parts if part.kind == "attention")
     pairs = 20 * 21 / 2 if phase == "prefill" else 20
     assert attention == 2 * 3 * 2 * pairs * (4 + 4)
+
+
+@torch.inference_mode()
+def test_an_operator_in_one_kernel_is_one_part() -> None:
+    model = Transformer(uniform(rope=True))
+    case = Case("decode", 3, 20, "cpu")
+    whole, apart = (
+        list(serving_profile.parts(InferenceModel(model, forms=Form(step=step)), case))  # type: ignore[arg-type]
+        for step in ("whole", "parts")
+    )
+    assert [(part.operator, part.kind) for part in whole[:3]] == [
+        ("embedding", "embed"), ("attention_0", "step"), ("mlp_0", "step"),
+    ]  # fmt: skip
+    for part in whole:
+        part.action()
+    for name in ("attention_0", "mlp_0"):
+        flops = [sum(p.flops for p in parts if p.operator == name) for parts in (whole, apart)]
+        assert flops[0] == flops[1] > 0
 
 
 def test_a_profile_is_written_and_shown(

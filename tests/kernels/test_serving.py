@@ -9,11 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.inference import Form, InferenceModel, noise, operators, stream, tuning
+from gaugelasso.inference import (
+    Form,
+    InferenceModel,
+    folding,
+    heads,
+    noise,
+    operators,
+    stream,
+    tuning,
+)
 from gaugelasso.inference.attention import attend
 from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.stream import ReadForm
+from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import Tile, candidates
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
@@ -23,7 +33,7 @@ from tests.kernels.comparison import draw, draw_indices, draw_sites
 
 pytest.importorskip("triton")
 
-from gaugelasso.kernels.gpu import decoding, ends, mixing, products
+from gaugelasso.kernels.gpu import decoding, ends, mixing, products, whole
 
 # Inputs, columns and tokens: of one block and of several, whole and not.
 SIZES = [(1, 1, 1), (5, 7, 3), (70, 40, 33), (20, 140, 530)]
@@ -31,7 +41,7 @@ SIZES = [(1, 1, 1), (5, 7, 3), (70, 40, 33), (20, 140, 530)]
 
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stream, operators):
+    for module in (stream, operators, heads, folding):
         monkeypatch.setattr(module, "uses_kernels", lambda tensor: True)
 
 
@@ -174,6 +184,27 @@ def test_attention_on_rows(
     assert torch.allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("order", ["tokens", "sites"])
+@pytest.mark.parametrize(("d", "f", "w", "tokens"), [(3, 16, 1, 1), (70, 144, 90, 19)])
+def test_an_mlp_in_one_kernel(d: int, f: int, w: int, tokens: int, order: str) -> None:
+    """Twice: the counters are zero again."""
+    x = a_stream(tokens, 100, order)
+    sites, targets = draw_sites(100, d).sort().values, draw_sites(100, w).sort().values
+    weight, maps, down = draw(d, positive=True), draw(d, 2 * f), draw(f, w)
+    read = stream.Read(sites, weight, maps, "gather")
+    write = stream.Write(targets, down, 100, "scatter")
+    counters = folding.counters().to(DEVICE)
+    wide = stream.padded(down.T, 16).T.contiguous()
+    expected = x.clone()
+    for _ in range(2):
+        up, gate = read._plain(expected).chunk(2, 1)
+        expected = write(expected, torch.nn.functional.silu(gate) * up)
+        got = whole.mlp_(x, (sites, weight, maps), (wide, targets), counters, EPS)
+        assert got is x
+        assert torch.allclose(got, expected, atol=2e-5 * float(expected.abs().max()))
+        assert (counters == 0).all()
+
+
 @pytest.mark.parametrize("by_site", [False, True], ids=["tokens", "sites"])
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (3, 50)])
 def test_tokens_become_the_stream(batch: int, size: int, by_site: bool) -> None:
@@ -224,15 +255,18 @@ SERVED = [case for case in CASES if case.dropped and case.seed == 0 and case.row
 
 
 @pytest.mark.usefixtures("with_kernels")
-@pytest.mark.parametrize("attention_form", ["sdpa", "narrow", "direct"])
+@pytest.mark.parametrize("attention_form", ["sdpa", "narrow", "direct", "whole"])
 @pytest.mark.parametrize("case", SERVED, ids=str)
 @torch.inference_mode()
 def test_whole_models(case: Case, attention_form: str) -> None:
     model = make(case).float().to(DEVICE)
     inputs = inputs_of(case, model).to(DEVICE)
     inputs = inputs.float() if inputs.is_floating_point() else inputs
-    read = {"sdpa": "staged", "narrow": "fused", "direct": "scaled_window"}[attention_form]
-    form = Form(read, "fused", attention_form)  # type: ignore[arg-type]
+    reads = {"sdpa": "staged", "narrow": "fused", "direct": "scaled_window"}
+    if attention_form == "whole":
+        form = Form("fused", "fused", "narrow", step="whole")
+    else:
+        form = Form(reads[attention_form], "fused", attention_form)  # type: ignore[arg-type]
     order = "sites" if attention_form == "narrow" else "tokens"
     served = InferenceModel(model, forms=form, align=16, stream=order)  # type: ignore[arg-type]
     whole = model(inputs)
@@ -278,8 +312,10 @@ def test_tuning_has_every_form_of_a_gpu(
     known = {label.partition(" ")[0] for times in timings.values() for label in times["read"]}
     windows = {"fused_window"} if order == "tokens" else set()
     assert known == {"fused", "staged"} | windows
+    assert ("step" in timings["mlp_0"]) == ("step" in timings["attention_0"]) == (length == 1)
     attention = {label.partition(" ")[0] for label in timings["attention_0"]["attention"]}
     assert attention == ({"sdpa", "cudnn", "narrow", "direct"} if length > 1 else {"narrow"})
-    assert forms["mlp_0"].write_tile is not None
+    assert (forms["mlp_0"].write_tile is not None) == (length > 1)
+    assert (forms["attention_0"].step == "whole") == (length == 1)
     served = InferenceModel(model, forms=forms, stream=order, align=16)
     assert deviation(served(inputs), model(inputs)) < 1e-4

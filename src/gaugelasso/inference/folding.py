@@ -14,10 +14,13 @@ from gaugelasso.inference.stream import (
     WriteForm,
     placed,
     statistics_dtype,
+    uses_kernels,
 )
 from gaugelasso.kernels.tiles import Tile
 from gaugelasso.models import layers
 
+# The most sequences of a step in one kernel per operator.
+WHOLE = 64
 # How the stream lies in memory: token by token, or site by site.
 StreamOrder = Literal["tokens", "sites"]
 
@@ -33,11 +36,15 @@ class Form:
     read_tile: Tile | None = None
     write_tile: Tile | None = None
     attention_tile: Tile | None = None
+    # parts: a step of decoding has kernels for read, attention and write. whole: one kernel, for
+    # up to `WHOLE` sequences on a GPU with Triton; needs a read and a write that are fused.
+    step: Literal["parts", "whole"] = "parts"
 
     def __str__(self) -> str:
         kinds = ("read", "write", "attention")
         names = ((getattr(self, kind), getattr(self, f"{kind}_tile")) for kind in kinds)
-        return ", ".join(name if tile is None else f"{name} {tile}" for name, tile in names)
+        words = [name if tile is None else f"{name} {tile}" for name, tile in names]
+        return ", ".join(words if self.step == "parts" else [*words, self.step])
 
 
 class Folding(NamedTuple):
@@ -91,3 +98,14 @@ def widened(maps: Tensor, dim: int, width: int) -> Tensor:
     missing = list(maps.shape)
     missing[dim] = width - missing[dim]
     return torch.cat([maps, maps.new_zeros(missing)], dim) if missing[dim] else maps
+
+
+def counters() -> Tensor:
+    """Of the programs that have finished their part of an operator."""
+    return torch.zeros(WHOLE, dtype=torch.int32)
+
+
+def in_one_kernel(form: Form, x: Tensor) -> bool:
+    """Whether an operator of this form is one kernel on this stream."""
+    wanted = form.step == "whole" and form.write == "fused"
+    return wanted and len(x) <= WHOLE and uses_kernels(x)

@@ -163,8 +163,7 @@ class InferenceModel(FoldedModel):
             for index, operator in self.numbered():
                 if isinstance(operator, Attention):
                     rows = cache.rows(index)
-                    mixed = operator.mix_one(operator.read(x), rows, cache.positions, seen, mask)
-                    x = operator.write(x, mixed)
+                    x = operator.step(x, rows, cache.positions, seen, mask)
                 else:
                     x = operator(x)
             logits = self.classifier(x)

@@ -136,6 +136,10 @@ class Read(nn.Module):
             *where, maps, EPS, gated=gated, first=self.first, factors=factors, tile=tile
         )
 
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sites, weight and maps."""
+        return self.sites, self.weight, self.maps()
+
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
         picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
@@ -201,6 +205,10 @@ class Write(nn.Module):
         if self.form == "spread":
             return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
         return x.index_add_(1, self.sites, u[:, : len(self.sites)])
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Maps and sites."""
+        return self.maps(), self.sites
 
 
 def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:

@@ -14,9 +14,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gaugelasso.inference.cache import Cache
 from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
 from gaugelasso.inference.folded import fold
-from gaugelasso.inference.folding import Form, StreamOrder
+from gaugelasso.inference.folding import WHOLE, Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Attention, Classifier, Mlp, Reader
 from gaugelasso.inference.products import without_onednn
@@ -84,7 +85,7 @@ def _tuned_for_gpu(
         forms, _, timings = parts.choose()
         made[order] = InferenceModel(model, dtype=dtype, int8=int8, forms=forms, stream=order)
         made[order].timings = timings
-    ways = {order: partial(each, inputs) for order, each in made.items()}
+    ways = {order: _served(each, inputs) for order, each in made.items()}
     best = made[fastest(graph_times(ways, repeats))[0]]
     if model.sites.is_cuda:
         torch.cuda.empty_cache()  # the memory of all the graphs
@@ -128,8 +129,13 @@ class _Parts:
     def _choose(self, name: str, part: Reader) -> tuple[Form, float, Timings]:
         form, seconds, timings = Form(), 0.0, {}
         # Attention comes first: the widths of its heads are those of the read and the write.
-        kinds = ("attention", "read", "write")
-        for kind, ways in zip(kinds, (self._attentions, self._reads, self._writes), strict=True):
+        kinds = {
+            "attention": self._attentions,
+            "read": self._reads,
+            "write": self._writes,
+            "step": self._steps,
+        }
+        for kind, ways in kinds.items():
             choices = dict(ways(name, part, form))
             if self.gpu:
                 choices = {each: way for each, way in choices.items() if works(way[1])}
@@ -202,6 +208,24 @@ class _Parts:
                 made = replace(form, write=write, write_tile=tile)
                 yield label(write, tile), (made, partial(twin.write, x, h, tile))
 
+    def _steps(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        """An operator of a decoding step: the parts that were chosen, or one kernel."""
+        few = self.length == 1 and self.batch <= WHOLE
+        if not self.kernels or not few or isinstance(part, Classifier):
+            return
+        x = self._stream()
+        for step in (form, Form("fused", "fused", "narrow", step="whole")):
+            twin = self._folded(name, step)
+            if isinstance(twin, Mlp):
+                yield step.step, (step, partial(twin, x))
+            elif isinstance(twin, Attention) and self.plain.generates:
+                length = self.plain.spec.length
+                widths = [(twin.groups, twin.d_k, twin.d_v)]
+                cache = Cache(widths, self.batch, length, self.plain.dtype, self.device)
+                cache.positions.fill_(length - 1)
+                step_of = partial(twin.step, x, cache.rows(0), cache.positions, length, None)
+                yield step.step, (step, step_of)
+
     def _folded(self, name: str, form: Form) -> Reader:
         return fold(self.model, name, self.plain.folding, form).to(self.device)
 
@@ -231,6 +255,20 @@ def works(action: Callable[[], object]) -> bool:
     except errors:
         return False
     return True
+
+
+def _served(model: InferenceModel, inputs: Tensor) -> Callable[[], object]:
+    """What tuning is for: a pass over the inputs, or a step after a long context."""
+    if inputs.shape[1] > 1 or not model.generates:
+        return partial(model, inputs)
+    cache = model.new_cache(len(inputs))
+
+    def step() -> None:
+        cache.longest = cache.length - 1
+        cache.positions.fill_(cache.longest)
+        model.decode(inputs[:, 0], cache, static=True)
+
+    return step
 
 
 def _sizes(part: Reader) -> Hashable:

@@ -15,39 +15,33 @@ UNSEEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, half, rest, d_v,
-                wide_k, wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
-                bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
-                BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """One head of one sequence. BN sums run side by side, each over every BN-th key.
+def _turned(one, two, cos, sin, at, mask):
+    """Both halves of a head, rotated by the angles at this place of the tables."""
+    c = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(sin + at, mask=mask, other=0.0).to(tl.float32)
+    return one * c - two * s, one * s + two * c
 
-    A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
-    together in the cache. Blocks are [channels, keys]: the keys of a channel are contiguous.
+
+@triton.jit
+def over_cache(q_one, q_two, k_one, k_two, value, keys, values, cos, sin, count, stores, half, rest,
+               d_v, second, k_token, k_channel, v_token, v_channel, bits, TURN: tl.constexpr,
+               ROOM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+               BV: tl.constexpr):  # fmt: skip
+    """One head of a new token, over `count` keys before it and its own: [BV] in float32.
+
+    Queries and keys are the two parts of a head before rotation, in float32; `keys` and `values`
+    point to the head's cache. Where it `stores`, the new key and value go there. BN sums run side
+    by side, each over every BN-th key. Blocks are [channels, keys]: the keys of a channel are
+    contiguous.
     """
-    lane = tl.program_id(0)
-    b, h = lane // heads, lane % heads
-    share = heads // groups
-    g = h // share
-    # The keys that were stored before. The token's own key stays in registers.
-    count = tl.load(positions + b).to(tl.int32)
     p, e = tl.arange(0, BH), tl.arange(0, BV)
     early, late, known = p < half, p < rest, e < d_v
-    source = rows + b * ld
-    q_at, k_at = source + h * wide_k + p, source + (heads + g) * wide_k + p
-    q_one = tl.load(q_at, mask=early, other=0.0).to(tl.float32)
-    q_two = tl.load(q_at + second, mask=late, other=0.0).to(tl.float32)
-    k_one = tl.load(k_at, mask=early, other=0.0).to(tl.float32)
-    k_two = tl.load(k_at + second, mask=late, other=0.0).to(tl.float32)
-    value = tl.load(source + (heads + groups) * wide_k + g * wide_v + e, mask=known, other=0.0)
     if TURN:
-        c = tl.load(cos + count * second + p, mask=early, other=0.0).to(tl.float32)
-        s = tl.load(sin + count * second + p, mask=early, other=0.0).to(tl.float32)
-        q_one, q_two = q_one * c - q_two * s, q_one * s + q_two * c
-        k_one, k_two = k_one * c - k_two * s, k_one * s + k_two * c
-    keys += (b.to(tl.int64) * groups + g) * k_head
-    values += (b.to(tl.int64) * groups + g) * v_head
+        q_one, q_two = _turned(q_one, q_two, cos, sin, count * second + p, early)
+        k_one, k_two = _turned(k_one, k_two, cos, sin, count * second + p, early)
     new_one, new_two = k_one.to(keys.dtype.element_ty), k_two.to(keys.dtype.element_ty)
-    if h % share == 0:
+    value = value.to(values.dtype.element_ty)
+    if stores:
         to = keys + count * k_token + p * k_channel
         tl.store(to, new_one, mask=early)
         tl.store(to + half * k_channel, new_two, mask=late)
@@ -75,13 +69,46 @@ def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, hal
         scores = tl.sum(one * q_one[:, None] + two * q_two[:, None], axis=0)
         scores = tl.where(seen, scores, UNSEEN)
         higher = tl.maximum(top, scores)
-        share_of = tl.where(seen, tl.exp2(scores - higher), 0.0)
+        share = tl.where(seen, tl.exp2(scores - higher), 0.0)
         fade = tl.exp2(top - higher)
-        total = total * fade + share_of
-        mixed = mixed * fade[None, :] + share_of[None, :] * v
+        total = total * fade + share
+        mixed = mixed * fade[None, :] + share[None, :] * v
         top = higher
     fade = tl.exp2(top - tl.max(top, axis=0))
-    result = tl.sum(mixed * fade[None, :], axis=1) / tl.sum(total * fade, axis=0)
+    return tl.sum(mixed * fade[None, :], axis=1) / tl.sum(total * fade, axis=0)
+
+
+@triton.jit
+def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, half, rest, d_v,
+                wide_k, wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
+                bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
+                BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """One head of one sequence.
+
+    A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
+    together in the cache.
+    """
+    lane = tl.program_id(0)
+    b, h = lane // heads, lane % heads
+    share = heads // groups
+    g = h // share
+    count = tl.load(positions + b).to(tl.int32)
+    p, e = tl.arange(0, BH), tl.arange(0, BV)
+    early, late = p < half, p < rest
+    source = rows + b * ld
+    q_at, k_at = source + h * wide_k + p, source + (heads + g) * wide_k + p
+    q_one = tl.load(q_at, mask=early, other=0.0).to(tl.float32)
+    q_two = tl.load(q_at + second, mask=late, other=0.0).to(tl.float32)
+    k_one = tl.load(k_at, mask=early, other=0.0).to(tl.float32)
+    k_two = tl.load(k_at + second, mask=late, other=0.0).to(tl.float32)
+    v_at = source + (heads + groups) * wide_k + g * wide_v + e
+    value = tl.load(v_at, mask=e < d_v, other=0.0).to(tl.float32)
+    head = b.to(tl.int64) * groups + g
+    result = over_cache(
+        q_one, q_two, k_one, k_two, value, keys + head * k_head, values + head * v_head, cos, sin,
+        count, h % share == 0, half, rest, d_v, second, k_token, k_channel, v_token, v_channel,
+        bits, TURN, ROOM, BN, BH, BV,
+    )  # fmt: skip
     tl.store(out + lane * wide_v + e, result.to(out.dtype.element_ty), mask=e < wide_v)
 
 
@@ -125,26 +152,36 @@ def attend_one(
     sees; what lies beyond has no effect. A cache whose channels are contiguous and have room for a
     multiple of 16 keys is read fastest.
     """
-    batch, groups, length, d_k = keys.shape
-    d_v, power = values.shape[3], triton.next_power_of_2
     assert rows.is_contiguous()
-    k_strides, v_strides = head_strides(keys), head_strides(values)
-    room = k_strides[1] == v_strides[1] == 1 and length % 16 == 0
-    wide_v = padded[1]
+    batch, wide_v = len(rows), padded[1]
     out = rows.new_empty(batch, heads * wide_v)
+    numbers, launch = attention_launch(keys, values, heads, wide_v, angles is not None)
+    half, rest, d_v, *strides = numbers
     cos, sin = angles or (rows, rows)
-    half = d_k // 2 if angles else (d_k + 1) // 2
+    _attend_one[(batch * heads,)](
+        rows, keys, values, cos, sin, positions, out, heads, keys.shape[1], half, rest, d_v,
+        *padded, second if angles else half, rows.shape[1], *strides, 1 / math.log(2),
+        TURN=angles is not None, **launch,
+    )  # fmt: skip
+    return out
+
+
+def attention_launch(
+    keys: Tensor, values: Tensor, heads: int, wide_v: int, turned: bool
+) -> tuple[tuple[int, ...], dict[str, int | bool]]:
+    """Sizes and strides of a cache, and the blocks of the kernels that read it."""
+    batch, _, length, d_k = keys.shape
+    power = triton.next_power_of_2
+    half = d_k // 2 if turned else (d_k + 1) // 2
+    strides = (*head_strides(keys), *head_strides(values))
     deep, wide = power(half), power(wide_v)
     # Few programs have more keys each, and more threads for them.
     few = batch * heads < 128
     most = (256 * 128 if few else 128 * 96) // (2 * deep + 2 * wide)
     block = min(512, power(length), 1 << max(4, most.bit_length() - 1))
-    _attend_one[(batch * heads,)](
-        rows, keys, values, cos, sin, positions, out, heads, groups, half, d_k - half, d_v,
-        *padded, second if angles else half, rows.shape[1], *k_strides, *v_strides, 1 / math.log(2),
-        TURN=angles is not None, ROOM=room, BN=block, BH=deep, BV=wide, num_warps=8 if few else 4,
-    )  # fmt: skip
-    return out
+    room = strides[1] == strides[4] == 1 and length % 16 == 0
+    launch = {"ROOM": room, "BN": block, "BH": deep, "BV": wide, "num_warps": 8 if few else 4}
+    return (half, d_k - half, values.shape[3], *strides), launch
 
 
 def head_strides(cache: Tensor) -> tuple[int, int, int]:

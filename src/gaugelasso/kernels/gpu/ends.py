@@ -44,6 +44,7 @@ def _note(new, drawn, stopped, stops, out, at, counts, B, columns, nothing, BB: 
         ends = tl.load(stops + token, mask=live, other=0) != 0
         tl.store(stopped + b, (over | ends).to(tl.uint8), mask=live)
         tl.store(counts + b, tl.load(counts + b, mask=live, other=0) + 1, mask=live)
+    tl.debug_barrier()  # every thread has read the column
     tl.store(at, column + 1)
 
 
