@@ -95,7 +95,7 @@ def gaugelasso_model(model: Transformer, case: Case) -> tuple[InferenceModel, Ac
 
 def _facts(served: InferenceModel) -> dict[str, Any]:
     forms = list(served.forms.values())
-    kinds = ("read", "write", "attention")
+    kinds = ("read", "write", "attention", "step")
     chosen = {kind: dict(Counter(getattr(form, kind) for form in forms)) for kind in kinds}
     facts = {"weight_bytes": served.weight_bytes, "forms": chosen, "stream": served.embedding.order}
     if served.generates:

@@ -20,6 +20,12 @@ AttentionForm = Literal["sdpa", "cudnn", "blocks", "narrow", "direct"]
 ROWS = ("narrow", "direct")
 # The widest heads of their kernel, in bytes.
 WIDEST = 256
+CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 # Queries of one block: its scores stay in the cache of a core, and a causal mask wastes little.
 BLOCK = 128
 
@@ -48,8 +54,9 @@ def attend(
     if q.is_cuda:  # the fused kernels there need multiples of 8
         width = -(-width // 8) * 8
     q, k, v = (_wide(t, width) for t in (q, k, v))
-    by_cudnn = form == "cudnn" and q.is_cuda
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if by_cudnn else nullcontext():
+    # What cuDNN lacks, such as a precision, is left to the others.
+    by_cudnn = form == "cudnn" and q.is_cuda and mask is None
+    with sdpa_kernel(CUDNN_FIRST, set_priority=True) if by_cudnn else nullcontext():
         mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
     return mixed[..., :d_v]
 

@@ -37,7 +37,8 @@ class Form:
     write_tile: Tile | None = None
     attention_tile: Tile | None = None
     # parts: a step of decoding has kernels for read, attention and write. whole: one kernel, for
-    # up to `WHOLE` sequences on a GPU with Triton; needs a read and a write that are fused.
+    # up to `WHOLE` sequences on a GPU with Triton; needs a read and a write that are fused. Its
+    # programs count in memory of the operator, so steps must not run at the same time.
     step: Literal["parts", "whole"] = "parts"
 
     def __str__(self) -> str:

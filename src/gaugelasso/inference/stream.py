@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gaugelasso.kernels.dispatch import fused
 from gaugelasso.kernels.stream import EPS
-from gaugelasso.kernels.tiles import Tile
+from gaugelasso.kernels.tiles import Tile, applies
 
 # gather: pick the sites that are read. window: read the whole stretch from the first to the
 # last of them, with zero rows in the map for the others. The others are for a GPU with Triton, and
@@ -114,7 +114,7 @@ class Read(nn.Module):
     def forward(self, x: Tensor, gated: bool = False, tile: Tile | None = None) -> Tensor:
         """[N, D] -> [N, c]; `gated`: the first half of the columns times silu of the second."""
         if self.form not in ("gather", "window") and uses_kernels(x):
-            return self._kernels(x, gated, tile or self.tile)
+            return self._kernels(x, gated, tile or applies(self.tile, len(x)))
         out = self._plain(x)
         if not gated:
             return out
@@ -196,7 +196,12 @@ class Write(nn.Module):
             from gaugelasso.kernels.gpu import products
 
             return products.product_write_(
-                x, h, self.maps(), self.sites, first=self.first, tile=tile or self.tile
+                x,
+                h,
+                self.maps(),
+                self.sites,
+                first=self.first,
+                tile=tile or applies(self.tile, len(x)),
             )
         if self.form == "window":
             x[:, self.start : self.stop].addmm_(h, self.maps())

@@ -28,7 +28,7 @@ PRODUCTS = (
 GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 3))
 # Of few tokens: programs for as many blocks of columns as there are.
 SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 16, 512, 8, 2), Tile(16, 32, 256, 4, 3),
-         Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 3))  # fmt: skip
+         Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 4))  # fmt: skip
 # Queries, keys of attention. The inner size is that of the heads, and is not chosen.
 ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3))
 
@@ -37,6 +37,11 @@ def fitting(tiles: Sequence[Tile], columns: int) -> list[Tile]:
     """The tiles of which less than half would be empty, or the narrowest."""
     narrow = [each for each in tiles if each.columns < 2 * columns]
     return narrow or [min(tiles, key=lambda each: each.columns)]
+
+
+def applies(tile: Tile | None, tokens: int) -> Tile | None:
+    """The tile, if it was measured for few tokens and there are few, or for many and many."""
+    return tile if tile is not None and (tile in SMALL) == (tokens <= FEW) else None
 
 
 def candidates(tokens: int, columns: int, gated: bool = False) -> list[Tile]:
