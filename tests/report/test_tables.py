@@ -9,10 +9,10 @@ from rich.console import Console
 
 from gaugelasso.report import formats
 from gaugelasso.report.data import load_run
+from gaugelasso.report.event_table import events_table
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
-    events_table,
     next_table,
     print_outcome,
     print_structure,

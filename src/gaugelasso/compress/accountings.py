@@ -11,30 +11,35 @@ from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.pricing import ACCOUNTINGS, CostModel, total_fma
 from gaugelasso.compress.time_table import TimeTable
-from gaugelasso.errors import UserError, errors_of
+from gaugelasso.errors import UserError
 from gaugelasso.kernels.hardware import hardware
 
 
-def chosen(options: CompressorOptions, device: torch.device) -> CostModel:
-    """The cost model of `compress.accounting`, for a run on this device."""
+def chosen(options: CompressorOptions, timed: Latency | None) -> CostModel:
+    """The cost model of `compress.accounting`; `timed` is that of `compress.profile`."""
     if options.accounting == "bytes":
         return memory(options)
-    if options.accounting == "latency":
-        return latency(options, device)
-    return ACCOUNTINGS[options.accounting]
+    if options.accounting != "latency":
+        return ACCOUNTINGS[options.accounting]
+    if timed is None:
+        raise UserError(
+            "compress.accounting = 'latency' needs compress.profile, the table that gaugelasso "
+            "profile CONFIG --out TABLE writes"
+        )
+    return timed
 
 
 def memory(options: CompressorOptions) -> Memory:
     return Memory(options.serving_dtype, options.serving_batch, options.serving_length)
 
 
-def latency(options: CompressorOptions, device: torch.device) -> Latency:
-    """The times of `compress.profile`; UserError unless they are of the device that is named."""
+def latency(options: CompressorOptions, device: torch.device) -> Latency | None:
+    """The times of `compress.profile`, if there is one, for a run on this device.
+
+    UserError unless they were measured on this device or on the one that is named.
+    """
     if not options.profile:
-        raise UserError(
-            "compress.accounting = 'latency' needs compress.profile, the table that gaugelasso "
-            "profile CONFIG --out TABLE writes"
-        )
+        return None
     path = Path(options.profile)
     table = TimeTable.read(path)
     measured, named = table.circumstances.hardware, options.serving_device
@@ -53,9 +58,9 @@ def latency(options: CompressorOptions, device: torch.device) -> Latency:
 
 
 def side_by_side(
-    model: Compressible, options: CompressorOptions, device: torch.device
+    model: Compressible, options: CompressorOptions, timed: Latency | None
 ) -> dict[str, Any]:
-    """FMA per token, bytes, and by a profile the milliseconds of a model, for logs.
+    """FMA per token, bytes, and by a profile the milliseconds of a model, for a run's files.
 
     The milliseconds are estimates: sums of measured operations.
     """
@@ -66,11 +71,10 @@ def side_by_side(
         "bytes": total_fma(table, kept, tensors),
         "bytes_of": described(kept, table),
     }
-    if options.profile and table.operations:
-        timed = latency(options, device)
-        with errors_of(Path(options.profile)):
-            found["ms"] = total_fma(table, timed, tensors)
+    if timed is not None and table.operations:
+        found["ms"] = total_fma(table, timed, tensors)
         found["ms_of"] = f"estimated, {timed.table.circumstances.described}"
+        found["profile"] = timed.table.digest
     return found
 
 

@@ -6,6 +6,7 @@ place, `snapshot_modules` one that replaces tensors. Decides nothing; knows no l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,8 @@ class ModelState:
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
         device = next(model.parameters(), torch.empty(0)).device
-        self.cost_model = accountings.chosen(options, device)
+        self._timed = accountings.latency(options, device)
+        self.cost_model = accountings.chosen(options, self._timed)
         self.plan = self._build()
         self.optimizer = self._new_optimizer()
         # On the device, so that a captured balance reads its present value.
@@ -97,6 +99,10 @@ class ModelState:
     def widths(self) -> dict[str, int]:
         """Axis name -> number of indices."""
         return self.table.widths(named_tensors(self.model))
+
+    def costs(self) -> dict[str, Any]:
+        """FMA per token, bytes, and by a profile milliseconds, whatever the accounting is."""
+        return accountings.side_by_side(self.model, self.options, self._timed)
 
     def utility(self) -> dict[str, Tensor]:
         """Axis name -> corrected utility of each index, per unit of rho."""

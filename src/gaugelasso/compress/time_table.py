@@ -4,7 +4,9 @@ The file holds the times as they were measured. What is read between and around 
 as a size grows, so that measurement noise makes no price negative.
 """
 
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +157,11 @@ class TimeTable:
                 "gaugelasso profile CONFIG"
             )
         return found[0]
+
+    @property
+    def digest(self) -> str:
+        """The same for the same table, wherever its file is."""
+        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """What the file holds."""

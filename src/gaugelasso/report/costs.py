@@ -1,0 +1,37 @@
+"""What a run's model costs in FMA, bytes and milliseconds, whatever its accounting is."""
+
+from collections.abc import Sequence
+
+from gaugelasso.report.formats import Format, count, figure
+from gaugelasso.report.run import Run
+
+# What a run's files hold beside its own accounting: key, and the accounting that it is of.
+KINDS = {"fma": "fma", "bytes": "bytes", "ms": "latency"}
+_NAMES = {"fma": "FMA per token", "bytes": "bytes", "ms": "ms"}
+
+
+def work_format(accounting: str) -> Format:
+    """How costs are written: milliseconds with four digits, the others as counts."""
+    return figure if accounting == "latency" else count
+
+
+def known_kinds(runs: Sequence[Run]) -> list[str]:
+    """The costs that all runs have, before and after; milliseconds only of one profile."""
+    found = [
+        kind
+        for kind in KINDS
+        if all(kind in costs for run in runs for costs in (run.costs_initial, run.costs_final))
+    ]
+    of = {run.costs_final.get("profile") for run in runs}
+    return [kind for kind in found if kind != "ms" or len(of) == 1]
+
+
+def named(kind: str, runs: Sequence[Run]) -> str:
+    """What a cost is of: bytes of which weights and cache, milliseconds of what, and estimated."""
+    about = {str(run.costs_final.get(f"{kind}_of", "")) for run in runs} - {""}
+    return f"{_NAMES[kind]} ({'; '.join(sorted(about))})" if about else _NAMES[kind]
+
+
+def final(run: Run, kind: str) -> float | None:
+    """A cost of the final model; None if the run does not know it."""
+    return run.costs_final.get(kind)
