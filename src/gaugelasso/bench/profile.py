@@ -86,6 +86,8 @@ class Profile:
         for number, ((kind, fixed), most) in enumerate(largest.items()):
             on_progress(number, len(largest))
             timings.append(self._operation(kind, fixed, tuple(most)))
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # the memory of all the graphs
         on_progress(len(largest), len(largest))
         return TimeTable(self._circumstances(), tuple(timings))
 

@@ -151,7 +151,7 @@ class TimeTable:
         found = [timing for timing in kinds if timing.fixed == fixed]
         if not found:
             known = ", ".join(str(timing.fixed) for timing in kinds)
-            which = f"{kind!r} of {fixed} (there is {known})" if kinds else f"{kind!r}"
+            which = f"{kind!r} with the numbers {fixed} (it has {known})" if kinds else f"{kind!r}"
             raise UserError(
                 f"the profile has no times of the operation {which}; measure this model: "
                 "gaugelasso profile CONFIG"

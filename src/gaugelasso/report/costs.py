@@ -27,9 +27,19 @@ def known_kinds(runs: Sequence[Run]) -> list[str]:
 
 
 def named(kind: str, runs: Sequence[Run]) -> str:
-    """What a cost is of: bytes of which weights and cache, milliseconds of what, and estimated."""
-    about = {str(run.costs_final.get(f"{kind}_of", "")) for run in runs} - {""}
-    return f"{_NAMES[kind]} ({'; '.join(sorted(about))})" if about else _NAMES[kind]
+    """The name of a cost, with what it is of."""
+    return f"{_NAMES[kind]} ({of})" if (of := _of(kind, runs)) else _NAMES[kind]
+
+
+def about(accounting: str, runs: Sequence[Run]) -> str:
+    """What the costs of an accounting are of, to be added to its name."""
+    kinds = [kind for kind, of in KINDS.items() if of == accounting]
+    return "".join(f"; {of}" for kind in kinds if (of := _of(kind, runs)))
+
+
+def _of(kind: str, runs: Sequence[Run]) -> str:
+    """Bytes of which weights and cache, milliseconds of what and where, and that they are sums."""
+    return "; ".join(sorted({str(run.costs_initial.get(f"{kind}_of", "")) for run in runs} - {""}))
 
 
 def final(run: Run, kind: str) -> float | None:

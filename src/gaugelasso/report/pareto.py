@@ -1,5 +1,6 @@
 """Held-out loss against work over several conditions, and the Pareto front of their runs."""
 
+import math
 import os
 import statistics
 import textwrap
@@ -98,6 +99,12 @@ def _cost(run: Run, kind: str | None) -> float:
     return outcome(run).fma_final if kind is None else float(run.costs_final[kind])
 
 
+def _compression(point: Point) -> float:
+    if not point.kind:
+        return outcome(point.run).compression
+    return float(point.run.costs_initial[point.kind]) / point.fma if point.fma else math.inf
+
+
 def _accounting(point: Point) -> str:
     """The accounting that the points' costs are of."""
     return KINDS[point.kind] if point.kind else point.run.accounting
@@ -125,7 +132,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
         rows.append([
             label, goal_cell([point.run for point in group]), str(len(group)),
             over_seeds([point.fma for point in group], form),
-            over_seeds([end.compression for end in ends], ratio),
+            over_seeds([_compression(point) for point in group], ratio),
             *(
                 over_seeds([final(point.run, kind) for point in group], work_format(KINDS[kind]))
                 for kind in others

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.report import formats
-from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_format
+from gaugelasso.report.costs import KINDS, about, final, known_kinds, named, work_format
 from gaugelasso.report.event_table import axis_name
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
@@ -43,7 +43,7 @@ def before_after(runs: Sequence[Run]) -> Table:
 
     rows = [
         row(
-            f"{unit(counted)} (accounting: {counted})",
+            f"{unit(counted)} (accounting: {counted}{about(counted, runs)})",
             (e.fma_initial for e in ends),
             (e.fma_final for e in ends),
             work_format(counted),
