@@ -43,6 +43,7 @@ class PerStructure:
     terms: Sequence[pricing.Term] = field(repr=False)
     preferred: dict[str, int]  # the multiples that the device likes, by axis
     fma: float
+    training_work: float  # of one token: what a step does, whatever is priced
 
 
 class ModelState:
@@ -86,6 +87,13 @@ class ModelState:
     def fma(self) -> float:
         """Work per token, by the chosen accounting."""
         return self.plan.fma
+
+    @property
+    def _work_model(self) -> pricing.CostModel:
+        """The accounting, if it counts work; bytes and milliseconds of serving are none."""
+        counted = self.cost_model
+        fma = pricing.ACCOUNTINGS["fma"]
+        return counted if isinstance(counted, pricing.Accounting) else fma
 
     @property
     def parameters(self) -> int:
@@ -238,4 +246,5 @@ class ModelState:
             terms=terms,
             preferred=self.cost_model.preferred(table),
             fma=float(pricing.count(terms, table.widths(tensors))),
+            training_work=pricing.total_fma(table, self._work_model, tensors),
         )

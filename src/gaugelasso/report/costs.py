@@ -42,6 +42,12 @@ def _of(kind: str, runs: Sequence[Run]) -> str:
     return "; ".join(sorted({str(run.costs_initial.get(f"{kind}_of", "")) for run in runs} - {""}))
 
 
+def initial_work(run: Run) -> float:
+    """Work per token before: in the run's accounting, or in FMA if that counts no work."""
+    counts_work = run.accounting not in ("bytes", "latency")
+    return float(run.initial["fma"] if counts_work else run.costs_initial.get("fma", 0.0))
+
+
 def final(run: Run, kind: str) -> float | None:
     """A cost of the final model; None if the run does not know it."""
     return run.costs_final.get(kind)

@@ -7,7 +7,15 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.report import formats
-from gaugelasso.report.costs import KINDS, about, final, known_kinds, named, work_format
+from gaugelasso.report.costs import (
+    KINDS,
+    about,
+    final,
+    initial_work,
+    known_kinds,
+    named,
+    work_format,
+)
 from gaugelasso.report.event_table import axis_name
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
@@ -95,8 +103,8 @@ def before_after(runs: Sequence[Run]) -> Table:
         ),
         step_time,
         row(
-            f"training work ({unit(counted)}, all steps)",
-            (e.fma_initial * e.steps for e in ends),
+            "training work (FMA per token, all steps)",
+            (initial_work(run) * e.steps for run, e in zip(runs, ends, strict=True)),
             (e.training_fma for e in ends),
             formats.short,
         ),
