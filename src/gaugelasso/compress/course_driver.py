@@ -170,7 +170,7 @@ class CourseDriver(Driver):
         Where it misses what is named, the run ends on the smallest state that had it.
         """
         self.course.seen(measured)
-        if measured.loss <= self.course.named or self.ended_at is not None:
+        if self.ended_at is not None or self.course.stays(measured.loss, self.compressor.fma):
             return None
         if (name := self._held_state()) is None:
             return None

@@ -25,7 +25,7 @@ from gaugelasso.compress.courses.stages import TRIAL, Stages
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
 # logarithmic scale, and by at most `MOST_FURTHER`.
-FURTHER, MOST_FURTHER = 0.45, 0.75
+FURTHER, MOST_FURTHER = 0.7, 1.4
 # What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
 LATER = 0.15
 # A trial that misses by at most this share of its fall more does not send the run back if another
@@ -38,16 +38,18 @@ STEP = 0.5
 # After a trial that failed, the provisional loss is at most and at least these shares of the one
 # that it was.
 TIGHTER, TIGHTEST = 0.7, 0.5
-# In the last anneal the pressed loss starts above the final one: by this share of the fall that is
-# expected, on a logarithmic scale, and by at most `MOST_ABOVE`. Not by the whole fall, because that
-# of a smaller model is less.
-ABOVE, MOST_ABOVE = 0.5, 1.5
+# In the last anneal the pressed loss starts above the final one: by this share of the last trial's
+# fall, on a logarithmic scale, and by at most `MOST_ABOVE`. Less than the fall that is expected,
+# because that of a smaller model is less.
+ABOVE, MOST_ABOVE = 0.7, 1.5
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
 LANDING, RELEASED = 0.1, 0.8
+# States have about the same size up to this ratio of their work.
+NEAR = 1.25
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
@@ -81,8 +83,7 @@ class Course(Stages):
             return None if self.released else self.aim - room
         if self.released:
             return max(RELEASED * self.aim - room, 0.3 * self.named)
-        fall = max(self.fall, 0.0) + self._further()
-        above = math.exp(min(ABOVE * fall, MOST_ABOVE) * self._share(step))
+        above = math.exp(min(ABOVE * max(self.fall, 0.0), MOST_ABOVE) * self._share(step))
         return max(self.aim - room, 0.3 * self.named) * above
 
     def allowance(self, pressed_loss: float) -> float:
@@ -168,11 +169,26 @@ class Course(Stages):
         return min(wanted, max(tighter, halfway))
 
     def _holds(self, step: int, fma: float, loss: float) -> bool:
-        """Whether this is the smallest state so far that has the named loss; noted if it is."""
-        if not (loss <= self.named and fma < self.held_fma):
+        """Whether this is the best state so far that has the named loss; noted if it is.
+
+        The best is the smallest of those that have it for sure, else the one of the least loss.
+        """
+        if loss <= self.sure:
+            better = fma < self.held_fma or self.held_loss > self.sure
+        else:
+            better = loss <= self.named and loss < self.held_loss
+        if not better:
             return False
         self.held_at, self.held_fma, self.held_loss = step, fma, loss
         return True
+
+    def stays(self, loss: float, fma: float) -> bool:
+        """Whether the final model, with this loss on selection data, is what the run ends on.
+
+        Not if a state that was kept has the named loss more surely at about the same size.
+        """
+        surer = self.held_loss <= self.sure and self.held_fma <= NEAR * fma
+        return loss <= (self.sure if surer else self.named)
 
     def in_doubt(self) -> str | None:
         """A warning after a trial that did not reach the named loss."""

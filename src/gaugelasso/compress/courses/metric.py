@@ -33,6 +33,11 @@ class MetricCourse(Course):
         self._take_over(self.goal.pairs)
         self.last_metric = measured.metric if math.isfinite(measured.metric) else None
 
+    @property
+    def sure(self) -> float:
+        """The noise of the loss is not that of the metric, which decides."""
+        return self.named
+
     def _take_over(self, pairs: list[tuple[float, bool]]) -> None:
         self.pairs = self.goal.pairs = pairs
         estimate = self.goal.estimate()

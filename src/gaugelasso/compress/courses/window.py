@@ -55,11 +55,18 @@ class LossWindow:
 
         Selection data and other data that the model is not trained on differ by this noise too.
         """
-        size = abs(self.named)
-        if size in (0.0, math.inf):
+        return min(self.sure, self._below(_room(tuple(self.recent))))
+
+    @property
+    def sure(self) -> float:
+        """A loss on selection data at which other data have the named loss as well."""
+        return self._below(ERRORS * self.error / abs(self.named)) if self.named else 0.0
+
+    def _below(self, share: float) -> float:
+        """Below the named loss by a share of its size."""
+        if math.isinf(self.named):
             return self.named
-        share = max(_room(tuple(self.recent)), ERRORS * self.error / size)
-        return self.named - size * min(share, MOST_ROOM)
+        return self.named - abs(self.named) * min(share, MOST_ROOM)
 
 
 @lru_cache(maxsize=1)  # asked before each step, while the losses change only when they are read
