@@ -86,7 +86,8 @@ def _reading(setting: Setting, rows: int, columns: int, gated: bool) -> Actions:
     x = setting.stream(setting.padded(len(setting.spec.sites)))
     weight = torch.full((rows,), 1 / rows, dtype=statistics_dtype(setting.dtype))
     maps = torch.randn(rows, columns).to(setting.dtype)
-    forms: list[ReadForm] = ["gather", "window", *(["fused"] if setting.kernels else [])]  # type: ignore[list-item]
+    forms: list[ReadForm] = ["gather", "window"]
+    forms += ["fused"] if setting.kernels else []
     made = {
         form: Read(_sites(rows, x.shape[1]), weight, maps, form, False, setting.align)
         for form in forms
@@ -99,8 +100,8 @@ def _write(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> 
     h = setting.random(setting.tokens, sizes[0])
     # Small: what is written is added up in place, call by call.
     maps = (1e-3 * torch.randn(sizes[0], sizes[1])).to(setting.dtype)
-    gpu = setting.device.type == "cuda"
-    forms: list[WriteForm] = ["scatter", "window", *([] if gpu else ["spread"])]  # type: ignore[list-item]
+    forms: list[WriteForm] = ["scatter", "window"]
+    forms += ["spread"] if setting.device.type == "cpu" else []
     forms += ["fused"] if setting.kernels else []
     sites, width = _sites(sizes[1], x.shape[1]), x.shape[1]
     made = {form: Write(sites, maps, width, form, False, setting.align) for form in forms}

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaugelasso.report import formats
-from gaugelasso.report.costs import work_format
 from gaugelasso.report.formats import count, figure, known, ratio
 from gaugelasso.report.layout import Table
 from gaugelasso.report.run import Run
@@ -22,7 +21,7 @@ from gaugelasso.report.schema import (
     check_keys,
 )
 from gaugelasso.runs.reading import exists, read_json
-from gaugelasso.runs.units import noun, unit
+from gaugelasso.runs.units import final_work
 
 Data = dict[str, Any]
 Role = Literal["full", "smallest", "run", "retrained"]
@@ -73,7 +72,7 @@ def baseline_of(run: Run) -> Data | None:
         return None
     data = load_baseline(path)
     row, summary = by_name(data)["run"], run.summary
-    same = (row["fma"], row["loss"]) == (summary["fma_final"], summary["loss"])
+    same = (row["fma"], row["loss"]) == (final_work(summary), summary["loss"])
     return data if same else None
 
 
@@ -98,19 +97,18 @@ def sentences(data: Data) -> list[str]:
     """The result: against the smallest uniform model, against the full one, and retrained."""
     rows, loss = by_name(data), figure(data["limit"])
     own, full = rows["run"]["fma"], rows[data["full"]]
-    cost, work = unit(data["accounting"]), work_format(data["accounting"])
     lines = []
     if (name := data["smallest_uniform"]) is None:
         lines.append(
-            f"No uniform model up to the full one ({work(full['fma'])} {cost}) reached the "
-            f"loss {loss} in {data['steps']:,} steps; the run's model has {work(own)}."
+            f"No uniform model up to the full one ({count(full['fma'])} FMA per token) reached the "
+            f"loss {loss} in {data['steps']:,} steps; the run's model has {count(own)}."
         )
     else:
         fma = rows[name]["fma"]
         less = f"{ratio(fma / own)} less" if fma >= own else f"{ratio(own / fma)} more"
         lines.append(
             f"The smallest uniform model that reached the loss {loss} in {data['steps']:,} steps "
-            f"has {work(fma)} {cost} ({name}); the run's model has {work(own)}: {less}. "
+            f"has {count(fma)} FMA per token ({name}); the run's model has {count(own)}: {less}. "
             f"Against the full model it is {ratio(full['fma'] / own)} less."
         )
     if data["smallest_is_bottom"]:
@@ -151,7 +149,7 @@ def baseline_table(data: Data) -> Table:
     models = compared(data)
     lines = [[row["name"] if row["kind"] == "uniform" else "" for _, row in models.values()]]
     for key, form in (
-        ("fma", work_format(data["accounting"])),
+        ("fma", count),
         ("parameters", count),
         ("latency_ms", formats.milliseconds),
         ("training_fma", formats.short),
@@ -160,15 +158,13 @@ def baseline_table(data: Data) -> Table:
     for key, result in (("selection_loss", figure), ("loss", figure), ("metric", score)):
         lines.append([known(row[key], result) for _, row in models.values()])
     lines.append([_reached(row) for _, row in models.values()])
-    cost = unit(data["accounting"])
-    names = ["", cost, "parameters", "latency", "training work", "selection loss", "test loss",
-             data["metric"], "reached the loss"]  # fmt: skip
+    names = ["", "FMA per token", "parameters", "latency", "training work",
+             "selection loss", "test loss", data["metric"], "reached the loss"]  # fmt: skip
     rows = [[name, *cells] for name, cells in zip(names, lines, strict=True)]
     note = "In brackets: relative to the run. Loss to reach on selection data: "
     note += f"{figure(data['limit'])}. Latency: one sequence, {data['latency_device']}. Training "
-    note += f"work: {cost}, all steps of one training; the search took "
-    note += f"{formats.short(data['search_training_fma'])} in all. "
-    note += f"{noun(data['accounting'])} by the accounting "
+    note += "work: FMA per token, all steps of one training; the search took "
+    note += f"{formats.short(data['search_training_fma'])} in all. FMA by the accounting "
     note += f"{data['accounting']!r}. {data['hardware'] or 'unknown hardware'}, {data['date']}, "
     note += f"commit {data['commit'] or 'unknown'}. Command: {data['command'] or 'unknown'}"
     return Table("What it is worth", ["", *(_HEADS[role] for role in models)], rows, note)
@@ -179,15 +175,14 @@ def trained_table(data: Data) -> Table:
     rows = [
         [
             row["name"],
-            work_format(data["accounting"])(row["fma"]),
+            count(row["fma"]),
             ", ".join(known(run["selection_loss"], figure) for run in row["runs"]),
             ", ".join(known(run["loss"], figure) for run in row["runs"]),
             _reached(row),
         ]
         for row in sorted(data["rows"], key=lambda row: row["fma"])
     ]
-    cost = unit(data["accounting"])
-    headers = ["model", cost, "selection loss of each seed", "test loss", "reached"]
+    headers = ["model", "FMA per token", "selection loss of each seed", "test loss", "reached"]
     return Table("All models that were trained", headers, rows, left=(0, 2, 3))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gaugelasso.report.formats import Format, count, figure
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import counts_work
 
 # What a run's files hold beside its own accounting: key, and the accounting that it is of.
 KINDS = {"fma": "fma", "bytes": "bytes", "ms": "latency"}
@@ -44,8 +45,8 @@ def _of(kind: str, runs: Sequence[Run]) -> str:
 
 def initial_work(run: Run) -> float:
     """Work per token before: in the run's accounting, or in FMA if that counts no work."""
-    counts_work = run.accounting not in ("bytes", "latency")
-    return float(run.initial["fma"] if counts_work else run.costs_initial.get("fma", 0.0))
+    counted = counts_work(run.accounting)
+    return float(run.initial["fma"] if counted else run.costs_initial.get("fma", 0.0))
 
 
 def final(run: Run, kind: str) -> float | None:

@@ -22,7 +22,6 @@ from gaugelasso.report.figure import (
     to_ascii,
 )
 from gaugelasso.report.formats import milliseconds, short
-from gaugelasso.runs.units import unit
 
 _HEIGHT_PX = 900
 _COLORS: dict[Role, str] = {"full": GREY, "smallest": BLUE, "run": RED, "retrained": ORANGE}
@@ -54,9 +53,7 @@ def draw_baseline(data: Data, path: Path | IO[bytes]) -> None:
 def _draw_losses(axes: Axes, data: Data) -> None:
     """Large marks are medians over seeds, small ones seeds; hollow marks missed the loss."""
     accounting = to_ascii(data["accounting"])
-    style_axes(
-        axes, f"{unit(accounting)} (accounting: {accounting})", "test loss", "Loss against work"
-    )
+    style_axes(axes, f"FMA per token (accounting: {accounting})", "test loss", "Loss against work")
     rows = by_name(data)
     losses = [run["loss"] for row in data["rows"] for run in row["runs"] if run["loss"] is not None]
     work = [row["fma"] for row in data["rows"]]
