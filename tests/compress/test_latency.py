@@ -122,7 +122,7 @@ def test_a_price_is_the_difference_that_the_table_says(model: Transformer) -> No
     table = table_for(model)
     read, write = (table.find(kind, ()) for kind in ("gated read", "write"))
     found = priced(model, table)
-    fixed = (read.fewest + write.fewest) / np.array([48, 32])
+    fixed = (read.fewest + write.fewest) / 3 / np.array([48, 32])
     filters = read.at([32, 48]) - read.at([32, 47]) + write.at([48, 32]) - write.at([47, 32])
     assert found[f"{MLP}.d_f"] == pytest.approx(np.full(48, filters + fixed[0]))
     inputs = read.at([32, 48]) - read.at([31, 48])
@@ -133,12 +133,12 @@ def test_keys_have_no_share_in_the_removal_of_attention(model: Transformer) -> N
     constant = table_for(model, lambda *sizes: 1.0)
     found = priced(model, constant)
     assert not found["operators.attention_0.d_k"].any()  # attention without keys still writes
-    # All indices of an axis together are worth what goes with the operator: three operations.
+    # All indices together are worth what goes with the operator: three operations.
     for kind in ("d_ai", "d_v", "d_ao"):
-        assert found[f"operators.attention_0.{kind}"].sum() == pytest.approx(3)
+        assert found[f"operators.attention_0.{kind}"].sum() == pytest.approx(1)
     assert not found["classifier.d_c"].any()  # it can never go
-    # A site is worth its indices: 2 * 2 reads and writes of 3 / 32, and of the MLPs' 2 / 32.
-    assert found["D"] == pytest.approx(np.full(32, 2 * 2 * (3 + 2) / 32))
+    # A site is worth its indices: two reads and two writes of attention, and of MLPs.
+    assert found["D"] == pytest.approx(np.full(32, 2 * 2 * (3 / 3 + 2 / 3) / 32))
 
 
 def test_no_price_is_negative_whatever_was_measured(model: Transformer) -> None:

@@ -128,7 +128,7 @@ def prices(table: AxisTable, model: CostModel, tensors: Tensors) -> dict[str, np
     """r: axis name -> how much less the model costs when an index is cut.
 
     The difference of two smooth counts, and an equal share of what only the removal of the whole
-    operator saves: all indices of an axis together are worth the operator that goes with them.
+    operator saves.
     """
     terms, widths = model.terms(table, tensors), table.widths(tensors)
     touching: dict[str, list[int]] = {name: [] for name in widths}
@@ -173,15 +173,19 @@ def _touched(table: AxisTable, axis: Axis, size: int, tensors: Tensors) -> dict[
 def _fixed_shares(
     table: AxisTable, terms: Sequence[Term], widths: Mapping[str, int]
 ) -> dict[str, float]:
-    """Axis name -> the share of each index in the fixed cost of an operator that may go."""
+    """Axis name -> the share of each index in the fixed cost of an operator that may go.
+
+    The shares of all indices of an operator add up to its fixed cost.
+    """
     fixed: dict[str, float] = {}
     for term in terms:
         owners = {table[name].owner for name in term.axes}
         for owner in owners - table.required - {None}:
             fixed[str(owner)] = fixed.get(str(owner), 0.0) + term.fixed
-    return {
-        axis.name: fixed[axis.owner] / widths[axis.name]
-        for axis in table.axes
+    shares: dict[str, float] = {}
+    for owner, names in table.owners().items():
         # An axis that does not silence its owner never takes the operator with it.
-        if axis.owner is not None and fixed.get(axis.owner) and axis.silences and widths[axis.name]
-    }
+        taking = [name for name in names if table[name].silences and widths[name]]
+        if fixed.get(owner):
+            shares |= {name: fixed[owner] / len(taking) / widths[name] for name in taking}
+    return shares
