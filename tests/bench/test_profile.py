@@ -1,6 +1,7 @@
 """The command profile: what it measures, and the table that it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,22 @@ def test_an_operation_computes_what_is_served() -> None:
             assert isinstance(one, torch.Tensor)
             assert one.shape == (6, 7)
             torch.testing.assert_close(one, other)
+
+
+def test_sizes_are_padded_as_on_a_gpu() -> None:
+    model = Transformer(SPEC).eval()
+    measured = Profile(model, torch.zeros(2, 5, dtype=torch.long), torch.float32)
+    measured.setting = replace(measured.setting, align=16, order="sites")
+    table = measured.measure()
+    for timing in table.timings:
+        padding = 8 if timing.kind == "attention" else 16
+        assert set(timing.multiples) == {padding}
+        assert all(size % padding == 0 for grid in timing.sizes for size in grid)
+    grains = Latency(table).preferred(model.axis_table())
+    attention = {kind: grains[f"operators.attention_0.{kind}"] for kind in ("d_ai", "d_k", "d_v")}
+    assert attention == {"d_ai": 16, "d_k": 4, "d_v": 8}  # pairs of keys
+    assert grains["operators.mlp_0.d_f"] == grains["classifier.d_c"] == 16
+    assert estimate(model, table) > 0
 
 
 def test_grids_hold_multiples_up_to_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
