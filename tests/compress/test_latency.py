@@ -141,6 +141,15 @@ def test_keys_have_no_share_in_the_removal_of_attention(model: Transformer) -> N
     assert found["D"] == pytest.approx(np.full(32, 2 * 2 * (3 / 3 + 2 / 3) / 32))
 
 
+def test_the_share_in_the_removal_does_not_grow_as_an_operator_shrinks(model: Transformer) -> None:
+    constant = table_for(model, lambda *sizes: 1.0)
+    before = priced(model, constant)[f"{MLP}.d_f"]
+    narrow = TransformerSpec.uniform(
+        width=32, layers=2, heads=2, d_k=16, d_v=16, d_f=6, length=6, inputs=9, outputs=9
+    )
+    assert priced(Transformer(narrow), constant)[f"{MLP}.d_f"] == pytest.approx(before[:6])
+
+
 def test_no_price_is_negative_whatever_was_measured(model: Transformer) -> None:
     generator = np.random.default_rng(1)
     table = table_for(model, lambda *sizes: linear(*sizes) * generator.uniform(0.5, 2))

@@ -5,7 +5,7 @@ of the times between those, so that they change little from one cut to the next.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.axes import AxisTable, Operation, Size, Tensors
@@ -28,6 +28,7 @@ class Timed(Term):
     timing: Timing
     preferred: Mapping[str, int]
     fixed: float = 0.0
+    full: Mapping[str, int] = field(default_factory=dict)
 
     def work(self, widths: Widths) -> Value:
         """The time at padded sizes; nothing for an operation that is gone."""
@@ -69,7 +70,13 @@ class Latency:
             largest = [at_widths(size, widths) for size in operation.sizes]
             timing = self.table.find(operation.kind, operation.fixed)
             timing.check_covers(largest)
-            term = (operation.axes, operation.sizes, timing, preferred, timing.fewest)
+            full = {
+                name: grid[-1] // factor
+                for size, grid in zip(operation.sizes, timing.sizes, strict=True)
+                # Of several axes that make up one size, the width of each is not known.
+                for name, factor in (size.widths if len(size.widths) == 1 else ())
+            }
+            term = (operation.axes, operation.sizes, timing, preferred, timing.fewest, full)
             found.append(Timed(*term))
         return found
 

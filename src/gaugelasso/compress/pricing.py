@@ -7,6 +7,7 @@ the price of an index is the difference of two sums. Knows nothing of weights or
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +22,12 @@ class Term:
     """One part of the cost, which depends on the widths of `axes`.
 
     `fixed` is what its operator costs at any width: it is saved only with the whole operator.
+    `full` are the widths that axes have before anything is cut, as far as the term knows them.
     """
 
     axes: tuple[str, ...]
     fixed: float = 0.0
+    full: Mapping[str, int] = MappingProxyType({})
 
     def work(self, widths: Widths) -> Value:
         """What it costs at these widths: numbers, or arrays for several cases at once."""
@@ -175,10 +178,15 @@ def _fixed_shares(
 ) -> dict[str, float]:
     """Axis name -> the share of each index in the fixed cost of an operator that may go.
 
-    The shares of all indices of an operator add up to its fixed cost.
+    A cost that is there at any width but 0 is replaced by the straight line up to the full width:
+    no convex function below it is higher. At the full widths the shares of all indices of an
+    operator add up to its fixed cost.
     """
     fixed: dict[str, float] = {}
+    full: dict[str, int] = {}
     for term in terms:
+        for name, width in term.full.items():
+            full[name] = max(widths[name], min(width, full.get(name, width)))
         owners = {table[name].owner for name in term.axes}
         for owner in owners - table.required - {None}:
             fixed[str(owner)] = fixed.get(str(owner), 0.0) + term.fixed
@@ -187,5 +195,6 @@ def _fixed_shares(
         # An axis that does not silence its owner never takes the operator with it.
         taking = [name for name in names if table[name].silences and widths[name]]
         if fixed.get(owner):
-            shares |= {name: fixed[owner] / len(taking) / widths[name] for name in taking}
+            each = fixed[owner] / len(taking)
+            shares |= {name: each / full.get(name, widths[name]) for name in taking}
     return shares
