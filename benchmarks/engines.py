@@ -59,6 +59,12 @@ class Case:
 
 def gaugelasso(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
     """Our inference form, tuned for the case; on a GPU as CUDA graphs."""
+    served, action = gaugelasso_model(model, case)
+    return action, _facts(served)
+
+
+def gaugelasso_model(model: Transformer, case: Case) -> tuple[InferenceModel, Action]:
+    """The tuned model, and the action."""
     model = model.to(case.device).eval()
     inputs = case.inputs(model.spec().inputs)
     if case.phase == "prefill":
@@ -68,7 +74,7 @@ def gaugelasso(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
         def prefill() -> Tensor:
             return captured(inputs)
 
-        return prefill, _facts(served)
+        return served, prefill
     served = tuned(model, inputs[:, :1], dtype=case.dtype)
     served.check_generates()
     gpu = case.device.startswith("cuda")
@@ -84,12 +90,12 @@ def gaugelasso(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
             decoder.step()
         return decoder.out
 
-    return decode, _facts(served)
+    return served, decode
 
 
 def _facts(served: InferenceModel) -> dict[str, Any]:
     forms = list(served.forms.values())
-    kinds = ("read", "write", "attention")
+    kinds = ("read", "write", "attention", "step")
     chosen = {kind: dict(Counter(getattr(form, kind) for form in forms)) for kind in kinds}
     facts = {"weight_bytes": served.weight_bytes, "forms": chosen, "stream": served.embedding.order}
     if served.generates:

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
 from tests.compress.own_loops import Loop, Perceptron
+
+
+class _TwoRanks(Team):
+    size = 2
 
 
 def test_a_step_after_the_last_is_refused() -> None:
@@ -50,6 +55,11 @@ def test_finish_without_steps_is_refused() -> None:
         ({"steps": True}, UserError, "steps = True: must be a whole number"),
         ({"seconds": 0.0}, UserError, r"seconds = 0.0: must be more than 0"),
         ({"seconds": math.inf}, UserError, "seconds = inf: must be a finite number"),
+        (
+            {"seconds": 9.0, "team": _TwoRanks()},
+            UserError,
+            "seconds = 9.0: .* 2 ranks .* give steps",
+        ),
         ({"seconds": "3"}, TypeError, "seconds = '3': must be a number"),
         ({"evaluate": lambda: 1.0}, UserError, "evaluate needs the length of the run: give steps"),
         ({"record": "runs/mine"}, UserError, "record needs the length of the run: give steps"),

@@ -1,6 +1,5 @@
 """The inference form computes what the trained model computes, in every form and precision."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -19,6 +18,8 @@ FORMS = [
         [("gather", "scatter"), ("window", "window"), ("gather", "spread")], ["sdpa", "blocks"]
     )
 ]
+# Those of a GPU, which elsewhere compute the same without kernels.
+GPU_FORMS = [Form("fused_window", "fused", "direct"), Form("staged", "fused", "narrow")]
 # Relative to the spread of the logits.
 WITHIN = {torch.float64: 1e-12, torch.float32: 1e-4}
 
@@ -32,7 +33,7 @@ def inputs_of(case: Case, model: Transformer) -> Tensor:
     return case.row.inputs(model, torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(dataclasses.astuple(form)))
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @torch.inference_mode()
 def test_outputs_are_the_trained_models(case: Case, form: Form) -> None:
@@ -42,6 +43,32 @@ def test_outputs_are_the_trained_models(case: Case, form: Form) -> None:
         served = InferenceModel(model, dtype=dtype, forms=form)
         assert served.dtype == dtype
         assert deviation(served(inputs), model(inputs)) < WITHIN[dtype]
+
+
+@pytest.mark.parametrize("form", GPU_FORMS, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.seed == 0], ids=str)
+@torch.inference_mode()
+def test_padded_widths_change_no_output(case: Case, form: Form) -> None:
+    """In whole sequences, with a cache, and with a past."""
+    model = make(case)
+    inputs = inputs_of(case, model)
+    served = InferenceModel(model, dtype=torch.float64, forms=form, align=16)
+    whole = model(inputs)
+    assert deviation(served(inputs), whole) < 1e-12
+    if not served.generates:
+        return
+    cache = served.new_cache(len(inputs))
+    for width, tensor in zip(served.cache_widths(), cache.keys, strict=True):
+        assert tensor.shape[3] == width[1]  # without padding
+    served.prefill(inputs[:, :2], cache)
+    assert deviation(served.decode(inputs[:, 2], cache), whole[:, 2]) < 1e-12
+    at = torch.arange(3).expand(len(inputs), -1)
+    mask = torch.ones_like(at, dtype=torch.bool)
+    _, past = served.forward_past(
+        inputs[:, :2], at[:, :2], mask[:, :2], served.empty_past(len(inputs))
+    )
+    logits, _ = served.forward_past(inputs[:, 2:3], at[:, 2:], mask, past)
+    assert deviation(logits[:, 0], whole[:, 2]) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -1,11 +1,12 @@
 """Tuning takes the fastest forms, and whichever it takes, the outputs stay."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 
-from gaugelasso.inference import InferenceModel, compare, tuned, tuning
+from gaugelasso.inference import InferenceModel, clocks, compare, tuned, tuning
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -30,13 +31,14 @@ def test_the_fastest_forms_are_taken(monkeypatch: pytest.MonkeyPatch, last: bool
     """Each choice is what the clock says, among all forms of a part."""
     seen = set()
 
-    def judge(actions: Mapping[object, Callable[[], object]], repeats: int) -> tuple[object, float]:
+    def judge(actions: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
         for action in actions.values():
             action()
         seen.add(tuple(actions))
-        return list(actions)[-1 if last else 0], 1.0
+        return {name: -number if last else number for number, name in enumerate(actions)}
 
-    monkeypatch.setattr(tuning, "fastest", judge)
+    monkeypatch.setattr(tuning, "times_on", lambda _, *given: judge(*given))
+    monkeypatch.setattr(tuning, "call_times", judge)
     case = next(case for case in DROPPED if case.row.name == "rope")
     model = make(case).float()
     served = tuned(model, inputs_of(case, model))
@@ -49,6 +51,10 @@ def test_the_fastest_forms_are_taken(monkeypatch: pytest.MonkeyPatch, last: bool
     form = served.forms["attention_0"]
     expected = ("window", "spread", "blocks") if last else ("gather", "scatter", "sdpa")
     assert (form.read, form.write, form.attention) == expected
+    timings = served.timings["attention_0"]
+    assert {kind: len(times) for kind, times in timings.items()} == {
+        "read": 2, "write": 3, "attention": 2
+    }  # fmt: skip
     assert served.tokens_per_pass == (model.initial_spec.length if last else None)
 
 
@@ -61,9 +67,9 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal clock
         clock += next(spent[name])
 
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock)
     actions = {"a": lambda: work("a"), "b": lambda: work("b")}
-    assert tuning.fastest(actions, 2) == ("a", 2.0)
+    assert tuning.fastest(clocks.call_times(actions, 2)) == ("a", 2.0)
 
 
 @pytest.mark.parametrize("onednn", [False, True])

@@ -77,7 +77,12 @@ def check_targets(
 
 
 def check_length(
-    steps: Any, seconds: Any, evaluate: Any = None, record: Any = None, resume: bool = False
+    steps: Any,
+    seconds: Any,
+    evaluate: Any = None,
+    record: Any = None,
+    resume: bool = False,
+    ranks: int = 1,
 ) -> int:
     """The length of a run in steps, or in ticks of its time; 0 if neither is given."""
     if steps is None and seconds is None:
@@ -95,6 +100,11 @@ def check_length(
         check_number("seconds", seconds)
         if seconds <= 0:
             raise UserError(f"seconds = {seconds}: must be more than 0")
+        if ranks > 1:
+            raise UserError(
+                f"seconds = {seconds}: each of the {ranks} ranks would decide by its own clock; "
+                "with a team give steps=..."
+            )
         return TICKS
     if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < LEAST_STEPS:
         raise UserError(f"steps = {steps!r}: must be a whole number of at least {LEAST_STEPS}")

@@ -98,7 +98,7 @@ class Compressor:
         check_model(model)
         metric = check_targets(loss_target, metric_target, fma_target, steps or seconds, evaluate)
         check_options(options, probe)
-        total = check_length(steps, seconds, evaluate, record, resume)
+        total = check_length(steps, seconds, evaluate, record, resume, team.size)
         given = options or CompressorOptions()
         # From the initial model, also for a run that goes on.
         options = self.options = chosen_options(given, model, total)

@@ -4,19 +4,28 @@ Shapes: B sequences, H query heads, G key/value heads, S queries, T keys.
 """
 
 import math
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gaugelasso.inference.stream import uses_kernels
-from gaugelasso.kernels.heads import NARROW
-
-# sdpa: PyTorch's fused attention, with widths padded to a common one. blocks: scores of a block
-# of queries at a time, for the keys that the block sees; faster on a CPU. narrow: the kernel of
-# training, for narrow heads on a GPU with Triton.
-AttentionForm = Literal["sdpa", "blocks", "narrow"]
+# sdpa: PyTorch's fused attention, with widths padded to a common one. cudnn: the same, by cuDNN.
+# blocks: scores of a block of queries at a time, for the keys that the block sees; faster on a CPU.
+# For a GPU with Triton, and elsewhere as sdpa: narrow, one kernel on the rows of the product, at
+# the widths of the heads; direct, a kernel that also rotates what it reads.
+AttentionForm = Literal["sdpa", "cudnn", "blocks", "narrow", "direct"]
+ROWS = ("narrow", "direct")
+# The widest heads of their kernel, in bytes.
+WIDEST = 256
+CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 # Queries of one block: its scores stay in the cache of a core, and a causal mask wastes little.
 BLOCK = 128
 
@@ -37,12 +46,6 @@ def attend(
     """
     if form == "blocks":
         return _attend_blocks(q, k, v, causal, mask)
-    narrow_heads = form == "narrow" and mask is None and fits_narrow(q.shape[-1], v.shape[-1])
-    if narrow_heads and uses_kernels(q):
-        from gaugelasso.kernels.gpu.attention import Attend
-
-        narrow: Tensor = Attend.apply(q, k, v, 1.0, causal)
-        return narrow
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
@@ -51,13 +54,16 @@ def attend(
     if q.is_cuda:  # the fused kernels there need multiples of 8
         width = -(-width // 8) * 8
     q, k, v = (_wide(t, width) for t in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
+    # What cuDNN lacks, such as a precision, is left to the others.
+    by_cudnn = form == "cudnn" and q.is_cuda and mask is None
+    with sdpa_kernel(CUDNN_FIRST, set_priority=True) if by_cudnn else nullcontext():
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
     return mixed[..., :d_v]
 
 
-def fits_narrow(*widths: int) -> bool:
-    """Whether the kernel of narrow heads takes heads of these padded widths."""
-    return all(width % 8 == 0 and width <= NARROW for width in widths)
+def fits_rows(widths: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether the kernel of rows takes heads of these padded widths."""
+    return all(width % 8 == 0 and width * dtype.itemsize <= WIDEST for width in widths)
 
 
 def _wide(heads: Tensor, width: int) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from gaugelasso.models import SpecError
 
+# Tokens of a channel that begin at an aligned address.
+VECTOR = 16
+
 
 class CacheRows(NamedTuple):
     """Where the new keys and values of one operator go: its part of a cache, and the sequences.
@@ -47,11 +50,20 @@ class Cache:
         length: int,
         dtype: torch.dtype,
         device: torch.device,
+        by_channel: bool | None = None,
     ):
-        """`widths` holds (G, d_k, d_v) of every attention operator."""
+        """`widths` holds (G, d_k, d_v) of every attention operator.
+
+        `by_channel` (default: on a GPU) makes the tokens of a channel contiguous, with room for a
+        multiple of `VECTOR` of them. So a kernel reads odd widths in whole vectors.
+        """
+        by_channel = device.type == "cuda" if by_channel is None else by_channel
+        room = -(-length // VECTOR) * VECTOR
 
         def rows(groups: int, width: int) -> Tensor:
-            return torch.zeros(batch, groups, length, width, dtype=dtype, device=device)
+            inner = (width, room) if by_channel else (length, width)
+            made = torch.zeros(batch, groups, *inner, dtype=dtype, device=device)
+            return made.transpose(2, 3) if by_channel else made
 
         self.keys = [rows(groups, d_k) for groups, d_k, _ in widths]
         self.values = [rows(groups, d_v) for groups, _, d_v in widths]

@@ -5,17 +5,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
-from gaugelasso.inference.operators import (
-    Attention,
-    Classifier,
-    Embedding,
-    Folding,
-    Form,
-    Mlp,
-    Reader,
-    StreamOrder,
-)
+from gaugelasso.inference.operators import Attention, Classifier, Embedding, Mlp, Reader
 from gaugelasso.kernels.dispatch import available
 from gaugelasso.models import SpecError, Transformer, operators
 
@@ -48,19 +40,13 @@ class FoldedModel(nn.Module):
         self.spec = model.spec()
         forms = forms or _usual(device, dtype)
         self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms)
-        size = len(self.spec.sites)
-        order = site_order(self.spec) if reorder else torch.arange(size)
-        folding = Folding(inverse(order), dtype, int8, align)
+        order = site_order(self.spec) if reorder else torch.arange(len(self.spec.sites))
+        self.folding = folding = Folding(inverse(order), dtype, int8, align)
         self.order: list[int] = order.tolist()
         self.embedding = Embedding(model.embedding, folding, stream)
         self.operators = nn.ModuleDict()
-        for name, part in model.operators.items():
-            if isinstance(part, operators.Attention):
-                made: nn.Module = Attention(part, folding, self.forms[name], self.spec.length)
-            else:
-                assert isinstance(part, operators.SwiGLU)
-                made = Mlp(part, folding, self.forms[name])
-            self.operators[name] = made
+        for name in model.operators:
+            self.operators[name] = fold(model, name, folding, self.forms[name])
         self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
         self.eval()
         self.to(device)
@@ -118,8 +104,11 @@ class FoldedModel(nn.Module):
 
     def cache_widths(self) -> list[tuple[int, int, int]]:
         """(G, d_k, d_v) of every attention operator. A cache holds no padding."""
-        parts = (part for part in self.operators.values() if isinstance(part, Attention))
-        return [(part.groups, part.d_k, part.d_v) for part in parts]
+        return [(part.groups, part.d_k, part.d_v) for part in self.attentions().values()]
+
+    def attentions(self) -> dict[str, Attention]:
+        """The attention operators by name."""
+        return {n: part for n, part in self.operators.items() if isinstance(part, Attention)}
 
     def numbered(self) -> Iterator[tuple[int, nn.Module]]:
         """The operators, each with the number of attention operators before it."""
@@ -129,10 +118,21 @@ class FoldedModel(nn.Module):
             number += isinstance(part, Attention)
 
 
+def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
+    """One operator of a trained model, or its classifier, on the CPU."""
+    if name == "classifier":
+        return Classifier(model.classifier, folding, form)
+    part = model.operators[name]
+    if isinstance(part, operators.Attention):
+        return Attention(part, folding, form, model.spec().length)
+    assert isinstance(part, operators.SwiGLU)
+    return Mlp(part, folding, form)
+
+
 def _usual(device: torch.device, dtype: torch.dtype) -> Form:
     """What is mostly fastest, where nothing was measured."""
     kernels = device.type == "cuda" and available() and dtype is not torch.float64
-    return Form("fused", "fused", "narrow") if kernels else Form()
+    return Form("fused", "fused", "direct") if kernels else Form()
 
 
 def _for_all(model: Transformer, form: Form) -> dict[str, Form]:

@@ -17,7 +17,7 @@ from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.noise import exponential_
 from gaugelasso.inference.padding import Side, rolled
 from gaugelasso.inference.sampling import Sampling, refresh_
-from gaugelasso.inference.stream import statistics_dtype
+from gaugelasso.inference.stream import statistics_dtype, uses_kernels
 from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.models import SpecError
 
@@ -250,6 +250,14 @@ class Decoder:
                 refresh_(self._noise, self._generators)
         logits = logits[:, : self._noise.shape[1]].to(self._noise.dtype)
         drawn = self.sampling.draw(logits, self._noise)
+        if uses_kernels(drawn):
+            from gaugelasso.kernels.gpu import ends
+
+            ends.note_drawn_(
+                drawn, self.drawn, self.stopped, self._stops, self.out, self._at, self._counts,
+                NOTHING,
+            )  # fmt: skip
+            return
         shown = torch.where(self.stopped, NOTHING, drawn)
         self.out.index_copy_(1, self._at, shown[:, None])
         self.drawn.copy_(drawn)

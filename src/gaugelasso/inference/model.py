@@ -5,8 +5,9 @@ contiguous, and all tensors are buffers of one precision. Plain PyTorch. `forwar
 `forward_past` have no control flow that depends on values, so that they can be traced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +40,8 @@ class InferenceModel(FoldedModel):
     tokens_per_pass: int | None = None
     # Whether products may use oneDNN, which on some CPUs is slower than BLAS.
     onednn = True
+    # Seconds by operator, part and form, where `tuned` has measured them.
+    timings: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType({})
     _captured: "Captured | None" = None
 
     def captured(self) -> "Captured":
@@ -93,9 +96,9 @@ class InferenceModel(FoldedModel):
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 to = None if cache is None else cache.rows(index, rows)
-                q, k, v = operator.project(x, batch, cache=to)
-                mixed = operator.attend(q, k, v, causal=self.spec.causal, mask=mask)
-                x = operator.deliver(x, mixed)
+                rows_of = operator.read(x)
+                mixed = operator.mix(rows_of, batch, causal=self.spec.causal, mask=mask, cache=to)
+                x = operator.write(x, mixed)
             else:
                 x = operator(x)
         if not last:
@@ -160,11 +163,7 @@ class InferenceModel(FoldedModel):
             for index, operator in self.numbered():
                 if isinstance(operator, Attention):
                     rows = cache.rows(index)
-                    q, *_ = operator.project(x, len(tokens), at, rows, cached_only=True)
-                    mixed = operator.attend_one(
-                        q, rows.keys, rows.values, cache.positions, seen, mask
-                    )
-                    x = operator.deliver(x, mixed)
+                    x = operator.step(x, rows, cache.positions, seen, mask)
                 else:
                     x = operator(x)
             logits = self.classifier(x)
@@ -192,12 +191,11 @@ class InferenceModel(FoldedModel):
         x = self.embedding(tokens, positions)
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
-                q, *new = operator.project(x, batch, positions)
-                widths = (operator.d_k, operator.d_v)
-                new = [each[..., :width] for each, width in zip(new, widths, strict=True)]
+                q, *new = operator.split(operator.read(x), batch, positions)
+                new = [operator.real_keys(new[0]), new[1][..., : operator.d_v]]
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True))
                 present.append((k, v))
-                mixed = operator.attend(q[..., : operator.d_k], k, v, mask=visible)
+                mixed = operator.attend(operator.real_keys(q), k, v, mask=visible)
                 x = operator.deliver(x, mixed)
             else:
                 x = operator(x)

@@ -1,94 +1,16 @@
-"""Embedding, attention, SwiGLU and classifier at inference, folded from a trained model's parts.
+"""Embedding, SwiGLU and classifier at inference, folded from a trained model's parts.
 
-Holds buffers alone: nothing here trains. Shapes: N = B*S tokens, D sites, H query heads, G
-key/value heads, P pairs.
+Holds buffers alone: nothing here trains. Shapes: N = B*S tokens, D sites.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import AttentionForm, attend, fits_narrow
-from gaugelasso.inference.cache import CacheRows
-from gaugelasso.inference.stream import (
-    Read,
-    ReadForm,
-    Write,
-    WriteForm,
-    placed,
-    statistics_dtype,
-    uses_kernels,
-)
-from gaugelasso.kernels.dispatch import aligned
+from gaugelasso.inference.folding import Folding, Form, StreamOrder, counters, in_one_kernel
+from gaugelasso.inference.heads import Attention
+from gaugelasso.inference.stream import uses_kernels
+from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import layers, operators
-
-# How the stream lies in memory: token by token, or site by site.
-StreamOrder = Literal["tokens", "sites"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How one operator reads, writes and attends. All forms compute the same."""
-
-    read: ReadForm = "gather"
-    write: WriteForm = "scatter"
-    attention: AttentionForm = "sdpa"
-
-
-class Folding(NamedTuple):
-    """What all parts of a model are folded with: the place of each site, and the precision.
-
-    Widths are padded with zeros to multiples of `align`, because products of odd widths are slow on
-    a GPU.
-    """
-
-    place: Tensor
-    dtype: torch.dtype
-    int8: bool = False
-    align: int = 1
-
-    @property
-    def size(self) -> int:
-        """The width of the stream."""
-        return self.wide(len(self.place))
-
-    def wide(self, width: int) -> int:
-        return -(-width // self.align) * self.align
-
-    def widened(self, maps: Tensor, dim: int) -> Tensor:
-        """With zeros, up to the padded width."""
-        return widened(maps, dim, self.wide(maps.shape[dim]))
-
-    def read(self, part: layers.Extractor, maps: list[Tensor], form: ReadForm) -> Read:
-        sites, order = self.place[part.sites.cpu()].sort()
-        gain = part.gain.detach().cpu()
-        # Without slow weights the paper's, which depend on the gain alone: computed once.
-        weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
-        joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
-        folded = (gain[:, None] * joined)[order].to(self.dtype)
-        weight = weight[order].to(statistics_dtype(self.dtype))
-        return Read(sites, weight, folded, form, self.int8, self.align)
-
-    def write(self, part: layers.Injector, maps: Tensor, form: WriteForm) -> Write:
-        sites, order = self.place[part.sites.cpu()].sort()
-        scale = part.scale.detach().cpu()
-        folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
-        return Write(sites, folded, self.size, form, self.int8, self.align)
-
-    def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
-        """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""
-        columns = (rows.detach().cpu() * part.scale.detach().cpu()).T
-        return placed(columns, self.place[part.sites.cpu()], self.size).T.to(self.dtype)
-
-
-def widened(maps: Tensor, dim: int, width: int) -> Tensor:
-    """With zeros at the end of one dim, up to this width."""
-    missing = list(maps.shape)
-    missing[dim] = width - missing[dim]
-    return torch.cat([maps, maps.new_zeros(missing)], dim) if missing[dim] else maps
 
 
 class Embedding(nn.Module):
@@ -112,6 +34,10 @@ class Embedding(nn.Module):
 
     def forward(self, inputs: Tensor, at: Tensor | None = None) -> Tensor:
         """`at` [B, S] are the positions; without them they count from 0."""
+        if self.tokens and uses_kernels(self.table):
+            from gaugelasso.kernels.gpu import ends
+
+            return ends.embed(inputs, self.table, self.positions, at, self.order == "sites")
         if self.tokens:
             x = F.embedding(inputs, self.table)
         else:
@@ -122,140 +48,25 @@ class Embedding(nn.Module):
         return x if self.order == "tokens" else x.T.contiguous().T
 
 
-class Attention(nn.Module):
-    """Multi-head attention with grouped keys, as `models.operators.Attention`."""
-
-    cos: Tensor | None
-    sin: Tensor | None
-
-    def __init__(self, part: operators.Attention, folding: Folding, form: Form, length: int):
-        super().__init__()
-        self.form = form
-        self.heads, self.groups = part.query.shape[1], part.key.shape[1]
-        self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
-        self.align = folding.align
-        self.wide_k, self.wide_v = self.widths(form.attention)
-        # The softmax scale in the queries' map is exact: the rotation after it is linear.
-        queries, keys = (part.query * part.softmax_scale).flatten(2), part.key.flatten(2)
-        maps = [widened(each, 2, self.wide_k) for each in (queries, keys)]
-        maps.append(widened(part.value, 2, self.wide_v))
-        self.features = sum(each[0].numel() for each in maps)
-        if missing := folding.wide(self.features) - self.features:
-            maps.append(queries.new_zeros(len(queries), missing))
-        self.read = folding.read(part.read, maps, form.read)
-        out = widened(part.out, 1, self.wide_v).flatten(0, 1)
-        self.write = folding.write(part.write, out, form.write)
-        cos = sin = None
-        if part.rope:  # of all positions: a step must not compute angles
-            frequencies = part.frequencies.cpu()
-            angles = torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
-            cos, sin = angles.cos().to(folding.dtype), angles.sin().to(folding.dtype)
-        self.register_buffer("cos", cos)
-        self.register_buffer("sin", sin)
-
-    def widths(self, form: AttentionForm) -> tuple[int, int]:
-        """d_k and d_v; where widths are padded, multiples of 8, and equal ones for SDPA."""
-        if self.align == 1:
-            return self.d_k, self.d_v
-        keys, values = aligned(self.d_k), aligned(self.d_v)
-        if form == "narrow" and fits_narrow(keys, values):
-            return keys, values
-        return (max(keys, values),) * 2
-
-    def project(
-        self,
-        x: Tensor,
-        batch: int,
-        at: Tensor | None = None,
-        cache: CacheRows | None = None,
-        cached_only: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v]; positions as in `Embedding`.
-
-        Heads are padded with zeros, as `wide_k` and `wide_v` say. New keys and values are also
-        stored in the `cache`, and need not be returned if `cached_only`.
-        """
-        rows = self.read(x)
-        if uses_kernels(rows):
-            from gaugelasso.kernels.gpu import decoding
-
-            angles = None if self.cos is None or self.sin is None else (self.cos, self.sin)
-            return decoding.split_heads(
-                rows, batch, (self.heads, self.groups), (self.d_k, self.d_v),
-                (self.wide_k, self.wide_v), angles, at,
-                None if cache is None else (cache.keys, cache.values),
-                None if cache is None else cache.slots, cached_only,
-            )  # fmt: skip
-        q, k, v = self._split(rows.unflatten(0, (batch, -1)), at)
-        if cache is not None:
-            cache.store_(k[..., : self.d_k], v[..., : self.d_v], at)
-        return q, k, v
-
-    def _split(self, rows: Tensor, at: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        widths = [(self.heads + self.groups) * self.wide_k, self.groups * self.wide_v]
-        qk, v = rows[..., : self.features].split(widths, dim=2)
-        v = v.unflatten(2, (self.groups, self.wide_v)).transpose(1, 2)
-        qk = qk.unflatten(2, (self.heads + self.groups, self.wide_k)).transpose(1, 2)
-        if self.cos is not None and self.sin is not None:
-            if at is None:
-                cos, sin = self.cos[: rows.shape[1]], self.sin[: rows.shape[1]]
-            else:
-                cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-            first, second = qk[..., : self.d_k].chunk(2, dim=-1)
-            turned = [first * cos - second * sin, first * sin + second * cos]
-            padding = [qk[..., self.d_k :]] if self.wide_k > self.d_k else []
-            qk = torch.cat(turned + padding, dim=-1)
-        q, k = qk.split([self.heads, self.groups], dim=1)
-        return q, k, v
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool = False,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
-
-    def attend_one(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        seen: int,
-        mask: Tensor | None,
-    ) -> Tensor:
-        """One token of every sequence, over a cache [B, G, L, d] up to the token's position.
-
-        `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
-        """
-        if uses_kernels(q):
-            from gaugelasso.kernels.gpu import decoding
-
-            return decoding.attend_one(q, keys, values, positions, self.wide_v)
-        mixed = self.attend(q[..., : self.d_k], keys[:, :, :seen], values[:, :, :seen], mask=mask)
-        return widened(mixed, 3, self.wide_v)
-
-    def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The stream plus the output map of the heads' results [B, H, S, d_v]."""
-        return self.write(x, mixed.transpose(1, 2).flatten(2).flatten(0, 1))
-
-
 class Mlp(nn.Module):
     """down(up(y) silu(gate(y)))."""
+
+    counters: Tensor
 
     def __init__(self, part: operators.SwiGLU, folding: Folding, form: Form):
         super().__init__()
         self.form = form
         maps = [folding.widened(each, 1) for each in (part.up, part.gate)]
-        self.read = folding.read(part.read, maps, form.read)
-        self.write = folding.write(part.write, folding.widened(part.down, 0), form.write)
+        self.read = folding.read(part.read, maps, form)
+        self.write = folding.write(part.write, folding.widened(part.down, 0), form)
+        self.register_buffer("counters", counters(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.write(x, self.read(x, gated=True))
+        if not in_one_kernel(self.form, x):
+            return self.write(x, self.read(x, gated=True))
+        from gaugelasso.kernels.gpu import whole
+
+        return whole.mlp_(x, self.read.parts(), self.write.parts(), self.counters, EPS)
 
 
 class Classifier(nn.Module):
@@ -264,7 +75,7 @@ class Classifier(nn.Module):
     def __init__(self, part: layers.Classifier, folding: Folding, form: Form):
         super().__init__()
         self.outputs = part.out.shape[1]
-        self.read = folding.read(part.read, [folding.widened(part.out, 1)], form.read)
+        self.read = folding.read(part.read, [folding.widened(part.out, 1)], form)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.read(x)[:, : self.outputs]

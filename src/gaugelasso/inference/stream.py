@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from gaugelasso.kernels.dispatch import fused
 from gaugelasso.kernels.stream import EPS
+from gaugelasso.kernels.tiles import Tile, applies
 
 # gather: pick the sites that are read. window: read the whole stretch from the first to the
-# last of them, with zero rows in the map for the others. fused: as gather, with normaliser and
-# product in one kernel, where there is a GPU with Triton.
-ReadForm = Literal["gather", "window", "fused"]
+# last of them, with zero rows in the map for the others. The others are for a GPU with Triton, and
+# elsewhere the same as one of these. fused: as gather, with normaliser and product in one kernel.
+# scaled: as fused, with the normalisers in a kernel before. fused_window, scaled_window: the same
+# as window. staged: the normalised sites are copied, for a product of the library.
+ReadForm = Literal["gather", "window", "fused", "scaled", "fused_window", "scaled_window", "staged"]
+WINDOWS = ("window", "fused_window", "scaled_window")
 # scatter: add to the sites that are written. window: add to the stretch from the first to the
 # last of them, with zero columns in the map for the others. spread: add to the whole stream what
 # a gather spreads out; changes nothing in place. fused: as scatter, within the product, where there
@@ -83,18 +87,23 @@ class Read(nn.Module):
         form: ReadForm,
         int8: bool = False,
         align: int = 1,
+        tile: Tile | None = None,
     ):
         """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c].
 
-        What the product reads is padded to a multiple of `align`, with zero rows in the map.
+        What the product reads is padded to a multiple of `align`, with zero rows in the map. `tile`
+        is the one of the kernel's product, where it was measured.
         """
         super().__init__()
         self.form: ReadForm = form
-        self.start, self.stop = stretch(sites, align if form == "window" else 1)
-        if form == "window":
+        self.tile = tile
+        self.window = form in WINDOWS
+        self.start, self.stop = stretch(sites, align if self.window else 1)
+        if self.window:
             weight = placed(weight, sites - self.start, self.stop - self.start)
             maps = placed(maps, sites - self.start, self.stop - self.start)
-        if form == "gather":
+            sites = torch.arange(self.start, self.stop)
+        else:
             sites, weight, maps = (padded(each, align) for each in (sites, weight, maps))
         # The first of adjacent sites, which a kernel reads without looking each one up.
         self.first = self.start if self.stop - self.start == len(sites) else None
@@ -102,25 +111,38 @@ class Read(nn.Module):
         self.register_buffer("weight", weight)
         self.maps = Matrix(maps, int8)
 
-    def forward(self, x: Tensor, gated: bool = False) -> Tensor:
+    def forward(self, x: Tensor, gated: bool = False, tile: Tile | None = None) -> Tensor:
         """[N, D] -> [N, c]; `gated`: the first half of the columns times silu of the second."""
-        if self.form == "fused" and uses_kernels(x):
-            from gaugelasso.kernels.gpu import products
-
-            return products.read_product(
-                x, self.sites, self.weight, self.maps(), EPS, gated=gated, first=self.first
-            )
+        if self.form not in ("gather", "window") and uses_kernels(x):
+            return self._kernels(x, gated, tile or applies(self.tile, len(x)))
         out = self._plain(x)
         if not gated:
             return out
         up, gate = out.chunk(2, dim=1)
         return nn.functional.silu(gate) * up
 
+    def _kernels(self, x: Tensor, gated: bool, tile: Tile | None) -> Tensor:
+        from gaugelasso.kernels.gpu import products
+
+        maps, where = self.maps(), (x, self.sites, self.weight)
+        if self.form == "staged":
+            normal = products.normalised_sites(*where, EPS, len(maps), first=self.first)
+            out = normal @ maps
+            return products.swiglu(out) if gated else out
+        factors = None
+        if self.form in ("scaled", "scaled_window"):
+            factors = products.norm_factors(*where, EPS, first=self.first)
+        return products.read_product(
+            *where, maps, EPS, gated=gated, first=self.first, factors=factors, tile=tile
+        )
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sites, weight and maps."""
+        return self.sites, self.weight, self.maps()
+
     def _plain(self, x: Tensor) -> Tensor:
-        if self.form == "window":
-            picked = x[:, self.start : self.stop]
-        else:
-            picked = x.index_select(1, self.sites)
+        start, stop = self.start, self.stop
+        picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
         level = picked.to(self.weight.dtype).square() @ self.weight
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
@@ -143,6 +165,7 @@ class Write(nn.Module):
         form: WriteForm,
         int8: bool = False,
         align: int = 1,
+        tile: Tile | None = None,
     ):
         """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D.
 
@@ -150,6 +173,7 @@ class Write(nn.Module):
         """
         super().__init__()
         self.form: WriteForm = form
+        self.tile = tile
         self.start, self.stop = stretch(sites, align if form == "window" else 1)
         self.first = self.start if self.stop - self.start == len(sites) else None
         if form == "window":
@@ -166,12 +190,19 @@ class Write(nn.Module):
         self.register_buffer("sites", sites)
         self.maps = Matrix(maps, int8)
 
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+    def forward(self, x: Tensor, h: Tensor, tile: Tile | None = None) -> Tensor:
         """x [N, D] and h [N, f] -> the stream, which replaces x from here on."""
         if self.form == "fused" and uses_kernels(x):
             from gaugelasso.kernels.gpu import products
 
-            return products.product_write_(x, h, self.maps(), self.sites, first=self.first)
+            return products.product_write_(
+                x,
+                h,
+                self.maps(),
+                self.sites,
+                first=self.first,
+                tile=tile or applies(self.tile, len(x)),
+            )
         if self.form == "window":
             x[:, self.start : self.stop].addmm_(h, self.maps())
             return x
@@ -179,6 +210,10 @@ class Write(nn.Module):
         if self.form == "spread":
             return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
         return x.index_add_(1, self.sites, u[:, : len(self.sites)])
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Maps and sites."""
+        return self.maps(), self.sites
 
 
 def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:

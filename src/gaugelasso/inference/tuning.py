@@ -5,36 +5,34 @@ GPU as a CUDA graph, because launches would hide the differences. All forms comp
 a wrong choice costs time and nothing else.
 """
 
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.attention import AttentionForm, attend
+from gaugelasso.inference.cache import Cache
+from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
+from gaugelasso.inference.folded import fold
+from gaugelasso.inference.folding import WHOLE, Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
-from gaugelasso.inference.operators import (
-    Attention,
-    Classifier,
-    Form,
-    Mlp,
-    Reader,
-    StreamOrder,
-)
+from gaugelasso.inference.operators import Attention, Classifier, Mlp, Reader
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
-from gaugelasso.kernels.cuda_graph import capture_repeated
 from gaugelasso.kernels.dispatch import available
+from gaugelasso.kernels.tiles import ATTENTION, FEW, Tile, candidates
 from gaugelasso.models import Transformer
 
-Name = TypeVar("Name", bound=Hashable)
+# Seconds by part (read, write, attention) and form.
+Timings = dict[str, dict[str, float]]
+# What a form is called, the form, and an action that uses it.
+Choice = tuple[str, tuple[Form, Callable[[], object]]]
+# Reads whose product is a kernel with tiles.
+TILED = ("fused", "scaled", "fused_window", "scaled_window")
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
-# Calls of an action between two readings of the device's clock, in one graph.
-CALLS = 5
 
 
 @torch.inference_mode()
@@ -63,44 +61,17 @@ def tuned(
             found[onednn] = parts.choose()
     onednn = min(found, key=lambda each: found[each][1])
     best = InferenceModel(model, dtype=dtype, int8=int8, forms=found[onednn][0])
+    best.timings = found[onednn][2]
     best.onednn = onednn
     if on_cpu and batch > 1:
         best.tokens_per_pass = _fastest_pass(best, inputs, repeats)
     return best
 
 
-def fastest(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
-    """The name of the fastest action, and its seconds.
-
-    The actions take turns, after a call of each that does not count. The shortest time of each
-    counts, because other programs only add to it.
-    """
-    times: dict[Name, list[float]] = {name: [] for name in actions}
-    for turn in range(repeats + 1):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            action()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    best = min(times, key=lambda name: min(times[name]))
-    return best, min(times[best])
-
-
-def fastest_graph(actions: Mapping[Name, Callable[[], object]], repeats: int) -> tuple[Name, float]:
-    """As `fastest`, of actions on a GPU that are captured; the device's own clock counts."""
-    graphs = {name: capture_repeated(action, CALLS) for name, action in actions.items()}
-    times: dict[Name, list[float]] = {name: [] for name in actions}
-    for turn in range(repeats + 1):
-        for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if turn:
-                times[name].append(start.elapsed_time(end) / 1000 / CALLS)
-    best = min(times, key=lambda name: min(times[name]))
-    return best, min(times[best])
+def fastest(times: Mapping[Name, float]) -> tuple[Name, float]:
+    """The name of the shortest time, and the time."""
+    best = min(times, key=lambda name: times[name])
+    return best, times[best]
 
 
 def _tuned_for_gpu(
@@ -111,17 +82,18 @@ def _tuned_for_gpu(
     made = {}
     for order in ORDERS:
         parts = _Parts(model, dtype, int8, batch, length, repeats, order)
-        forms, _ = parts.choose()
+        forms, _, timings = parts.choose()
         made[order] = InferenceModel(model, dtype=dtype, int8=int8, forms=forms, stream=order)
-    ways = {order: partial(each, inputs) for order, each in made.items()}
-    best = made[fastest_graph(ways, repeats)[0]]
+        made[order].timings = timings
+    ways = {order: _served(each, inputs) for order, each in made.items()}
+    best = made[fastest(graph_times(ways, repeats))[0]]
     if model.sites.is_cuda:
         torch.cuda.empty_cache()  # the memory of all the graphs
     return best
 
 
 class _Parts:
-    """The reads, writes and attentions of a model, and random activations for them."""
+    """The parts of a model in all of their forms, and random activations for them."""
 
     def __init__(
         self,
@@ -135,71 +107,127 @@ class _Parts:
     ):
         self.batch, self.length, self.repeats, self.order = batch, length, repeats, order
         self.tokens = batch * length
-        self.gpu = model.sites.device.type == "cuda"
+        self.device = model.sites.device
+        self.gpu = self.device.type == "cuda"
         # On a GPU without Triton the forms with kernels would be their references.
         self.kernels = self.gpu and available() and dtype is not torch.float64
-        # One model per form, from which the parts are taken.
-        forms: list[tuple[ReadForm, WriteForm]] = [("gather", "scatter"), ("window", "window")]
-        if not self.gpu:
-            forms.append(("gather", "spread"))
-        if self.kernels:
-            forms.append(("fused", "fused"))
-        self.attentions: list[AttentionForm] = ["sdpa", "narrow" if self.kernels else "blocks"]
-        self.models = {
-            (read, write): InferenceModel(
-                model, dtype=dtype, int8=int8, forms=Form(read, write), stream=order
-            )
-            for read, write in forms
-        }
-        self.plain = self.models["gather", "scatter"]
+        self.model = model
+        self.plain = InferenceModel(model, dtype=dtype, int8=int8, forms=Form(), stream=order)
 
-    def choose(self) -> tuple[dict[str, Form], float]:
-        """The fastest form of every operator, and the seconds of all of them together."""
-        known: dict[Hashable, tuple[Form, float]] = {}
-        chosen, total = {}, 0.0
+    def choose(self) -> tuple[dict[str, Form], float, dict[str, Timings]]:
+        """The fastest form of every operator, the seconds of all of them, and all timings."""
+        known: dict[Hashable, tuple[Form, float, Timings]] = {}
+        chosen, timings, total = {}, {}, 0.0
         for name, part in self.plain.readers().items():
             key = _sizes(part)
             if key not in known:
                 known[key] = self._choose(name, part)
-            chosen[name], seconds = known[key]
+            chosen[name], seconds, timings[name] = known[key]
             total += seconds
-        return chosen, total
+        return chosen, total, timings
 
-    def _choose(self, name: str, part: Reader) -> tuple[Form, float]:
-        twins = {form: model.readers()[name] for form, model in self.models.items()}
+    def _choose(self, name: str, part: Reader) -> tuple[Form, float, Timings]:
+        form, seconds, timings = Form(), 0.0, {}
+        # Attention comes first: the widths of its heads are those of the read and the write.
+        kinds = {
+            "attention": self._attentions,
+            "read": self._reads,
+            "write": self._writes,
+            "step": self._steps,
+        }
+        for kind, ways in kinds.items():
+            choices = dict(ways(name, part, form))
+            if self.gpu:
+                choices = {each: way for each, way in choices.items() if works(way[1])}
+            if not choices:
+                continue
+            times = times_on(
+                self.device.type, {each: action for each, (_, action) in choices.items()},
+                self.repeats,
+            )  # fmt: skip
+            best, spent = fastest(times)
+            form, seconds, timings[kind] = choices[best][0], seconds + spent, times
+        return form, seconds, timings
+
+    def _attentions(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        if not isinstance(part, Attention):
+            return
+        forms = [Form(attention="sdpa")]
+        if not self.gpu:
+            forms.append(Form(attention="blocks"))
+        elif self.kernels and self.length == 1:
+            forms = [Form(attention="narrow")]  # a kernel of its own, and the least widths
+        elif self.kernels:
+            forms.append(Form(attention="cudnn"))
+            forms.append(Form(attention="narrow"))
+            forms += [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
+        for each in forms:
+            twin = self._folded(name, each)
+            assert isinstance(twin, Attention)
+            rows = self._random(self.tokens, twin.read.maps.values.shape[1])
+            action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
+            yield label(each.attention, each.attention_tile), (each, action)
+
+    def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        x, gated = self._stream(), isinstance(part, Mlp)
+        for read in self._read_forms():
+            twin = self._folded(name, replace(form, read=read))
+            tiles: Sequence[Tile | None] = [None]
+            if read in TILED:
+                columns = twin.read.maps.values.shape[1] // (2 if gated else 1)
+                tiles = candidates(self.tokens, columns, gated)
+            for tile in tiles:
+                made = replace(form, read=read, read_tile=tile)
+                yield label(read, tile), (made, partial(twin.read, x, gated, tile))
+
+    def _read_forms(self) -> list[ReadForm]:
+        if not self.kernels:
+            return ["gather", "window"]
+        few = self.tokens <= FEW
+        if self.order == "sites":  # any site is a contiguous row
+            return ["fused", "staged"] if few else ["fused", "scaled", "staged"]
+        if few:
+            return ["fused", "fused_window", "staged"]
+        return ["fused_window", "scaled_window", "staged"]
+
+    def _writes(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        if isinstance(part, Classifier):
+            return
         x = self._stream()
-        gated = isinstance(part, Mlp)
-        reads = {read: partial(twin.read, x, gated) for (read, _), twin in twins.items()}
-        read, seconds = self._fastest(reads)
-        form = Form(read)
-        if not isinstance(part, Classifier):
-            h = self._random(self.tokens, part.write.maps.values.shape[0])
-            writes = {
-                write: partial(twin.write, x, h)
-                for (_, write), twin in twins.items()
-                if not isinstance(twin, Classifier)
-            }
-            write, spent = self._fastest(writes)
-            form, seconds = replace(form, write=write), seconds + spent
-        if isinstance(part, Attention):
-            ways = {each: self._attending(part, each) for each in self.attentions}
-            attention, spent = self._fastest(ways)
-            form, seconds = replace(form, attention=attention), seconds + spent
-        return form, seconds
+        forms: list[WriteForm] = ["scatter", "window"]
+        forms += ["fused"] if self.kernels else [] if self.gpu else ["spread"]
+        for write in forms:
+            twin = self._folded(name, replace(form, write=write))
+            assert not isinstance(twin, Classifier)
+            inner = twin.write.maps.values.shape[0]
+            h = self._random(self.tokens, inner)
+            tiles: Sequence[Tile | None] = [None]
+            if write == "fused":
+                tiles = candidates(self.tokens, len(twin.write.sites))
+            for tile in tiles:
+                made = replace(form, write=write, write_tile=tile)
+                yield label(write, tile), (made, partial(twin.write, x, h, tile))
 
-    def _attending(self, part: Attention, form: AttentionForm) -> Callable[[], object]:
-        """Attention of random heads, in the widths that this form has."""
-        wide_k, wide_v = part.widths(form)
-        sizes = [(part.heads, wide_k), (part.groups, wide_k), (part.groups, wide_v)]
-        if self.gpu:  # as projected: token by token
-            heads = [self._random(self.batch, self.length, *each) for each in sizes]
-            q, k, v = (each.transpose(1, 2) for each in heads)
-        else:
-            q, k, v = (self._random(self.batch, n, self.length, wide) for n, wide in sizes)
-        return partial(attend, q, k, v, causal=self.plain.spec.causal, form=form)
+    def _steps(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        """An operator of a decoding step: the parts that were chosen, or one kernel."""
+        few = self.length == 1 and self.batch <= WHOLE
+        if not self.kernels or not few or isinstance(part, Classifier):
+            return
+        x = self._stream()
+        for step in (form, Form("fused", "fused", "narrow", step="whole")):
+            twin = self._folded(name, step)
+            if isinstance(twin, Mlp):
+                yield step.step, (step, partial(twin, x))
+            elif isinstance(twin, Attention) and self.plain.generates:
+                length = self.plain.spec.length
+                widths = [(twin.groups, twin.d_k, twin.d_v)]
+                cache = Cache(widths, self.batch, length, self.plain.dtype, self.device)
+                cache.positions.fill_(length - 1)
+                step_of = partial(twin.step, x, cache.rows(0), cache.positions, length, None)
+                yield step.step, (step, step_of)
 
-    def _fastest(self, actions: Mapping[Name, Callable[[], object]]) -> tuple[Name, float]:
-        return (fastest_graph if self.gpu else fastest)(actions, self.repeats)
+    def _folded(self, name: str, form: Form) -> Reader:
+        return fold(self.model, name, self.plain.folding, form).to(self.device)
 
     def _stream(self) -> Tensor:
         if self.order == "tokens":
@@ -207,7 +235,40 @@ class _Parts:
         return self._random(self.plain.width, self.tokens).T
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.plain.device).to(self.plain.dtype)
+        return torch.randn(shape, device=self.device).to(self.plain.dtype)
+
+
+def label(name: str, tile: Tile | None) -> str:
+    """What a form is called in the timings."""
+    return name if tile is None else f"{name} {tile}"
+
+
+def works(action: Callable[[], object]) -> bool:
+    """Whether this device can do it: it may lack shared memory, or a library a kernel."""
+    errors: tuple[type[Exception], ...] = (RuntimeError,)
+    if available():
+        from triton.runtime.errors import OutOfResources
+
+        errors = (*errors, OutOfResources)
+    try:
+        action()
+    except errors:
+        return False
+    return True
+
+
+def _served(model: InferenceModel, inputs: Tensor) -> Callable[[], object]:
+    """What tuning is for: a pass over the inputs, or a step after a long context."""
+    if inputs.shape[1] > 1 or not model.generates:
+        return partial(model, inputs)
+    cache = model.new_cache(len(inputs))
+
+    def step() -> None:
+        cache.longest = cache.length - 1
+        cache.positions.fill_(cache.longest)
+        model.decode(inputs[:, 0], cache, static=True)
+
+    return step
 
 
 def _sizes(part: Reader) -> Hashable:
@@ -226,4 +287,4 @@ def _fastest_pass(model: InferenceModel, inputs: Tensor, repeats: int) -> int | 
         model(inputs)
 
     options = (None, inputs.shape[1])
-    return fastest({each: partial(serve, each) for each in options}, repeats)[0]
+    return fastest(call_times({each: partial(serve, each) for each in options}, repeats))[0]

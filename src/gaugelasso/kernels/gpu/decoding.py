@@ -1,7 +1,7 @@
-"""Kernels between the products of attention at inference: heads, the cache, one-token attention.
+"""Kernels of decoding: attention of one token over the cache, and the noise of draws.
 
-Nothing here has a gradient. References: `inference.operators.Attention.project` with
-`inference.cache.Cache`, `inference.attention.attend` with a mask, and `inference.noise`.
+Nothing here has a gradient. References: `inference.operators.Attention.mix_one` without kernels,
+and `inference.noise`.
 """
 
 import math
@@ -10,98 +10,105 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import check_offsets
-
 # A score that no query gives: finite, so that the difference of two of them is a number.
 UNSEEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _split(rows, q, k, v, keys, values, cos, sin, at, slots, N, S, L, heads, groups, d_k, d_v,
-           wide_k, wide_v, ld, TURN: tl.constexpr, PLACED: tl.constexpr, STORE: tl.constexpr,
-           CHOSEN: tl.constexpr, OUT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-           BV: tl.constexpr):  # fmt: skip
-    """One head of a block of tokens: rotated, and copied to its tensor and to the cache."""
-    n = tl.program_id(0) * BT + tl.arange(0, BT)
-    lane = tl.program_id(1)
-    live = n < N
-    slot, t = n // S, n % S
-    if PLACED:
-        t = tl.load(at + n, mask=live, other=0).to(tl.int32)
-    if CHOSEN:
-        slot = tl.load(slots + slot, mask=live, other=0).to(tl.int32)
-    if lane < heads + groups:
-        p = tl.arange(0, BK)
-        real = live[:, None] & (p < d_k)[None, :]
-        source = rows + n[:, None] * ld + lane * wide_k
-        value = tl.load(source + p[None, :], mask=real, other=0.0)
-        if TURN:
-            half = d_k // 2
-            early = p < half
-            partner = tl.where(early, p + half, p - half)
-            pair = tl.where(early, p, partner)
-            other = tl.load(source + partner[None, :], mask=real, other=0.0).to(tl.float32)
-            angle = t[:, None] * half + pair[None, :]
-            c = tl.load(cos + angle, mask=real, other=0.0).to(tl.float32)
-            s = tl.load(sin + angle, mask=real, other=0.0).to(tl.float32)
-            s = tl.where(early[None, :], -s, s)
-            value = (value.to(tl.float32) * c + other * s).to(q.dtype.element_ty)
-        full = live[:, None] & (p < wide_k)[None, :]
-        if lane < heads:
-            to = q + (n * heads + lane)[:, None] * wide_k + p[None, :]
-            tl.store(to, value, mask=full)
-        else:
-            g = lane - heads
-            if OUT:
-                to = k + (n * groups + g)[:, None] * wide_k + p[None, :]
-                tl.store(to, value, mask=full)
-            if STORE:
-                row = (slot.to(tl.int64) * groups + g) * L + t
-                tl.store(keys + row[:, None] * d_k + p[None, :], value, mask=real)
-    else:
-        g = lane - heads - groups
-        e = tl.arange(0, BV)
-        known = live[:, None] & (e < d_v)[None, :]
-        start = (heads + groups) * wide_k + g * wide_v
-        kept = tl.load(rows + n[:, None] * ld + start + e[None, :], mask=known, other=0.0)
-        if OUT:
-            place = v + (n * groups + g)[:, None] * wide_v + e[None, :]
-            tl.store(place, kept, mask=live[:, None] & (e < wide_v)[None, :])
-        if STORE:
-            line = (slot.to(tl.int64) * groups + g) * L + t
-            tl.store(values + line[:, None] * d_v + e[None, :], kept, mask=known)
+def _turned(one, two, cos, sin, at, mask):
+    """Both halves of a head, rotated by the angles at this place of the tables."""
+    c = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(sin + at, mask=mask, other=0.0).to(tl.float32)
+    return one * c - two * s, one * s + two * c
 
 
 @triton.jit
-def _attend_one(q, keys, values, positions, out, L, heads, groups, d_k, d_v, wide_k, wide_v, bits,
-                BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """One head of one sequence. BN sums run side by side, each over every BN-th key."""
-    lane = tl.program_id(0)
-    b, h = lane // heads, lane % heads
-    row = (b.to(tl.int64) * groups + h // (heads // groups)) * L
-    # The keys that this token sees, its own included.
-    count = tl.load(positions + b).to(tl.int32) + 1
-    p, e = tl.arange(0, BK), tl.arange(0, BV)
-    query = tl.load(q + lane * wide_k + p, mask=p < d_k, other=0.0).to(tl.float32) * bits
-    top = tl.full((BN,), UNSEEN, tl.float32)
-    total = tl.zeros((BN,), tl.float32)
-    mixed = tl.zeros((BN, BV), tl.float32)
+def over_cache(q_one, q_two, k_one, k_two, value, keys, values, cos, sin, count, stores, half, rest,
+               d_v, second, k_token, k_channel, v_token, v_channel, bits, TURN: tl.constexpr,
+               ROOM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+               BV: tl.constexpr):  # fmt: skip
+    """One head of a new token, over `count` keys before it and its own: [BV] in float32.
+
+    Queries and keys are the two parts of a head before rotation, in float32; `keys` and `values`
+    point to the head's cache. Where it `stores`, the new key and value go there. BN sums run side
+    by side, each over every BN-th key. Blocks are [channels, keys]: the keys of a channel are
+    contiguous.
+    """
+    p, e = tl.arange(0, BH), tl.arange(0, BV)
+    early, late, known = p < half, p < rest, e < d_v
+    if TURN:
+        q_one, q_two = _turned(q_one, q_two, cos, sin, count * second + p, early)
+        k_one, k_two = _turned(k_one, k_two, cos, sin, count * second + p, early)
+    new_one, new_two = k_one.to(keys.dtype.element_ty), k_two.to(keys.dtype.element_ty)
+    value = value.to(values.dtype.element_ty)
+    if stores:
+        to = keys + count * k_token + p * k_channel
+        tl.store(to, new_one, mask=early)
+        tl.store(to + half * k_channel, new_two, mask=late)
+        tl.store(values + count * v_token + e * v_channel, value, mask=known)
+    q_one, q_two = q_one * bits, q_two * bits
+    own = tl.sum(q_one * new_one.to(tl.float32) + q_two * new_two.to(tl.float32), axis=0)
+    place = tl.arange(0, BN)
+    limit = tl.cdiv(count, 16) * 16
+    top = tl.where(place == 0, own, UNSEEN)
+    total = tl.where(place == 0, 1.0, 0.0)
+    mixed = tl.where((place == 0)[None, :], value.to(tl.float32)[:, None], 0.0)
     for first in range(0, count, BN):
-        key = first + tl.arange(0, BN)
+        key = first + place
         seen = key < count
-        at = keys + (row + key)[:, None] * d_k + p[None, :]
-        k = tl.load(at, mask=seen[:, None] & (p < d_k)[None, :], other=0.0).to(tl.float32)
-        scores = tl.where(seen, tl.sum(k * query[None, :], axis=1), UNSEEN)
+        at = keys + p[:, None] * k_channel + key[None, :] * k_token
+        # Whole vectors are read where there is room: what is not seen has no weight.
+        near = key < limit if ROOM else seen
+        one = tl.load(at, mask=early[:, None] & near[None, :], other=0.0)
+        two = tl.load(at + half * k_channel, mask=late[:, None] & near[None, :], other=0.0)
+        at = values + e[:, None] * v_channel + key[None, :] * v_token
+        v = tl.load(at, mask=known[:, None] & near[None, :], other=0.0)
+        one = tl.where(seen[None, :], one, 0.0).to(tl.float32)
+        two = tl.where(seen[None, :], two, 0.0).to(tl.float32)
+        v = tl.where(seen[None, :], v, 0.0).to(tl.float32)
+        scores = tl.sum(one * q_one[:, None] + two * q_two[:, None], axis=0)
+        scores = tl.where(seen, scores, UNSEEN)
         higher = tl.maximum(top, scores)
         share = tl.where(seen, tl.exp2(scores - higher), 0.0)
         fade = tl.exp2(top - higher)
-        at = values + (row + key)[:, None] * d_v + e[None, :]
-        v = tl.load(at, mask=seen[:, None] & (e < d_v)[None, :], other=0.0).to(tl.float32)
         total = total * fade + share
-        mixed = mixed * fade[:, None] + share[:, None] * v
+        mixed = mixed * fade[None, :] + share[None, :] * v
         top = higher
     fade = tl.exp2(top - tl.max(top, axis=0))
-    result = tl.sum(mixed * fade[:, None], axis=0) / tl.sum(total * fade, axis=0)
+    return tl.sum(mixed * fade[None, :], axis=1) / tl.sum(total * fade, axis=0)
+
+
+@triton.jit
+def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, half, rest, d_v,
+                wide_k, wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
+                bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
+                BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """One head of one sequence.
+
+    A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
+    together in the cache.
+    """
+    lane = tl.program_id(0)
+    b, h = lane // heads, lane % heads
+    share = heads // groups
+    g = h // share
+    count = tl.load(positions + b).to(tl.int32)
+    p, e = tl.arange(0, BH), tl.arange(0, BV)
+    early, late = p < half, p < rest
+    source = rows + b * ld
+    q_at, k_at = source + h * wide_k + p, source + (heads + g) * wide_k + p
+    q_one = tl.load(q_at, mask=early, other=0.0).to(tl.float32)
+    q_two = tl.load(q_at + second, mask=late, other=0.0).to(tl.float32)
+    k_one = tl.load(k_at, mask=early, other=0.0).to(tl.float32)
+    k_two = tl.load(k_at + second, mask=late, other=0.0).to(tl.float32)
+    v_at = source + (heads + groups) * wide_k + g * wide_v + e
+    value = tl.load(v_at, mask=e < d_v, other=0.0).to(tl.float32)
+    head = b.to(tl.int64) * groups + g
+    result = over_cache(
+        q_one, q_two, k_one, k_two, value, keys + head * k_head, values + head * v_head, cos, sin,
+        count, h % share == 0, half, rest, d_v, second, k_token, k_channel, v_token, v_channel,
+        bits, TURN, ROOM, BN, BH, BV,
+    )  # fmt: skip
     tl.store(out + lane * wide_v + e, result.to(out.dtype.element_ty), mask=e < wide_v)
 
 
@@ -128,67 +135,60 @@ def _exponential(seeds, counts, out, V, BV: tl.constexpr):
     tl.store(out + b * V + j, drawn, mask=j < V)
 
 
-def split_heads(
+def attend_one(
     rows: Tensor,
-    batch: int,
-    heads: tuple[int, int],
-    widths: tuple[int, int],
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    heads: int,
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
-    at: Tensor | None = None,
-    cache: tuple[Tensor, Tensor] | None = None,
-    slots: Tensor | None = None,
-    cached_only: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q [B, H, S, wide_k], k [B, G, S, wide_k], v [B, G, S, wide_v] of rows [N, features].
+) -> Tensor:
+    """softmax(q k^T) v of one token of every sequence, which is stored in the cache: [B, H wide_v].
 
-    `heads` is (H, G), `widths` (d_k, d_v), `padded` (wide_k, wide_v). Features come as H queries, G
-    keys and G values, each padded. `angles` are cos and sin of RoPE, [length, d_k / 2]; `at` [B, S]
-    are the positions, else they count from 0. Keys [.., G, L, d_k] and values of a `cache` receive
-    the new ones at their positions, in the sequences `slots` [B] (default: in order). With
-    `cached_only`, k and v are not written elsewhere, and what is returned for them has no meaning.
+    rows [B, features] have queries, keys and values as in `mixing`. keys [B, G, L, d_k] and values
+    [B, G, L, d_v] are the cache. The token stands at its position [B], after the keys that it
+    sees; what lies beyond has no effect. A cache whose channels are contiguous and have room for a
+    multiple of 16 keys is read fastest.
     """
-    rows = rows.contiguous()
-    tokens, (h, g), (wide_k, wide_v) = rows.shape[0], heads, padded
-    size = tokens // batch
-    check_offsets(rows.shape[1], tokens)
-    q = rows.new_empty(batch, size, h, wide_k)
-    k = q if cached_only else rows.new_empty(batch, size, g, wide_k)
-    v = q if cached_only else rows.new_empty(batch, size, g, wide_v)
-    keys, values = cache or (q, q)
-    assert keys.is_contiguous()
-    assert values.is_contiguous()
-    cos, sin = angles or (q, q)
-    power = triton.next_power_of_2
-    block = 64 if tokens >= 4096 else 16
-    _split[(triton.cdiv(tokens, block), h + 2 * g)](
-        rows, q, k, v, keys, values, cos, sin, q if at is None else at.contiguous(),
-        q if slots is None else slots, tokens, size, keys.shape[2] if cache else 1, h, g, *widths,
-        wide_k, wide_v, rows.shape[1], TURN=angles is not None, PLACED=at is not None,
-        STORE=cache is not None, CHOSEN=slots is not None, OUT=not cached_only, BT=block,
-        BK=power(wide_k), BV=power(wide_v),
-    )  # fmt: skip
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def attend_one(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, wide_v: int) -> Tensor:
-    """softmax(q k^T) v of one token of every sequence, which sees the keys up to its position.
-
-    q [B, H, 1, wide_k] of `split_heads`, keys [B, G, L, d_k], values [B, G, L, d_v],
-    positions [B] -> [B, H, 1, wide_v]. Keys beyond the position are not read.
-    """
-    batch, heads = q.shape[:2]
-    q = q.transpose(1, 2).contiguous()
-    groups, length, d_k = keys.shape[1:]
-    out = q.new_empty(batch, 1, heads, wide_v)
-    d_v, power = values.shape[3], triton.next_power_of_2
-    wide = max(power(d_k), power(wide_v))
-    block = 128 if wide <= 32 else 64 if wide <= 64 else 32
+    assert rows.is_contiguous()
+    batch, wide_v = len(rows), padded[1]
+    out = rows.new_empty(batch, heads * wide_v)
+    numbers, launch = attention_launch(keys, values, heads, wide_v, angles is not None)
+    half, rest, d_v, *strides = numbers
+    cos, sin = angles or (rows, rows)
     _attend_one[(batch * heads,)](
-        q, keys, values, positions, out, length, heads, groups, d_k, d_v, q.shape[3], wide_v,
-        1 / math.log(2), BN=block, BK=power(d_k), BV=power(wide_v),
+        rows, keys, values, cos, sin, positions, out, heads, keys.shape[1], half, rest, d_v,
+        *padded, second if angles else half, rows.shape[1], *strides, 1 / math.log(2),
+        TURN=angles is not None, **launch,
     )  # fmt: skip
-    return out.transpose(1, 2)
+    return out
+
+
+def attention_launch(
+    keys: Tensor, values: Tensor, heads: int, wide_v: int, turned: bool
+) -> tuple[tuple[int, ...], dict[str, int | bool]]:
+    """Sizes and strides of a cache, and the blocks of the kernels that read it."""
+    batch, _, length, d_k = keys.shape
+    power = triton.next_power_of_2
+    half = d_k // 2 if turned else (d_k + 1) // 2
+    strides = (*head_strides(keys), *head_strides(values))
+    deep, wide = power(half), power(wide_v)
+    # Few programs have more keys each, and more threads for them.
+    few = batch * heads < 128
+    most = (256 * 128 if few else 128 * 96) // (2 * deep + 2 * wide)
+    block = min(512, power(length), 1 << max(4, most.bit_length() - 1))
+    room = strides[1] == strides[4] == 1 and length % 16 == 0
+    launch = {"ROOM": room, "BN": block, "BH": deep, "BV": wide, "num_warps": 8 if few else 4}
+    return (half, d_k - half, values.shape[3], *strides), launch
+
+
+def head_strides(cache: Tensor) -> tuple[int, int, int]:
+    """Of heads, tokens and channels of [B, G, L, d], whose heads follow each other."""
+    sequences, heads, tokens, channels = cache.stride()
+    assert sequences == cache.shape[1] * heads
+    return heads, tokens, channels
 
 
 def exponential_(noise: Tensor, seeds: Tensor, counts: Tensor) -> None:

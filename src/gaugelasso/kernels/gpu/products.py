@@ -10,6 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import check_offsets
+from gaugelasso.kernels.tiles import FEW, Tile
+
+# Differs between operators: without this, a kernel would be compiled for some of its values.
+_ANY = ["first"]
 
 
 @triton.jit
@@ -19,15 +23,24 @@ def _dot(a, b, total):
 
 
 @triton.jit
-def _read_product(x, sites, weight, maps, out, N, d, c, ld, x_token, x_site, first, eps,
-                  GATED: tl.constexpr, DENSE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-                  BK: tl.constexpr):  # fmt: skip
+def _block(columns, BC: tl.constexpr):
+    """This program's blocks of tokens and columns: neighbours share the tokens, in the cache."""
+    blocks = tl.cdiv(columns, BC)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks
+
+
+@triton.jit(do_not_specialize=_ANY)
+def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_site, first, eps,
+                  GATED: tl.constexpr, DENSE: tl.constexpr, GIVEN: tl.constexpr, BM: tl.constexpr,
+                  BC: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """out = factor (x[:, sites] @ maps); GATED: the first c columns times silu of the next c.
 
-    The factor of a token is known when its last site is read, and passes through the product.
+    The factor of a token is GIVEN, or known when its last site is read. It passes through the
+    product. With DENSE the first site is 16 `first`.
     """
-    n = tl.program_id(0) * BM + tl.arange(0, BM)
-    j = tl.program_id(1) * BC + tl.arange(0, BC)
+    row, column = _block(c, BC)
+    n = row * BM + tl.arange(0, BM)
+    j = column * BC + tl.arange(0, BC)
     live, wanted = n < N, j < c
     level = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
@@ -36,18 +49,22 @@ def _read_product(x, sites, weight, maps, out, N, d, c, ld, x_token, x_site, fir
         k = start + tl.arange(0, BK)
         real = k < d
         # The compiler sees that a dense stretch is contiguous.
-        site = first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
+        site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
         at = x + n[:, None] * x_token + site[None, :] * x_site
         rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0)
-        values = rows.to(tl.float32)
-        share = tl.load(weight + k, mask=real, other=0.0)
-        level += tl.sum(values * values * share[None, :], axis=1)
+        if not GIVEN:
+            values = rows.to(tl.float32)
+            share = tl.load(weight + k, mask=real, other=0.0)
+            level += tl.sum(values * values * share[None, :], axis=1)
         inside = real[:, None] & wanted[None, :]
         map_at = maps + k[:, None] * ld + j[None, :]
         total = _dot(rows, tl.load(map_at, mask=inside, other=0.0), total)
         if GATED:
             gate = _dot(rows, tl.load(map_at + c, mask=inside, other=0.0), gate)
-    factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+    if GIVEN:
+        factor = tl.load(factors + n, mask=live, other=0.0)
+    else:
+        factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
     total = total * factor[:, None]
     if GATED:
         gate = gate * factor[:, None]
@@ -56,14 +73,18 @@ def _read_product(x, sites, weight, maps, out, N, d, c, ld, x_token, x_site, fir
     tl.store(at, total.to(out.dtype.element_ty), mask=live[:, None] & wanted[None, :])
 
 
-@triton.jit
-def _product_write(h, maps, sites, x, N, f, d, ld, h_token, x_token, x_site, first,
+@triton.jit(do_not_specialize=_ANY)
+def _product_write(h, maps, sites, x, N, f, d, c, h_token, x_token, x_site, first,
                    DENSE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
                    BK: tl.constexpr):  # fmt: skip
-    """x[:, sites] += h @ maps. The sites are different ones, so no two programs add to the same."""
-    n = tl.program_id(0) * BM + tl.arange(0, BM)
-    j = tl.program_id(1) * BC + tl.arange(0, BC)
-    live, wanted = n < N, j < d
+    """x[:, sites] += h @ maps. The sites are different ones, so no two programs add to the same.
+
+    Rows of maps have c columns, of which d are real.
+    """
+    row, column = _block(d, BC)
+    n = row * BM + tl.arange(0, BM)
+    j = column * BC + tl.arange(0, BC)
+    live, wanted, stored = n < N, j < d, j < c
     total = tl.zeros((BM, BC), tl.float32)
     for start in range(0, f, BK):
         k = start + tl.arange(0, BK)
@@ -71,32 +92,79 @@ def _product_write(h, maps, sites, x, N, f, d, ld, h_token, x_token, x_site, fir
         rows = tl.load(
             h + n[:, None] * h_token + k[None, :], mask=live[:, None] & real[None, :], other=0.0
         )
-        inside = real[:, None] & wanted[None, :]
+        inside = real[:, None] & stored[None, :]
         total = _dot(
-            rows, tl.load(maps + k[:, None] * ld + j[None, :], mask=inside, other=0.0), total
+            rows, tl.load(maps + k[:, None] * c + j[None, :], mask=inside, other=0.0), total
         )
-    site = first + j if DENSE else tl.load(sites + j, mask=wanted, other=0).to(tl.int32)
+    site = 16 * first + j if DENSE else tl.load(sites + j, mask=wanted, other=0).to(tl.int32)
     at = x + n[:, None] * x_token + site[None, :] * x_site
     both = live[:, None] & wanted[None, :]
     sum_ = tl.load(at, mask=both, other=0.0).to(tl.float32) + total
     tl.store(at, sum_.to(x.dtype.element_ty), mask=both)
 
 
-def _tile(tokens: int, columns: int, inner: int, small: bool) -> dict[str, int]:
-    """Tokens, columns and inner channels of a program, its warps and stages.
+@triton.jit(do_not_specialize=_ANY)
+def _normalise(x, sites, weight, factors, out, N, d, c, x_token, x_site, out_token, out_site, first,
+               eps, DENSE: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr,
+               BK: tl.constexpr):  # fmt: skip
+    """The factor of every token; COPY: the sites times it instead, and zeros up to column c."""
+    n = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = n < N
+    level = tl.zeros((BM,), tl.float32)
+    for start in range(0, d, BK):
+        k = start + tl.arange(0, BK)
+        real = k < d
+        site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
+        at = x + n[:, None] * x_token + site[None, :] * x_site
+        values = tl.load(at, mask=live[:, None] & real[None, :], other=0.0).to(tl.float32)
+        share = tl.load(weight + k, mask=real, other=0.0)
+        level += tl.sum(values * values * share[None, :], axis=1)
+    factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+    if COPY:
+        for start in range(0, c, BK):
+            k = start + tl.arange(0, BK)
+            real = k < d
+            site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
+            at = x + n[:, None] * x_token + site[None, :] * x_site
+            rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0).to(tl.float32)
+            to = out + n[:, None] * out_token + k[None, :] * out_site
+            normal = (rows * factor[:, None]).to(out.dtype.element_ty)
+            tl.store(to, normal, mask=live[:, None] & (k < c)[None, :])
+    else:
+        tl.store(factors + n, factor, mask=live)
 
-    Few tokens are distributed over as many programs as there are blocks of columns. `small` blocks
-    are for kernels that need many registers: with two sums, or with an address for each element.
-    """
+
+@triton.jit
+def _swiglu(rows, out, N, c, BM: tl.constexpr, BC: tl.constexpr):
+    n = tl.program_id(0) * BM + tl.arange(0, BM)
+    j = tl.program_id(1) * BC + tl.arange(0, BC)
+    both = (n < N)[:, None] & (j < c)[None, :]
+    at = rows + n[:, None] * (2 * c) + j[None, :]
+    up = tl.load(at, mask=both, other=0.0).to(tl.float32)
+    gate = tl.load(at + c, mask=both, other=0.0).to(tl.float32)
+    value = (up * gate * tl.sigmoid(gate)).to(out.dtype.element_ty)
+    tl.store(out + n[:, None] * c + j[None, :], value, mask=both)
+
+
+def _tile(tokens: int, columns: int, inner: int, gated: bool, itemsize: int) -> Tile:
+    """The tile of a product where none was measured; it fits into 96 KB of shared memory."""
     power = triton.next_power_of_2
-    deep = min(64, max(16, power(inner)))
+    deep = min(128 // itemsize, max(16, power(inner)))
     columns = max(16, power(columns))
-    if tokens <= 512:
-        block = {"BM": 16 if tokens <= 16 else 32, "BC": min(32, columns), "BK": 2 * deep}
-        return {**block, "num_warps": 4, "num_stages": 3}
-    columns = min(64 if small else 128, columns)
-    block = {"BM": 128, "BC": columns, "BK": min(deep, 32 if columns > 64 else 64)}
-    return {**block, "num_warps": 8, "num_stages": 3}
+    if tokens <= FEW:
+        return Tile(16 if tokens <= 16 else 32, min(32, columns), 2 * deep, 4, 3)
+    return Tile(128, min(64 if gated else 128, columns), deep, 8, 3)
+
+
+def _launch(tile: Tile) -> dict[str, int]:
+    return {"BM": tile.tokens, "BC": tile.columns, "BK": tile.inner, "num_warps": tile.warps,
+            "num_stages": tile.stages}  # fmt: skip
+
+
+def _dense(first: int | None) -> dict[str, int | bool]:
+    """Whether the sites are adjacent and begin at a multiple of 16, and at which one."""
+    dense = first is not None and first % 16 == 0
+    return {"first": (first or 0) // 16 if dense else 0, "DENSE": dense}
 
 
 def read_product(
@@ -108,39 +176,95 @@ def read_product(
     *,
     gated: bool = False,
     first: int | None = None,
+    factors: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
     """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2), for every token: [N, c].
 
     x [N, D], sites [d], weight [d] in float32, maps [d, c]. With `gated`, maps are [d, 2 c], and
     the result is the first half times silu of the second. `first` says that the sites are the d
-    adjacent ones from there on.
+    adjacent ones from there on. `factors` [N], if given, are those of `norm_factors`.
     """
     tokens, d = x.shape[0], len(sites)
     c = maps.shape[1] // 2 if gated else maps.shape[1]
     check_offsets(max(x.shape[1], c), tokens)
     out = torch.empty(tokens, c, dtype=x.dtype, device=x.device)
-    tile = _tile(tokens, c, d, small=gated or x.stride(0) != 1)
-    grid = (triton.cdiv(tokens, tile["BM"]), triton.cdiv(c, tile["BC"]))
+    tile = tile or _tile(tokens, c, d, gated, x.element_size())
+    grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(c, tile.columns),)
     if tokens and c:
         _read_product[grid](
-            x, sites, weight, maps, out, tokens, d, c, maps.stride(0), *x.stride(), first or 0, eps,
-            GATED=gated, DENSE=first is not None, **tile,
+            x, sites, weight, weight if factors is None else factors, maps, out, tokens, d, c,
+            maps.stride(0), *x.stride(), eps=eps, GATED=gated, GIVEN=factors is not None,
+            **_dense(first), **_launch(tile),
         )  # fmt: skip
     return out
 
 
 def product_write_(
-    x: Tensor, h: Tensor, maps: Tensor, sites: Tensor, *, first: int | None = None
+    x: Tensor,
+    h: Tensor,
+    maps: Tensor,
+    sites: Tensor,
+    *,
+    first: int | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """x[:, t_j] += (h @ maps)_j in place, and x: x [N, D], h [N, f], maps [f, d], sites [d]."""
+    """x[:, t_j] += (h @ maps)_j in place, and x: x [N, D], h [N, f], maps [f, >= d], sites [d]."""
     tokens, d = x.shape[0], len(sites)
-    h = h.contiguous()
+    h, maps = h.contiguous(), maps.contiguous()
     check_offsets(max(x.shape[1], h.shape[1]), tokens)
-    tile = _tile(tokens, d, h.shape[1], small=x.stride(0) != 1)
-    grid = (triton.cdiv(tokens, tile["BM"]), triton.cdiv(d, tile["BC"]))
+    tile = tile or _tile(tokens, d, h.shape[1], False, x.element_size())
+    grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(d, tile.columns),)
     if tokens and d:
         _product_write[grid](
-            h, maps, sites, x, tokens, h.shape[1], d, maps.stride(0), h.stride(0), *x.stride(),
-            first or 0, DENSE=first is not None, **tile,
+            h, maps, sites, x, tokens, h.shape[1], d, maps.shape[1], h.stride(0), *x.stride(),
+            **_dense(first), **_launch(tile),
         )  # fmt: skip
     return x
+
+
+def _normalised(x, sites, weight, eps, first, out, copy):
+    tokens = x.shape[0]
+    check_offsets(x.shape[1], tokens)
+    by_token = x.stride(1) == 1
+    wide = triton.next_power_of_2(max(16, len(sites)))
+    tile = {"BM": 16, "BK": min(256, wide)} if by_token else {"BM": 128, "BK": 16}
+    c, strides = (out.shape[1], out.stride()) if copy else (0, (0, 0))
+    if tokens:
+        _normalise[(triton.cdiv(tokens, tile["BM"]),)](
+            x, sites, weight, out, out, tokens, len(sites), c, *x.stride(), *strides, eps=eps,
+            COPY=copy, num_warps=4, **_dense(first), **tile,
+        )  # fmt: skip
+    return out
+
+
+def norm_factors(
+    x: Tensor, sites: Tensor, weight: Tensor, eps: float, *, first: int | None = None
+) -> Tensor:
+    """1 / sqrt(sum_i weight_i x[s_i]^2) of every token [N], in float32; 0 without signal."""
+    out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    return _normalised(x, sites, weight, eps, first, out, False)
+
+
+def normalised_sites(
+    x: Tensor, sites: Tensor, weight: Tensor, eps: float, columns: int, *, first: int | None = None
+) -> Tensor:
+    """x[:, sites] times `norm_factors`, and zeros up to a number of columns; ordered as x is."""
+    if x.stride(1) == 1:
+        out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
+    else:
+        out = torch.empty(columns, x.shape[0], dtype=x.dtype, device=x.device).T
+    return _normalised(x, sites, weight, eps, first, out, True)
+
+
+def swiglu(rows: Tensor) -> Tensor:
+    """The first half of the columns times silu of the second: [N, 2 c] -> [N, c]."""
+    rows = rows.contiguous()
+    tokens, c = rows.shape[0], rows.shape[1] // 2
+    check_offsets(rows.shape[1], tokens)
+    out = rows.new_empty(tokens, c)
+    tile = {"BM": 8, "BC": min(256, max(16, triton.next_power_of_2(c)))}
+    if tokens and c:
+        grid = (triton.cdiv(tokens, tile["BM"]), triton.cdiv(c, tile["BC"]))
+        _swiglu[grid](rows, out, tokens, c, num_warps=4, **tile)
+    return out

@@ -1,0 +1,227 @@
+"""Attention at inference, folded from a trained operator.
+
+Shapes: N = B*S tokens, D sites, H query heads, G key/value heads, P pairs.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gaugelasso.inference.attention import ROWS, AttentionForm, attend, fits_rows
+from gaugelasso.inference.cache import CacheRows
+from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
+from gaugelasso.inference.stream import uses_kernels
+from gaugelasso.kernels.dispatch import aligned
+from gaugelasso.kernels.stream import EPS
+from gaugelasso.kernels.tiles import Tile
+from gaugelasso.models import operators
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped keys, as `models.operators.Attention`."""
+
+    cos: Tensor | None
+    sin: Tensor | None
+    counters: Tensor
+
+    def __init__(self, part: operators.Attention, folding: Folding, form: Form, length: int):
+        super().__init__()
+        self.form = form
+        self.heads, self.groups = part.query.shape[1], part.key.shape[1]
+        self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
+        self.align, self.dtype = folding.align, folding.dtype
+        self.rope = part.rope
+        self.wide_k, self.wide_v = self.widths(form.attention)
+        # Channels from the first half of a rotated head to the second.
+        pairs = self.d_k // 2
+        self.second = self.wide_k // 2 if self._halves_padded(form.attention) else pairs
+        # The softmax scale in the queries' map is exact: the rotation after it is linear.
+        heads = [part.query * part.softmax_scale, part.key]
+        if self.rope:
+            heads = [widened(each, 3, self.second) for each in heads]
+        maps = [widened(each.flatten(2), 2, self.wide_k) for each in heads]
+        maps.append(widened(part.value, 2, self.wide_v))
+        self.features = sum(each[0].numel() for each in maps)
+        if missing := folding.wide(self.features) - self.features:
+            maps.append(part.value.new_zeros(len(part.value), missing))
+        self.read = folding.read(part.read, maps, form)
+        out = widened(part.out, 1, self.wide_v).flatten(0, 1)
+        self.write = folding.write(part.write, out, form)
+        cos = sin = None
+        if self.rope:  # of all positions: a step must not compute angles
+            frequencies = part.frequencies.cpu()
+            angles = torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
+            cos, sin = (
+                widened(each, 1, self.second).to(folding.dtype)
+                for each in (angles.cos(), angles.sin())
+            )
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
+        self.register_buffer("counters", counters(), persistent=False)
+
+    def widths(self, form: AttentionForm) -> tuple[int, int]:
+        """Of keys and values: where widths are padded, multiples of 8, and equal ones for SDPA."""
+        if self.align == 1:
+            return self.d_k, self.d_v
+        keys, values = aligned(self.d_k), aligned(self.d_v)
+        if self._halves_padded(form):
+            return 2 * aligned(self.d_k // 2), values
+        if form in ROWS and fits_rows((keys, values), self.dtype):
+            return keys, values
+        return (max(keys, values),) * 2
+
+    def _halves_padded(self, form: AttentionForm) -> bool:
+        """Whether each half of a head is padded, for a kernel that rotates what it reads."""
+        wide = 2 * aligned(self.d_k // 2), aligned(self.d_v)
+        return form == "direct" and self.rope and self.align > 1 and fits_rows(wide, self.dtype)
+
+    @property
+    def angles(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.cos is None or self.sin is None else (self.cos, self.sin)
+
+    def real_keys(self, heads: Tensor) -> Tensor:
+        """Queries or keys without padding: [..., d_k]."""
+        pairs = self.d_k // 2
+        if self.second == pairs or not self.rope:
+            return heads[..., : self.d_k]
+        halves = heads[..., :pairs], heads[..., self.second : self.second + pairs]
+        return torch.cat(halves, dim=-1)
+
+    def split(
+        self,
+        rows: Tensor,
+        batch: int,
+        at: Tensor | None = None,
+        cache: CacheRows | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the read gives -> q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v].
+
+        `at` are the positions, as in `Embedding`. Heads are padded with zeros, as `wide_k` and
+        `wide_v` say. New keys and values are also stored in the `cache`. The rows may be changed.
+        """
+        kernels = uses_kernels(rows)
+        if kernels:
+            self._rotate_(rows, batch, at, cache)
+        widths = [self.heads * self.wide_k, self.groups * self.wide_k, self.groups * self.wide_v]
+        pieces = rows[:, : self.features].unflatten(0, (batch, -1)).split(widths, dim=2)
+        counts = (self.heads, self.groups, self.groups)
+        q, k, v = (
+            piece.unflatten(2, (count, -1)).transpose(1, 2)
+            for piece, count in zip(pieces, counts, strict=True)
+        )
+        if kernels:
+            # Attention needs aligned addresses.
+            return (q, k, v) if self.align % 8 == 0 else tuple(e.contiguous() for e in (q, k, v))
+        q, k = (self._rotated(each, at) for each in (q, k))
+        if cache is not None:
+            cache.store_(self.real_keys(k), v[..., : self.d_v], at)
+        return q, k, v
+
+    def _rotate_(
+        self, rows: Tensor, batch: int, at: Tensor | None, cache: CacheRows | None
+    ) -> None:
+        from gaugelasso.kernels.gpu import mixing
+
+        mixing.rotate_heads_(
+            rows, batch, (self.heads, self.groups), (self.d_k, self.d_v),
+            (self.wide_k, self.wide_v), self.second, self.angles, at,
+            None if cache is None else (cache.keys, cache.values),
+            None if cache is None else cache.slots,
+        )  # fmt: skip
+
+    def _rotated(self, heads: Tensor, at: Tensor | None) -> Tensor:
+        if self.cos is None or self.sin is None:
+            return heads
+        if at is None:
+            cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]
+        else:
+            cos, sin = self.cos[at][:, None], self.sin[at][:, None]
+        turned = 2 * self.second
+        first, second = heads[..., :turned].chunk(2, dim=-1)
+        halves = [first * cos - second * sin, first * sin + second * cos]
+        padding = [heads[..., turned:]] if self.wide_k > turned else []
+        return torch.cat(halves + padding, dim=-1)
+
+    def step(
+        self, x: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
+    ) -> Tensor:
+        """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
+        if not in_one_kernel(self.form, x):
+            return self.write(x, self.mix_one(self.read(x), cache, positions, seen, mask))
+        from gaugelasso.kernels.gpu import whole
+
+        return whole.attention_(
+            x, self.read.parts(), self.write.parts(), self.counters, EPS,
+            (cache.keys, cache.values), positions, self.heads, (self.wide_k, self.wide_v),
+            self.second, self.angles,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        return attend(q, k, v, causal=causal, mask=mask, form=self.form.attention)
+
+    def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The stream plus the output map of the heads' results [B, H, S, d_v]."""
+        return self.write(x, _merged(widened(mixed, 3, self.wide_v)))
+
+    def mix(
+        self,
+        rows: Tensor,
+        batch: int,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        cache: CacheRows | None = None,
+        tile: Tile | None = None,
+    ) -> Tensor:
+        """What the read gives for whole sequences [N, features] -> what is written [N, H d_v].
+
+        Keys and values are also stored in the `cache`. The rows may be changed.
+        """
+        form = self.form.attention
+        if form in ROWS and mask is None and uses_kernels(rows) and self._fits:
+            from gaugelasso.kernels.gpu import mixing
+
+            turning = cache is None and self._halves_padded(form)
+            if not turning:
+                self._rotate_(rows, batch, None, cache)
+            return mixing.attend_rows(
+                rows, batch, (self.heads, self.groups), (self.wide_k, self.wide_v),
+                self.angles if turning else None, causal, tile or self.form.attention_tile,
+            )  # fmt: skip
+        q, k, v = self.split(rows, batch, cache=cache)
+        return _merged(attend(q, k, v, causal=causal, mask=mask, form=form))
+
+    @property
+    def _fits(self) -> bool:
+        return self.align % 8 == 0 and fits_rows((self.wide_k, self.wide_v), self.dtype)
+
+    def mix_one(
+        self, rows: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
+    ) -> Tensor:
+        """As `mix`, for one token of every sequence [B, features], at `positions` [B] of the cache.
+
+        `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
+        """
+        if uses_kernels(rows):
+            from gaugelasso.kernels.gpu import decoding
+
+            return decoding.attend_one(
+                rows, cache.keys, cache.values, positions, self.heads,
+                (self.wide_k, self.wide_v), self.second, self.angles,
+            )  # fmt: skip
+        q, *_ = self.split(rows, len(rows), positions[:, None], cache)
+        seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
+        mixed = self.attend(self.real_keys(q), *seen_by, mask=mask)
+        return _merged(widened(mixed, 3, self.wide_v))
+
+
+def _merged(mixed: Tensor) -> Tensor:
+    """[B, H, S, d] -> [N, H d]."""
+    return mixed.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,0 +1,51 @@
+"""The tiles of a kernel's programs: sizes that change the time and not the result."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """Tokens, columns and inner channels of a program, its warps, and stages of its loads."""
+
+    tokens: int
+    columns: int
+    inner: int
+    warps: int = 4
+    stages: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.tokens}x{self.columns}x{self.inner}/{self.warps}w{self.stages}"
+
+
+# Beyond this many tokens programs have large blocks.
+FEW = 512
+# Candidates of products of many tokens, with one sum and with two of them.
+PRODUCTS = (
+    Tile(128, 128, 64, 8, 3),
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 64, 64, 4, 3),
+)
+GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 3))
+# Of few tokens: programs for as many blocks of columns as there are.
+SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 16, 512, 8, 2), Tile(16, 32, 256, 4, 3),
+         Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 4))  # fmt: skip
+# Queries, keys of attention. The inner size is that of the heads, and is not chosen.
+ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3))
+
+
+def fitting(tiles: Sequence[Tile], columns: int) -> list[Tile]:
+    """The tiles of which less than half would be empty, or the narrowest."""
+    narrow = [each for each in tiles if each.columns < 2 * columns]
+    return narrow or [min(tiles, key=lambda each: each.columns)]
+
+
+def applies(tile: Tile | None, tokens: int) -> Tile | None:
+    """The tile, if it was measured for few tokens and there are few, or for many and many."""
+    return tile if tile is not None and (tile in SMALL) == (tokens <= FEW) else None
+
+
+def candidates(tokens: int, columns: int, gated: bool = False) -> list[Tile]:
+    """The tiles that are worth measuring for a product."""
+    if tokens > FEW:
+        return fitting(GATED if gated else PRODUCTS, columns)
+    return fitting([each for each in SMALL if each.tokens <= max(16, tokens)], columns)

@@ -1,0 +1,27 @@
+"""Tiles that are measured: they fit the product, and are used for what they were measured for."""
+
+from gaugelasso.kernels.tiles import FEW, GATED, PRODUCTS, SMALL, applies, candidates
+
+
+def test_candidates_waste_less_than_half_of_their_columns() -> None:
+    for tokens in (1, 64, FEW, FEW + 1, 50_000):
+        for columns in (1, 16, 40, 100, 700):
+            for gated in (False, True):
+                found = candidates(tokens, columns, gated)
+                assert found
+                narrowest = min(each.columns for each in found)
+                assert all(
+                    each.columns < 2 * columns or each.columns == narrowest for each in found
+                )
+    assert {each.tokens for each in candidates(1, 700)} == {16}
+    assert set(candidates(50_000, 700)) == set(PRODUCTS)
+    assert set(candidates(50_000, 700, True)) == set(GATED)
+
+
+def test_a_tile_is_used_for_what_it_was_measured_for() -> None:
+    assert not {*SMALL} & {*PRODUCTS, *GATED}
+    assert applies(None, 1) is None
+    assert applies(SMALL[0], FEW) == SMALL[0]
+    assert applies(SMALL[0], FEW + 1) is None
+    assert applies(PRODUCTS[0], FEW) is None
+    assert applies(GATED[-1], FEW + 1) == GATED[-1]
