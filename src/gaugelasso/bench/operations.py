@@ -1,22 +1,30 @@
 """The operations of the inference form, each alone, at any sizes, as they are served.
 
 Reads, writes, heads and embeddings are the parts of `gaugelasso.inference` itself on random
-values. What a part does beside the operation, such as the product before the heads, is left out.
+values, in the forms and tiles that `tuned` chooses from.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gaugelasso.inference import Form, InferenceModel
-from gaugelasso.inference.attention import AttentionForm
-from gaugelasso.inference.operators import Attention, StreamOrder
-from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm, statistics_dtype
+from gaugelasso.inference import InferenceModel
+from gaugelasso.inference.folding import StreamOrder
+from gaugelasso.inference.heads import Attention
+from gaugelasso.inference.stream import Read, Write, statistics_dtype
+from gaugelasso.inference.tuning import (
+    TILED,
+    attention_forms,
+    label,
+    read_forms,
+    write_forms,
+)
 from gaugelasso.kernels.dispatch import ALIGN, available
+from gaugelasso.kernels.tiles import Tile, candidates
 from gaugelasso.models import AttentionSpec, Transformer, TransformerSpec
 
 Action = Callable[[], object]
@@ -86,13 +94,15 @@ def _reading(setting: Setting, rows: int, columns: int, gated: bool) -> Actions:
     x = setting.stream(setting.padded(len(setting.spec.sites)))
     weight = torch.full((rows,), 1 / rows, dtype=statistics_dtype(setting.dtype))
     maps = torch.randn(rows, columns).to(setting.dtype)
-    forms: list[ReadForm] = ["gather", "window"]
-    forms += ["fused"] if setting.kernels else []
-    made = {
-        form: Read(_sites(rows, x.shape[1]), weight, maps, form, False, setting.align)
-        for form in forms
-    }
-    return {form: partial(part.to(setting.device), x, gated) for form, part in made.items()}
+    made: dict[str, Action] = {}
+    for form in read_forms(setting.kernels, setting.order, setting.tokens):
+        part = Read(_sites(rows, x.shape[1]), weight, maps, form, False, setting.align)
+        tiles: Sequence[Tile | None] = [None]
+        if form in TILED:
+            tiles = candidates(setting.tokens, columns // (2 if gated else 1), gated)
+        for tile in tiles:
+            made[label(form, tile)] = partial(part.to(setting.device), x, gated, tile)
+    return made
 
 
 def _write(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
@@ -100,30 +110,21 @@ def _write(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> 
     h = setting.random(setting.tokens, sizes[0])
     # Small: what is written is added up in place, call by call.
     maps = (1e-3 * torch.randn(sizes[0], sizes[1])).to(setting.dtype)
-    forms: list[WriteForm] = ["scatter", "window"]
-    forms += ["spread"] if setting.device.type == "cpu" else []
-    forms += ["fused"] if setting.kernels else []
     sites, width = _sites(sizes[1], x.shape[1]), x.shape[1]
-    made = {form: Write(sites, maps, width, form, False, setting.align) for form in forms}
-    return {form: partial(part.to(setting.device), x, h) for form, part in made.items()}
+    made: dict[str, Action] = {}
+    for form in write_forms(setting.device.type == "cuda", setting.kernels):
+        part = Write(sites, maps, width, form, False, setting.align)
+        tiles: Sequence[Tile | None] = [None]
+        if form == "fused":
+            tiles = candidates(setting.tokens, sizes[1])
+        for tile in tiles:
+            made[label(form, tile)] = partial(part.to(setting.device), x, h, tile)
+    return made
 
 
 def _sites(number: int, width: int) -> Tensor:
     """Sites that are spread evenly over the stream: no form gains by their places."""
     return torch.arange(number) * width // number
-
-
-class _Given(nn.Module):
-    """In place of a read: rows that are computed already. In place of a write: nothing."""
-
-    def __init__(self, rows: Tensor | None = None):
-        super().__init__()
-        self.rows = rows
-
-    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
-        given = self.rows if h is None else h
-        assert given is not None
-        return given
 
 
 def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
@@ -136,42 +137,29 @@ def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...])
         causal=bool(causal), length=max(setting.length, 1), layers=1,
     )  # fmt: skip
     model = Transformer(spec).to(setting.device)
-    forms: list[AttentionForm] = ["sdpa", "narrow" if setting.kernels else "blocks"]
     made: dict[str, Action] = {}
-    for form in forms:
+    gpu = setting.device.type == "cuda"
+    for form in attention_forms(gpu, setting.kernels, setting.new):
         options: dict[str, Any] = {"dtype": setting.dtype, "align": setting.align}
-        served = InferenceModel(model, forms=Form(attention=form), **options)
+        served = InferenceModel(model, forms=form, **options)
         part = served.operators["attention_0"]
         assert isinstance(part, Attention)
+        # Of the read only the number of columns counts: its product is an operation of its own.
         rows = setting.random(setting.tokens, part.read.maps.values.shape[1])
-        part.read, part.write = _Given(rows), _Given()  # type: ignore[assignment]
-        made[form] = (_decoding if setting.decode else _attending)(setting, served, part)
+        name = label(form.attention, form.attention_tile)
+        if setting.decode:
+            made[name] = _decoding(setting, served, part, rows)
+        else:
+            made[name] = partial(part.mix, rows, setting.batch, causal=served.spec.causal)
     return made
 
 
-def _attending(setting: Setting, served: InferenceModel, part: Attention) -> Action:
-    x = setting.random(setting.tokens, 1)
-
-    def attend() -> Tensor:
-        q, k, v = part.project(x, setting.batch)
-        return part.deliver(x, part.attend(q, k, v, causal=served.spec.causal))
-
-    return attend
-
-
-def _decoding(setting: Setting, served: InferenceModel, part: Attention) -> Action:
-    x = setting.random(setting.tokens, 1)
+def _decoding(setting: Setting, served: InferenceModel, part: Attention, rows: Tensor) -> Action:
     cache = served.new_cache(setting.batch, setting.length)
     cache.positions.fill_(setting.length - 1)  # the last token that fits
-    at, rows, seen = cache.positions[:, None], cache.rows(0), setting.length
-    mask = (torch.arange(seen, device=setting.device) <= at)[:, None, None]
-
-    def attend() -> Tensor:
-        q, *_ = part.project(x, setting.batch, at, rows, cached_only=True)
-        mixed = part.attend_one(q, rows.keys, rows.values, cache.positions, seen, mask)
-        return part.deliver(x, mixed)
-
-    return attend
+    seen = setting.length
+    mask = (torch.arange(seen, device=setting.device) <= cache.positions[:, None])[:, None, None]
+    return partial(part.mix_one, rows, cache.rows(0), cache.positions, seen, mask)
 
 
 def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:

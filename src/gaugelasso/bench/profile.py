@@ -20,9 +20,10 @@ from gaugelasso.compress.latency import Latency, at_widths, check_operations
 from gaugelasso.compress.pricing import total_fma
 from gaugelasso.compress.time_table import Circumstances, TimeTable, Timing
 from gaugelasso.inference import tuned
+from gaugelasso.inference.clocks import call_times, graph_times
 from gaugelasso.inference.folded import GPU_ALIGN
 from gaugelasso.inference.products import without_onednn
-from gaugelasso.inference.tuning import fastest, fastest_graph
+from gaugelasso.inference.tuning import works
 from gaugelasso.models import Transformer
 from gaugelasso.runs.environment import environment
 
@@ -134,13 +135,13 @@ class Profile:
 
     def _fastest(self, forms: Actions) -> float:
         if self.device.type == "cuda":
-            return fastest_graph(forms, _GRAPHS)[1]
+            return min(graph_times(_working(forms), _GRAPHS).values())
         first = next(iter(forms.values()))
         first()
         began = time.perf_counter()
         first()
         spent = time.perf_counter() - began
-        return fastest(forms, round(min(max(_SECONDS / spent, _FEWEST), _MOST)))[1]
+        return min(call_times(forms, round(min(max(_SECONDS / spent, _FEWEST), _MOST))).values())
 
     def _products(self) -> AbstractContextManager[None]:
         return nullcontext() if self.served.onednn else without_onednn()
@@ -169,6 +170,11 @@ class Profile:
             length=self.length,
             **{key: found[key] for key in ("hardware", "torch", "date", "threads")},
         )
+
+
+def _working(forms: Actions) -> Actions:
+    """The forms that this device can compute; a tile may need more memory than it has."""
+    return {name: action for name, action in forms.items() if works(action)}
 
 
 def estimate(model: Transformer, table: TimeTable) -> float:
