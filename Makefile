@@ -14,8 +14,10 @@ demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
 	$(BIN)/gaugelasso report runs/demo
 
+# Compiled tests are kept also where Python is told not to: to compile them again takes each process
+# five seconds.
 test: $(READY) lint docs
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Not --quiet: it would hide warnings from --strict as well.
 docs: $(READY)

@@ -1,4 +1,8 @@
-"""Fixtures for all tests. PyTorch uses one thread, because the tensors are tiny."""
+"""Fixtures for all tests.
+
+Imports neither torch nor the package: the process that hands out tests to workers needs neither,
+and no worker starts before it.
+"""
 
 import gc
 import os
@@ -6,34 +10,56 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-import torch
 
 from tests import warm
-from tests.command import Command, calling
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from tests.command import Command
 
 
 def pytest_collection_finish() -> None:
-    """Garbage collections skip what lives as long as the tests: modules and test items."""
+    """One thread, because the tensors are tiny.
+
+    Garbage collections skip what lives as long as the tests: modules and test items.
+    """
+    import torch
+
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_fsync() -> Iterator[None]:
-    """Tests need no durability. Subprocesses still flush to the disk."""
+    """Tests need no durability. Processes that start anew still flush to the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _known_commit() -> Iterator[None]:
+    """Else every run would ask Git for the commit of the source."""
+    with mock.patch.dict(os.environ, GAUGELASSO_COMMIT="c0ffee"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_products() -> Iterator[None]:
+    """A benchmark multiplies small matrices, too, to see how fast the machine is."""
+    with mock.patch("gaugelasso.bench.stopwatch._SIZES", {"cuda": 64, "cpu": 64}):
         yield
 
 
 @pytest.fixture
 def gaugelasso(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
+) -> "Iterator[Command]":
+    from tests.command import calling
+
     yield from calling(monkeypatch, capsys)
 
 
@@ -41,6 +67,17 @@ def gaugelasso(
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that code under test starts with `sys.executable` start fast."""
     monkeypatch.setattr(sys, "executable", warm.python())
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with empty pictures, to save time: tests/report/test_pictures.py draws them."""
+    for name, content in (("profile", b"1"), ("saturation", b"3"), ("training", b"2")):
+        module = "heatmap" if name == "saturation" else name
+        monkeypatch.setattr(
+            f"gaugelasso.report.{module}.draw_{name}",
+            lambda runs, path, content=content: path.write_bytes(content),
+        )
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
 """Runs of the tiny config, whole or broken off, and what they leave behind."""
 
+import atexit
 import hashlib
 import json
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,43 @@ def stop_at(trainer: Trainer, step: int) -> None:
     trainer._step = one  # type: ignore[method-assign]
     with pytest.raises(Stop):
         trainer.run()
+
+
+def keep_images(trainer: Trainer) -> None:
+    """Before each step, copy what a kill would leave there into a folder of the step's number."""
+    take = trainer._step
+
+    def one() -> Any:
+        image = trainer.folder.path.with_name(str(trainer.compressor.steps))
+        if not image.exists():
+            # Without the lock, which names a process that lives on.
+            shutil.copytree(trainer.folder.path, image, ignore=shutil.ignore_patterns("run.lock"))
+        return take()
+
+    trainer._step = one  # type: ignore[method-assign]
+
+
+@cache
+def _history(changes: tuple[tuple[str, Any], ...]) -> Path:
+    """A folder with a finished run, `whole`, and what a kill before each of its steps leaves."""
+    home = Path(tempfile.mkdtemp(prefix="gaugelasso-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    trainer = start(home, "whole", **dict(changes))
+    keep_images(trainer)
+    trainer.run()
+    return home
+
+
+def finished(folder: Path, name: str = "run", **changes: Any) -> Path:
+    """As `finish`, but equal runs are trained once: not for tests that patch the package."""
+    home = _history(tuple(sorted(changes.items())))
+    return Path(shutil.copytree(home / "whole", folder / name))
+
+
+def killed(folder: Path, step: int, name: str = "run", **changes: Any) -> Path:
+    """A run that was killed before this step. As in `finished`, equal runs are trained once."""
+    home = _history(tuple(sorted(changes.items())))
+    return Path(shutil.copytree(home / str(step), folder / name))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
 from gaugelasso.runs import checkpoint
 from gaugelasso.version import __version__
+from tests import warm
 from tests.command import Answer, Command, assert_user_error, run_process
 from tests.runs.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.tiny import write_tiny
@@ -276,7 +276,7 @@ def test_a_launcher_receives_an_unexpected_error(
 
 def test_a_crash_prints_the_stack() -> None:
     crash = "import os; from gaugelasso import cli; cli.app = os.abort; cli.main()"
-    crashed = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True)
+    crashed = subprocess.run([warm.python(), "-c", crash], capture_output=True, text=True)
     assert crashed.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in crashed.stderr
     assert 'cli/__init__.py", line ' in crashed.stderr

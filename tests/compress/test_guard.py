@@ -219,7 +219,7 @@ def test_no_event_of_a_run_costs_more_than_it_may(tmp_path: Path, changes: dict[
         tmp_path,
         target__loss=target,
         compress__drop_tolerance=tolerance,
-        train__steps=300,
+        train__steps=250,
         train__cooldown=20,
         train__checkpoint_every=50,
         **changes,

@@ -15,7 +15,7 @@ from tests.tiny_runs import assert_same_run, newest, outcome, read, rows
 
 # Rounding noise grows slowly here: a low rate, no Newton-Schulz, and trust that still drops.
 GENTLE = (*SETTINGS, "compress.lr=0.01", "compress.trust=8", 'compress.optimizer="adam"')
-GENTLE += ("train.checkpoint_every=40",)
+GENTLE += ("train.steps=40", "train.cooldown=10", "train.checkpoint_every=40")
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -88,7 +88,7 @@ def test_tied_norms_are_the_same_too(tmp_path: Path) -> None:
 def test_asked_to_stop_at_the_end_ranks_come_to_it(crews: Crews, rank: int) -> None:
     """What is left is to sum up: none leaves while others wait for it."""
     name = f"end-{rank}"
-    assert crews.run(name, 2, fault=Fault("SIGTERM", rank, 40)) == [0, 0], crews.logs(name)
+    assert crews.run(name, 2, fault=Fault("SIGTERM", rank, 30)) == [0, 0], crews.logs(name)
     assert_same_run(crews.home / "one", crews.home / name)
 
 

@@ -14,18 +14,20 @@ from typing import Any
 
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
-from tests.distributed.crews import Crews, Fault
+from tests.distributed.crews import CANONICAL, Crews, Fault
 from tests.tiny_runs import assert_same_run, read
 
 Figures = dict[str, Any]
 SIZE, KILLS = 4, 20
+# Enough steps for all kills, and checkpoints nearly as often.
+SETTINGS = (*CANONICAL, "train.steps=40", "train.cooldown=10", "train.checkpoint_every=3")
 # The longest that ranks may stay after one of them was lost.
 LEFT_S = 30.0
 
 
 def lost_ranks(home: Path, chance: random.Random) -> Figures:
     """One of four ranks killed at a random moment of training, then --resume; and torchrun."""
-    crews = Crews(home)
+    crews = Crews(home, SETTINGS)
     crews.finish("one", 1)
     crews.finish("timed", SIZE)
     seconds = read(home / "timed" / "summary.json")["wall_s"]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from torch._inductor import config as inductor
 
 from gaugelasso.errors import UserError
 from gaugelasso.export import export
@@ -19,12 +18,19 @@ from tests.export.sources import (
 
 # One test, because compiling takes many seconds.
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as inductor  # above, it would cost every worker a second
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model = tiny(layers=1, rope=False, heads=2, kv_heads=2)
     model.remove_operator("mlp_0")
-    # No vector instructions: less time to compile.
-    with inductor.patch({"cpp.simdlen": 1, "aot_inductor.precompile_headers": False}):
+    # Less time to compile: no vector instructions, no optimisation of the wrapper.
+    settings = {
+        "cpp.simdlen": 1,
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+    }
+    with inductor.patch(settings):
         done = export(write_run(Path("runs/small"), model), "pt2", device="cpu")
     assert done.deviation < 1e-4
     program = card_example(done.folder)

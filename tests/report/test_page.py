@@ -9,7 +9,7 @@ import pytest
 
 import gaugelasso.report
 from gaugelasso.errors import UserError
-from gaugelasso.report import heatmap, profile, training, write_report
+from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
 from tests.report.folders import NEXT, make_run
@@ -88,14 +88,6 @@ def test_report_of_one_run_is_written_into_its_folder(tmp_path: Path) -> None:
     assert files.profile.read_bytes().startswith(b"\x89PNG")
     assert "10.0× smaller at 99.96% accuracy" in files.page.read_text()
     assert "| 1 | — | — |" in files.tables.read_text()
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty pictures, to save time: test_pictures draws them."""
-    monkeypatch.setattr(profile, "draw_profile", lambda runs, path: path.write_bytes(b"1"))
-    monkeypatch.setattr(heatmap, "draw_saturation", lambda runs, path: path.write_bytes(b"3"))
-    monkeypatch.setattr(training, "draw_training", lambda runs, path: path.write_bytes(b"2"))
 
 
 @pytest.mark.usefixtures("undrawn")

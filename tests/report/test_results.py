@@ -57,6 +57,7 @@ def test_results_copy_target_and_returns_from_the_summary(tmp_path: Path) -> Non
     assert {key: run[key] for key in copied} == copied
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_environments_of_start_and_resumes_are_listed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     later = {"commit": "def456", "hardware": "H200", "date": "2026-03-01T00:00:00+00:00"}

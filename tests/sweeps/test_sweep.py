@@ -399,6 +399,7 @@ def test_a_damaged_last_row_is_a_warning_for_its_run(tmp_path: Path, row: str) -
     assert sweep._last(run).startswith(f"warning: '{run}/metrics.jsonl': its last line is damaged")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_run_is_left_out_of_the_results(
     gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

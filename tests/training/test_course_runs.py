@@ -25,6 +25,8 @@ from tests.tiny import tiny
 from tests.tiny_runs import (
     assert_same_run,
     finish,
+    finished,
+    killed,
     newest,
     read,
     rows,
@@ -53,7 +55,7 @@ def course_of(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that returns from a failed trial and ends within its loss."""
-    return finish(tmp_path_factory.mktemp("course"), **COURSE)
+    return finished(tmp_path_factory.mktemp("course"), **COURSE)
 
 
 # --- a whole run ---------------------------------------------------------------------
@@ -102,14 +104,14 @@ def test_there_are_no_events_in_trials(run: Path) -> None:
 @pytest.mark.parametrize("died_at", [24, 32, 42])
 def test_a_killed_run_goes_on_to_the_last_bit(run: Path, tmp_path: Path, died_at: int) -> None:
     """Before and after trials, the one that failed too, and in the last anneal."""
-    stop_at(start(tmp_path, **COURSE), died_at)
+    killed(tmp_path, died_at, **COURSE)
     start(tmp_path, existing="resume", **COURSE).run()
     assert_same_run(run, tmp_path / "run")
     assert course_of(run) == course_of(tmp_path / "run")
 
 
 def test_a_run_killed_again_and_again_goes_on(run: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, **COURSE), 14)
+    killed(tmp_path, 14, **COURSE)
     for died_at in (23, 31, 36, 45):
         stop_at(start(tmp_path, existing="resume", **COURSE), died_at)
     start(tmp_path, existing="resume", **COURSE).run()

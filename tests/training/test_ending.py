@@ -17,7 +17,7 @@ from gaugelasso.signals import Stopped
 from gaugelasso.tasks import SELECTION, TEST, Draw, Retrieval
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.state import RunState
-from tests.tiny_runs import assert_same_run, finish, newest, read, start
+from tests.tiny_runs import assert_same_run, finish, killed, newest, read, start
 from tests.training.spoilers import (
     damage,
     poison,
@@ -259,21 +259,29 @@ def test_a_target_first_held_in_the_cooldown_counts(tmp_path: Path, at: int, hel
     """Lost in the end, behind a checkpoint, between two, or with the last step."""
     changes: dict[str, Any] = {"train__cooldown": 70, "train__warmup": 20, "train__batch": 16}
     changes |= {"target__loss": 0.45, "compress__lr": 0.02, "train__checkpoint_every": 5}
-    trainer = start(tmp_path, train__steps=120, **changes)
+    changes |= {"train__steps": 120}
+    killed(tmp_path, 112, **changes)  # to train these steps once for all three
+    trainer = start(tmp_path, existing="resume", **changes)
     spoil(trainer, at=at)
     summary = trainer.run()
     assert returns(trainer.folder.path) == [(120, held)]
     assert summary["held"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose ends all fail, so that it seeks a way on."""
+    trainer = start(tmp_path_factory.mktemp("undisturbed"), train__checkpoint_every=5)
+    spoil_ends(trainer)
+    trainer.run()
+    return trainer.folder.path
+
+
 @pytest.mark.parametrize("where", ["check_manifest", "_write"])
 def test_a_stop_while_the_way_on_is_sought_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Neither to the checkpoint that is looked at then, nor to the one that is written."""
-    whole = start(tmp_path, "whole", train__checkpoint_every=5)
-    spoil_ends(whole)
-    whole.run()
     trainer = start(tmp_path, train__checkpoint_every=5)
     spoil_ends(trainer)
     honest, sent = getattr(checkpoint, where), []
@@ -291,4 +299,4 @@ def test_a_stop_while_the_way_on_is_sought_is_no_damage(
     again = start(tmp_path, existing="resume", train__checkpoint_every=5)
     spoil_ends(again)
     again.run()
-    assert_same_run(whole.folder.path, again.folder.path)
+    assert_same_run(undisturbed, again.folder.path)

@@ -19,6 +19,8 @@ from tests.tiny_runs import (
     assert_same_run,
     contents,
     finish,
+    finished,
+    killed,
     newest,
     read,
     rows,
@@ -33,7 +35,7 @@ from tests.trust.traps import Signals
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny run, finished."""
-    return finish(tmp_path_factory.mktemp("trainer"))
+    return finished(tmp_path_factory.mktemp("trainer"))
 
 
 # --- again ---------------------------------------------------------------------------
@@ -53,7 +55,7 @@ def test_another_seed_gives_another_run(run: Path) -> None:
 def test_a_resumed_run_equals_one_that_never_stopped(
     run: Path, tmp_path: Path, died_at: int
 ) -> None:
-    stop_at(start(tmp_path), died_at)
+    killed(tmp_path, died_at)
     assert not (tmp_path / "run" / "summary.json").exists()
     start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
@@ -75,7 +77,7 @@ def test_a_checkpoint_between_two_rows_loses_nothing(run: Path) -> None:
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_over(run: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path), 8)
+    killed(tmp_path, 8)
     assert rows(tmp_path / "run", "metrics.jsonl")
     start(tmp_path, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
@@ -84,7 +86,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(run: Path, tmp_
 def test_a_crash_between_the_renames_of_a_checkpoint_loses_nothing(
     run: Path, tmp_path: Path
 ) -> None:
-    stop_at(start(tmp_path), 23)
+    killed(tmp_path, 23)
     path = newest(tmp_path / "run")
     path.rename(path.with_name(path.name + ".replaced"))
     trainer = start(tmp_path, existing="resume")
@@ -104,7 +106,7 @@ def test_a_frozen_run_stays_frozen_when_resumed(tmp_path: Path) -> None:
 def test_where_a_run_went_on_is_kept(tmp_path: Path) -> None:
     """Once for every checkpoint it went on from, however often it died before the next."""
     run = tmp_path / "run"
-    stop_at(start(tmp_path), 8)
+    killed(tmp_path, 8)
     for died_at in (13, 16, 27):  # checkpoints come every 10 steps
         stop_at(start(tmp_path, existing="resume"), died_at)
     start(tmp_path, existing="resume").run()
@@ -120,7 +122,7 @@ def test_where_a_run_went_on_is_kept(tmp_path: Path) -> None:
 
 def test_a_state_that_knows_of_no_earlier_seam_goes_on(run: Path, tmp_path: Path) -> None:
     """As early versions wrote it."""
-    stop_at(start(tmp_path), 23)
+    killed(tmp_path, 23)
     path = newest(tmp_path / "run")
     state = read(path / "state.json")
     del state["logs"]["resumed.jsonl"]
@@ -165,7 +167,7 @@ def test_what_reports_will_need_is_asked_for_before_training(
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("name", logs.NAMES)
 def test_a_log_is_not_followed_elsewhere(tmp_path: Path, name: str, begun: bool) -> None:
-    stop_at(start(tmp_path), 23 if begun else 8)
+    killed(tmp_path, 23 if begun else 8)
     log, thesis = tmp_path / "run" / name, tmp_path / "thesis.txt"
     thesis.write_bytes(log.read_bytes() or b"irreplaceable")
     log.unlink()
@@ -180,7 +182,7 @@ def test_where_a_run_went_on_may_be_lost(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing hangs on it that is to come."""
-    stop_at(start(tmp_path), 13)
+    killed(tmp_path, 13)
     stop_at(start(tmp_path, existing="resume"), 23)
     (tmp_path / "run" / "resumed.jsonl").unlink()
     start(tmp_path, existing="resume").run()
@@ -232,7 +234,7 @@ def test_a_log_that_is_not_as_it_was_is_told(run: Path, tmp_path: Path, what: st
 
 def test_rows_after_the_newest_checkpoint_may_be_damaged(run: Path, tmp_path: Path) -> None:
     """They were not flushed to the disk, and are written again."""
-    stop_at(start(tmp_path), 28)
+    killed(tmp_path, 28)
     path = tmp_path / "run" / "metrics.jsonl"
     *lines, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines) + bytes(len(last)) + b'\n{"step": 30}\n')
@@ -243,7 +245,7 @@ def test_rows_after_the_newest_checkpoint_may_be_damaged(run: Path, tmp_path: Pa
 def test_logs_end_where_the_checkpoint_gone_back_to_knows_them_to(
     run: Path, tmp_path: Path
 ) -> None:
-    stop_at(start(tmp_path), 28)
+    killed(tmp_path, 28)
     empty(newest(tmp_path / "run"))
     trainer = start(tmp_path, existing="resume")
     assert trainer.compressor.steps == 10
@@ -287,7 +289,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     if died_at is None:
         shutil.copytree(run, tmp_path / "run")
     else:
-        stop_at(start(tmp_path), died_at)
+        killed(tmp_path, died_at)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     before = contents(tmp_path / "run")
     has = "rows up to step 25" if died_at else "a summary"

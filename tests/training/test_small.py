@@ -1,7 +1,7 @@
 """The small configs at work: each learns, and shrinks, before a coffee is made.
 
-Shorter than a user would run them, and so at a target that is sooner reached; and with a smaller
-model.
+Shorter than a user would run them, and so at a target that is sooner reached; with a smaller model
+and smaller batches.
 """
 
 from pathlib import Path
@@ -12,12 +12,12 @@ from gaugelasso.config import load_config
 from gaugelasso.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
-# By task: steps, and a target that leaves most of them to compression.
-SHORT = {"charlm": (250, 3.0), "ff31": (400, 0.15), "mae": (250, 0.8)}
+# By task: steps, a target that leaves most of them to compression, and the loss on held-out data.
+SHORT = {"charlm": (220, 3.0, 3.6), "ff31": (250, 0.3, 0.18), "mae": (260, 0.8, 0.96)}
 SMALLER = {
-    "charlm": {"model.layers": 1},
-    "ff31": {"model.heads": 2, "model.d_k": 8},
-    "mae": {"model.layers": 1},
+    "charlm": {"model.layers": 1, "task.length": 32, "train.batch": 8},
+    "ff31": {"model.heads": 2, "model.d_k": 8, "train.batch": 8},
+    "mae": {"model.layers": 1, "train.batch": 4},
 }
 
 
@@ -27,10 +27,10 @@ def test_a_small_config_reaches_its_target_and_shrinks(
 ) -> None:
     monkeypatch.chdir(ROOT)  # the path of charlm's corpus is relative to it
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
-    steps, target = SHORT[name]
+    steps, target, held_out = SHORT[name]
     changes = {
         "target.loss": target, "target.hold": "pressed", "train.steps": steps,
-        "train.warmup": steps // 15, "compress.lr": 3e-3, "compress.interval": 25,
+        "train.warmup": steps // 15, "compress.lr": 6e-3, "compress.interval": 10,
         "train.cooldown": steps // 5, "train.eval_every": steps, "train.final_batches": 4,
         "train.device": "cpu", **SMALLER[name],
     }  # fmt: skip
@@ -41,4 +41,4 @@ def test_a_small_config_reaches_its_target_and_shrinks(
     assert summary["target_reached_step"] is not None
     assert summary["fma_final"] < 0.75 * summary["fma_initial"]
     # Held-out data has no promise; but what was learned holds there too.
-    assert summary["loss"] < 1.2 * target
+    assert summary["loss"] < held_out

@@ -15,7 +15,7 @@ from torch import Tensor
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.tasks import Retrieval
-from tests.tiny_runs import assert_same_run, finish, start, stop_at
+from tests.tiny_runs import assert_same_run, finish, finished, killed, start, stop_at
 from tests.trust.children import Runs, assert_resumes
 from tests.trust.traps import Bytes, Lines, Where
 
@@ -103,18 +103,18 @@ ODD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finish(tmp_path_factory.mktemp("odd"), **ODD)
+    return finished(tmp_path_factory.mktemp("odd"), **ODD)
 
 
 def assert_other_run(odd: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, **ODD), 30)
+    killed(tmp_path, 30, **ODD)
     start(tmp_path, existing="resume", **ODD).run()
     with pytest.raises(AssertionError):
         assert_same_run(odd, tmp_path / "run")
 
 
 def test_nothing_forgotten_nothing_changed(odd: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, **ODD), 30)
+    killed(tmp_path, 30, **ODD)
     start(tmp_path, existing="resume", **ODD).run()
     assert_same_run(odd, tmp_path / "run")
 

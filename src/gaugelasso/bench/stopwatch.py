@@ -16,6 +16,8 @@ Action = Callable[[], Any]
 # Seconds of repetitions per action, and the number of repetitions that are always done.
 MAX_SECONDS = 10.0
 FEWEST = 3
+# Rows and columns of the matrices that `matrix_rate` multiplies: enough to keep a device busy.
+_SIZES = {"cuda": 8192, "cpu": 1024}
 
 
 def in_turns(
@@ -80,6 +82,6 @@ def quartiles(times: Sequence[float]) -> list[float]:
 def matrix_rate(device: str, repeats: int = 10) -> float:
     """Return the TFLOP/s of one large matrix product: bfloat16 on a GPU, float32 on a CPU."""
     cuda = device.startswith("cuda")
-    size = 8192 if cuda else 1024
+    size = _SIZES["cuda" if cuda else "cpu"]
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
     return 2 * size**3 / (median_ms(lambda: a @ a, device, repeats) * 1e9)

@@ -40,10 +40,17 @@ def side_norms(axis: Axis, slots: tuple[Slot, ...], tensors: Tensors) -> Tensor:
     return torch.stack(squares).sum(0).sqrt()
 
 
-def side_rms(axis: Axis, slots: tuple[Slot, ...], tensors: Tensors) -> Tensor:
-    """epsilon = ||T|| / sqrt(n), per index; 0 where the side is empty."""
-    norms = side_norms(axis, slots, tensors).detach()
-    return norms / side_counts(axis, slots, tensors).to(norms).clamp(min=1).sqrt()
+@torch.no_grad()
+def side_rms(
+    axis: Axis, slots: tuple[Slot, ...], tensors: Tensors, counts: Tensor | None = None
+) -> Tensor:
+    """epsilon = ||T|| / sqrt(n), per index; 0 where the side is empty.
+
+    `counts` are those of `side_counts`; they are computed if not given.
+    """
+    norms = side_norms(axis, slots, tensors)
+    counts = side_counts(axis, slots, tensors) if counts is None else counts
+    return norms / counts.to(norms).clamp(min=1).sqrt()
 
 
 # --- the penalty -----------------------------------------------------------------------------
@@ -159,10 +166,11 @@ def balance_(
     """
     total: dict[str, Tensor] = {}
     free = [axis for axis in table.axes if axis.gauge]
+    counts = [[side_counts(axis, slots, tensors) for _, slots in axis.sides()] for axis in free]
     for _ in range(sweeps):
-        for axis in free:
-            eps_a = side_rms(axis, axis.side_a, tensors)
-            eps_b = side_rms(axis, axis.side_b, tensors)
+        for axis, (count_a, count_b) in zip(free, counts, strict=True):
+            eps_a = side_rms(axis, axis.side_a, tensors, count_a)
+            eps_b = side_rms(axis, axis.side_b, tensors, count_b)
             alive = (eps_a > 0) & (eps_b > 0)
             ratio = torch.where(alive, eps_b / eps_a.clamp(min=TINY), 1.0)
             factor = balance_factor(ratio, clip, rounded)

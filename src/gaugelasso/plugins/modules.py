@@ -84,12 +84,14 @@ class Reference:
     def _imported(self) -> ModuleType | None:
         if not self._is_file:
             return sys.modules.get(self.source)
-        same_name = None
+        same_name, name = None, os.path.basename(self.source)
         for module in list(sys.modules.values()):
-            file = _file(module)
-            if file == self.source:
+            # First: of hundreds of modules few have the name, and paths take long to resolve.
+            if os.path.basename(_stated_file(module) or "") != name:
+                continue
+            if _file(module) == self.source:
                 return module
-            if file and Path(file).name == Path(self.source).name and self._is_in(module):
+            if self._is_in(module):
                 same_name = module
         # A file that has moved is found if the user has imported it from its new place.
         return None if os.path.exists(self.source) else same_name
@@ -166,22 +168,20 @@ def _absolute(key: str, text: str, path: Path, by: NamedBy) -> str:
     return str(path.parent.resolve() / path.name)
 
 
-def _file(module: ModuleType) -> str | None:
-    """The absolute path of a module's file, without symbolic links in its folder."""
+def _stated_file(module: ModuleType) -> str | None:
+    """The path that a module gives for its file, as it is."""
     # Lazy modules would run code for a plain attribute access.
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-    if not isinstance(file, str):
+    return file if isinstance(file, str) else None
+
+
+def _file(module: ModuleType) -> str | None:
+    """The absolute path of a module's file, without symbolic links in its folder."""
+    file = _stated_file(module)
+    if file is None:
         return None
     folder, name = os.path.split(os.path.abspath(file))
-    return os.path.join(_resolved(folder), name)
-
-
-def _resolved(folder: str) -> str:
-    return _FOLDERS.setdefault(folder, os.path.realpath(folder))
-
-
-# Hundreds of modules share few folders.
-_FOLDERS: dict[str, str] = {}
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _run_file(path: Path) -> ModuleType:

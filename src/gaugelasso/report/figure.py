@@ -10,6 +10,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -36,7 +37,8 @@ def new_figure(height_px: int) -> Figure:
 
 def save(figure: Figure, path: Path | IO[bytes]) -> None:
     """Write a PNG of exactly the figure's size."""
-    figure.savefig(path, format="png", dpi=DPI)
+    # Figure.savefig would draw everything twice, the first time for the layout alone.
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def style_axes(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> None:

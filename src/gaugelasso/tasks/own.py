@@ -35,16 +35,17 @@ def find_task(section: Any, by: NamedBy) -> FoundTask:
         cls = reference.load(by)
         _check_class(f"task.module = {str(reference)!r}", cls)
         return FoundTask(_build("module", cls, fields), cls.__name__, str(reference))
-    name, known = section.get("name"), ", ".join([*TASKS, *installed_names(GROUP)])
+    name = section.get("name")
+    if isinstance(name, str) and name in TASKS:
+        check_keys_known("task", section, ["name", *field_names(TASKS[name])])
+        return FoundTask(build("task", TASKS[name], fields), name)
+    known = ", ".join([*TASKS, *installed_names(GROUP)])
     if name is None:
         raise UserError(
             f"task.name is missing; set it in [task] to one of: {known}; or set task.module"
         )
     if not isinstance(name, str):
         raise UserError(f"task.name = {name!r} is unknown; choose one of: {known}")
-    if name in TASKS:
-        check_keys_known("task", section, ["name", *field_names(TASKS[name])])
-        return FoundTask(build("task", TASKS[name], fields), name)
     cls = find_entry_point("task.name", GROUP, name)
     if cls is None:
         raise UserError(
