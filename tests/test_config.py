@@ -171,7 +171,7 @@ def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Any, expected: s
         ("compress__solver", "conservative, sign_step, fixed"),
         ("compress__penalty", "symmetric, one_sided, product_norm"),
         ("compress__optimizer", "muon, adam"),
-        ("compress__accounting", "fma, paper"),
+        ("compress__accounting", "fma, paper, bytes, latency"),
         ("train__precision", "auto, float32, bfloat16"),
     ],
 )

@@ -1,7 +1,17 @@
 """gaugelasso: shrinks a transformer while it trains, down to the loss that you need."""
 
 from gaugelasso import _moved
-from gaugelasso.axes import Axis, AxisError, AxisTable, Compressible, Cost, Norm, Slot
+from gaugelasso.axes import (
+    Axis,
+    AxisError,
+    AxisTable,
+    Compressible,
+    Cost,
+    Norm,
+    Operation,
+    Size,
+    Slot,
+)
 from gaugelasso.checking import CheckResult, Finding, check
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -35,7 +45,9 @@ __all__ = [
     "Finding",
     "MetricTarget",
     "Norm",
+    "Operation",
     "Result",
+    "Size",
     "Slot",
     "TargetMissedWarning",
     "Transformer",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gaugelasso.baselines import search
 from gaugelasso.baselines.ladder import ladder
-from gaugelasso.baselines.members import median_row
+from gaugelasso.baselines.members import median_row, run_row
 from gaugelasso.baselines.setting import Bar, loss_of, plain_settings
 from gaugelasso.cli import app
 from gaugelasso.config import run_config
@@ -331,3 +331,12 @@ def test_a_structure_of_another_task_is_refused(gaugelasso: Command, run: Path) 
     answer = gaugelasso("train", config, "--out", run, "--structure", path, "--overwrite")
     assert_user_error(answer, "--structure: its inputs is 9, and task 'retrieval' needs 8")
     assert contents(run) == before
+
+
+def test_a_run_that_is_priced_in_bytes_is_compared_in_fma(tmp_path: Path) -> None:
+    run = finish(tmp_path, compress__accounting="bytes")
+    summary = read(run / "summary.json")
+    assert plain_settings(run, summary, {}).compress.accounting == "fma"
+    row = run_row(run, Bar(10.0))
+    assert row["fma"] == summary["costs"]["fma"] != summary["fma_final"]
+    assert summary["training_fma"] < summary["steps"] * read(run / "initial.json")["costs"]["fma"]

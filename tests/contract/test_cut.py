@@ -10,6 +10,7 @@ from gaugelasso.compress import pricing
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.compress.drop import Decision, cascade, close_and_round, grains
 from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.optim import CoupledOptimizer
 from gaugelasso.compress.surgery import cut_, kept_elements
 from tests.contract.models import (
@@ -160,9 +161,9 @@ def _cut(
     return smaller
 
 
-def _work(model: Compressible) -> dict[pricing.Accounting, float]:
+def _work(model: Compressible) -> dict[pricing.CostModel, float]:
     table, tensors = model.axis_table(), named_tensors(model)
-    ways = pricing.ACCOUNTINGS.values()
+    ways: list[pricing.CostModel] = [*pricing.ACCOUNTINGS.values(), Memory(batch=3)]
     return {way: pricing.total_fma(table, way, tensors) for way in ways}
 
 

@@ -136,6 +136,7 @@ def test_the_report_reads_run_folders_only() -> None:
             "runs.reading",
             "runs.writing",
             "runs.step_time",
+            "runs.units",
             "files.untrusted",
         )
     }

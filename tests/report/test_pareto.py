@@ -117,3 +117,35 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         write_pareto([one, tmp_path / "nowhere"])
     assert not list(tmp_path.rglob("pareto*"))
+
+
+def with_costs(path: Path, initial: dict[str, Any], final: dict[str, Any]) -> Path:
+    for name, costs in (("initial.json", initial), ("summary.json", final)):
+        data = json.loads((path / name).read_text())
+        (path / name).write_text(json.dumps(data | {"costs": costs}))
+    return path
+
+
+def test_runs_of_two_accountings_are_compared_in_what_both_know(tmp_path: Path) -> None:
+    timed = {"ms_of": "estimated, 1×64 tokens", "profile": "abc", "bytes_of": "weights"}
+    before = {"fma": 1000.0, "bytes": 4000.0, "ms": 8.0, **timed}
+    slow = {**before, "fma": 100.0, "bytes": 400.0, "ms": 4.0}
+    fast = {**before, "fma": 200.0, "bytes": 500.0, "ms": 2.0}
+    changes = {"changes": {"compress": {"accounting": "latency"}}}
+    one = with_costs(run_at(tmp_path / "fma", 100, 0.1), before, slow)
+    other = with_costs(run_at(tmp_path / "ms", 2, 0.1, **changes), before, fast)
+    table = pareto_table(load_points([one, other]))
+    assert table.headers[3:7] == ["ms", "compression", "fma", "bytes"]
+    assert [row[3:7] for row in table.rows] == [
+        ["4", "2.00×", "100", "400"],
+        ["2", "4.00×", "200", "500"],
+    ]
+    assert "ms (estimated, 1×64 tokens)" in table.note
+    assert [row[-1] for row in table.rows] == ["—", "0"]
+    draw_pareto(load_points([one, other]), io.BytesIO())
+
+    with_costs(other, before, {**fast, "profile": "another"})  # times of another table
+    assert pareto_table(load_points([one, other])).headers[3] == "FMA per token"
+    with_costs(other, {}, {})
+    with pytest.raises(UserError, match=r"compress\.accounting is 'fma' in one"):
+        load_points([one, other])

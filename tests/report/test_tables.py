@@ -1,6 +1,7 @@
 """The tables: the right figure in the right cell, and text that is escaped."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from rich.console import Console
 
 from gaugelasso.report import formats
 from gaugelasso.report.data import load_run
+from gaugelasso.report.event_table import events_table
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
-    events_table,
     next_table,
     print_outcome,
     print_structure,
@@ -177,3 +178,19 @@ def test_what_the_command_line_prints(tmp_path: Path) -> None:
 )
 def test_times_are_formatted(value: float, text: str) -> None:
     assert formats.seconds(value) == text
+
+
+def test_costs_stand_beside_each_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", changes={"compress": {"accounting": "latency"}})
+    for name, share in (("initial.json", 1), ("summary.json", 4)):
+        data = json.loads((run / name).read_text())
+        data["costs"] = {"fma": 800 / share, "bytes": 4000 / share, "ms": 2 / share}
+        data["costs"] |= {"bytes_of": "weights in float32", "ms_of": "estimated, 1×6 tokens"}
+        (run / name).write_text(json.dumps(data))
+    rows = {row[0]: row[1:] for row in before_after([load_run(run)]).rows}
+    assert rows["ms (accounting: latency; estimated, 1×6 tokens)"] == ["1000", "100", "10.0×"]
+    assert rows["FMA per token"] == ["800", "200", "4.00×"]
+    assert rows["bytes (weights in float32)"] == ["4,000", "1,000", "4.00×"]
+    assert "ms (estimated, 1×6 tokens)" not in rows  # it is the accounting itself
+    headers = runs_table([load_run(run)]).headers
+    assert headers[2:6] == ["ms", "compression", "fma", "bytes"]

@@ -3,7 +3,17 @@
 Everything else is generic over it. Imports nothing of this package but its errors.
 """
 
-from gaugelasso.axes.slots import Axis, AxisError, Cost, Norm, Side, Slot, Tensors
+from gaugelasso.axes.slots import (
+    Axis,
+    AxisError,
+    Cost,
+    Norm,
+    Operation,
+    Side,
+    Size,
+    Slot,
+    Tensors,
+)
 from gaugelasso.axes.table import AxisTable, Compressible
 from gaugelasso.axes.tensors import named_tensors, on_host, spread, width
 
@@ -14,7 +24,9 @@ __all__ = [
     "Compressible",
     "Cost",
     "Norm",
+    "Operation",
     "Side",
+    "Size",
     "Slot",
     "Tensors",
     "named_tensors",

@@ -114,6 +114,12 @@ def _check_mentions(table: "AxisTable", tensors: Tensors, names: list[str]) -> N
         for axis_name in cost.axes:
             if axis_name not in names:
                 raise AxisError(f"cost {cost.kind!r} names the unknown axis {axis_name!r}")
+    for operation in table.operations:
+        for axis_name in operation.axes:
+            if axis_name not in names:
+                raise AxisError(
+                    f"operation {operation.kind!r} names the unknown axis {axis_name!r}"
+                )
 
 
 def _check_slot(where: str, slot: Slot, tensors: Tensors) -> None:

@@ -15,7 +15,7 @@ from gaugelasso.errors import UserError
 
 Tensors = Mapping[str, Tensor]
 Side = Literal["a", "b"]
-CostKind = Literal["matmul", "lookup", "scale", "rotation", "scores", "mix"]
+CostKind = Literal["matmul", "lookup", "scale", "rotation", "scores", "mix", "cache"]
 
 
 class AxisError(UserError):
@@ -116,7 +116,7 @@ class Cost:
     """One term of the work per token: `factor` times the product of the axes' widths.
 
     An accounting weights the term by its `kind`. `unit` is the number of channels in one index
-    (2 for a RoPE pair).
+    (2 for a RoPE pair). The kind `cache` is no work: it is the numbers that are kept of a token.
     """
 
     kind: CostKind
@@ -129,6 +129,39 @@ class Cost:
         if self.kind not in known:
             raise AxisError(f"cost kind {self.kind!r} is unknown; use one of {', '.join(known)}")
         check_tuple(f"cost {self.kind!r}: axes", self.axes, str)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that a time depends on: a constant, and widths times whole numbers, added up.
+
+    Size((("mlp_0.d_f", 1),))                       # the filters
+    Size((("attention_0.d_v", 4),))                 # four heads of values, side by side
+    """
+
+    widths: tuple[tuple[str, int], ...] = ()
+    constant: int = 0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the served model. A profile says how long it takes at which sizes.
+
+    `fixed` are the numbers that no cut changes, such as those of heads; a profile measures an
+    operation for each of their values that occurs. Only the accounting `latency` reads operations.
+    """
+
+    kind: str
+    sizes: tuple[Size, ...]
+    fixed: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tuple(f"operation {self.kind!r}: sizes", self.sizes, Size)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that its sizes depend on, each once."""
+        return tuple(dict.fromkeys(name for size in self.sizes for name, _ in size.widths))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,16 @@ from typing import Any, Self
 from torch import nn
 
 from gaugelasso.axes.check import check
-from gaugelasso.axes.slots import Axis, AxisError, Cost, Norm, Slot, Tensors, check_tuple
+from gaugelasso.axes.slots import (
+    Axis,
+    AxisError,
+    Cost,
+    Norm,
+    Operation,
+    Slot,
+    Tensors,
+    check_tuple,
+)
 from gaugelasso.axes.tensors import width
 
 
@@ -26,6 +35,7 @@ class AxisTable:
       map; tensors not listed are vectors or look-up tables
     - `required`: the owners that may never be removed
     - `context`: the sequence length at inference, and the mean number of keys that a query sees
+    - `operations`: what the model does when it is served, for prices in milliseconds
     """
 
     axes: tuple[Axis, ...]
@@ -35,9 +45,16 @@ class AxisTable:
     costs: tuple[Cost, ...] = ()
     required: frozenset[str] = frozenset()
     context: tuple[int, float] = (1, 1.0)
+    operations: tuple[Operation, ...] = ()
 
     def __post_init__(self) -> None:
-        parts = {"axes": Axis, "fixed": Slot, "norms": Norm, "costs": Cost}
+        parts = {
+            "axes": Axis,
+            "fixed": Slot,
+            "norms": Norm,
+            "costs": Cost,
+            "operations": Operation,
+        }
         for name, kind in parts.items():
             check_tuple(name, getattr(self, name), kind)
         if isinstance(self.required, str):

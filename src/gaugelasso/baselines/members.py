@@ -11,6 +11,7 @@ from gaugelasso.baselines.setting import Bar
 from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.units import final_work
 from gaugelasso.sweeps.arms import Arm
 
 Row = dict[str, Any]
@@ -65,7 +66,7 @@ def run_row(folder: Path, bar: Bar) -> Row:
     try:
         return {
             "seed": summary["seed"],
-            "fma": summary["fma_final"],
+            "fma": final_work(summary),
             "parameters": summary["parameters_final"],
             "training_fma": summary["training_fma"],
             "selection_loss": summary["selection_loss"],

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from gaugelasso.config.plain import PLAIN_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.runs.units import counts_work
 
 
 @dataclass(frozen=True)
@@ -76,4 +77,9 @@ def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, 
                 f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
                 "the keys of [model] and other keys of [compress] and [train] can be set"
             )
-    return plain(run_config(run, changes), steps, cooldown)
+    settings = plain(run_config(run, changes), steps, cooldown)
+    if counts_work(settings.compress.accounting):
+        return settings
+    # A ladder is one of work, and a profile has no times of other numbers of heads.
+    compress = replace(settings.compress, accounting="fma", profile="")
+    return replace(settings, compress=compress)

@@ -227,10 +227,11 @@ def bench_inference(
     dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
     rows: dict[str, Row] = {}
     for name, model in models.items():
-        fma = work_per_token(model.to(device).eval())
-        rows[name] = {"model": name, "form": "training", "fma": fma, "quartiles": {}}
+        figures: Row = {"model": name, "fma": work_per_token(model.to(device).eval())}
+        figures["weight_bytes"] = sum(each.nbytes for each in named_tensors(model).values())
+        rows[name] = {"form": "training", **figures, "quartiles": {}}
         if served and isinstance(model, Transformer):
-            form = {"model": name, "form": "inference", "fma": fma, "quartiles": {}}
+            form = {"form": "inference", **figures, "quartiles": {}}
             rows[f"{name}-served"] = form | _memory(InferenceModel(model, dtype=dtype))
     for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
@@ -254,10 +255,8 @@ def bench_inference(
 
 
 def _memory(served: InferenceModel) -> Row:
-    figures: Row = {"weight_bytes": served.weight_bytes}
-    if served.generates:
-        figures["cache_bytes_per_token"] = served.cache_bytes_per_token
-    return figures
+    cache = {"cache_bytes_per_token": served.cache_bytes_per_token} if served.generates else {}
+    return {"weight_bytes": served.weight_bytes, **cache}
 
 
 def bench_run(

@@ -24,6 +24,7 @@ from gaugelasso.cli.checks import check
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
+from gaugelasso.cli.profiles import profile
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
@@ -46,6 +47,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "sweep": sweep,
     "baseline": baseline,
     "bench": bench,
+    "profile": profile,
     "check": check,
 }
 

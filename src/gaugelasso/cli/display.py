@@ -13,6 +13,7 @@ from rich.table import Table
 from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.runs.step_time import initial_step_ms
+from gaugelasso.runs.units import noun, number, unit
 from gaugelasso.training.records import Progress
 
 # Seconds between lines, so that a log file stays short.
@@ -73,7 +74,8 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
         f"loss {row['loss']:.4f}{_wanted(progress.loss_target)}  "
         f"{progress.metric_name} {shown}{_wanted(progress.metric_target)}  "
-        f"FMA {row['fma']:,.0f} ({progress.compression:.2f}x{_work_target(progress)})  "
+        f"{noun(progress.accounting)} {number(row['fma'], progress.accounting)} "
+        f"({progress.compression:.2f}x{_work_target(progress)})  "
         f"{counts}{row['step_ms']:.1f} ms/step{before}  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
@@ -84,7 +86,8 @@ def _wanted(target: float | None) -> str:
 
 
 def _work_target(progress: Progress) -> str:
-    return f", target {progress.fma_target:,.0f}" if progress.fma_target else ""
+    work = progress.fma_target
+    return f", target {number(work, progress.accounting)}" if work else ""
 
 
 def clock(seconds: float) -> str:
@@ -110,7 +113,10 @@ def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
             progress.metric_name,
             ("-" if metric is None else f"{metric:.4f}") + _wanted(progress.metric_target),
         ),
-        ("FMA per token", f"{row['fma']:,.0f}{_work_target(progress)}"),
+        (
+            unit(progress.accounting),
+            number(row["fma"], progress.accounting) + _work_target(progress),
+        ),
         ("compression", f"[bold]{progress.compression:.2f}x[/]"),
         *((label, str(row[name])) for name, label in _COUNTS.items() if name in row),
         ("step time", f"{row['step_ms']:.1f} ms{before}"),

@@ -149,7 +149,7 @@ class Driver(ABC):
         if pressed is not None:
             compressor.set_loss_target_(pressed, self.allowance(pressed))
         compressor.set_lr_(self.rate(now))
-        self.log.step(compressor.fma)
+        self.log.step(compressor.state.plan.training_work)
 
     def note_step(self, loss: Tensor, event: Event | None) -> None:
         """A step was taken. `loss` may stay on the device until losses are read."""

@@ -87,29 +87,39 @@ def trust_drop(
 
 
 def candidates(
-    table: AxisTable, tensors: Tensors, rms: dict[str, Tensor], threshold: float, multiple: int
+    table: AxisTable,
+    tensors: Tensors,
+    rms: dict[str, Tensor],
+    threshold: float,
+    multiple: int,
+    preferred: Mapping[str, int] | None = None,
 ) -> dict[str, Tensor]:
     """Keep-sets by trust-drop. Indices that must stay to make up a multiple are kept too.
 
     Hooks and probes are then called only for indices that can really go.
     """
     keeps = trust_drop(table, rms, threshold, dominates_norm(table, tensors))
-    if multiple > 1 and (likely := close_and_round(table, tensors, keeps, rms, multiple)):
+    given = (keeps, rms, multiple, preferred)
+    if (multiple > 1 or preferred) and (likely := close_and_round(table, tensors, *given)):
         keeps = {name: keep | likely.keeps[name] for name, keep in keeps.items()}
     return keeps
 
 
-def grains(table: AxisTable, multiple: int) -> dict[str, int]:
+def grains(
+    table: AxisTable, multiple: int, preferred: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Axis name -> the number of indices that its width must be a multiple of.
 
     A RoPE pair is two channels, so a head needs half as many pairs. No matrix product runs over
-    an axis with position maps (the stream), so it may have any width.
+    an axis with position maps (the stream), so it may have any width. `preferred` are multiples of
+    single axes, which apply as well.
     """
     units = {name: cost.unit for cost in table.costs for name in cost.axes if cost.unit > 1}
-    return {
+    found = {
         axis.name: 1 if axis.linked() else multiple // math.gcd(multiple, units.get(axis.name, 1))
         for axis in table.axes
     }
+    return found | {name: math.lcm(found[name], each) for name, each in (preferred or {}).items()}
 
 
 def hold_back_(keeps: dict[str, Tensor], rms: dict[str, Tensor], grain: dict[str, int]) -> None:
@@ -187,6 +197,7 @@ def close_and_round(
     keeps: dict[str, Tensor],
     rms: dict[str, Tensor],
     multiple: int,
+    preferred: Mapping[str, int] | None = None,
 ) -> Decision | None:
     """The decision that keep-sets lead to: the cascade, then `hold_back_` for multiples.
 
@@ -196,7 +207,7 @@ def close_and_round(
     decision = cascade(table, tensors, keeps)
     if decision is None:
         return None
-    hold_back_(decision.keeps, rms, grains(table, multiple))
+    hold_back_(decision.keeps, rms, grains(table, multiple, preferred))
     for axis in table.axes:
         for slot in axis.linked():
             sites = tensors[str(slot.link)].cpu()

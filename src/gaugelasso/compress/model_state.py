@@ -4,15 +4,16 @@ There are three changes: split, balance and cut. `snapshot_values` undoes a chan
 place, `snapshot_modules` one that replaces tensors. Decides nothing; knows no losses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors, on_host
-from gaugelasso.compress import gauge, pricing, surgery
+from gaugelasso.compress import accountings, gauge, pricing, surgery
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
@@ -39,7 +40,10 @@ class PerStructure:
     balance: gauge.Balance
     links: dict[str, Tensor] = field(repr=False)  # on the CPU, where decisions are made
     prices: dict[str, np.ndarray] = field(repr=False)
+    terms: Sequence[pricing.Term] = field(repr=False)
+    preferred: dict[str, int]  # the multiples that the device likes, by axis
     fma: float
+    training_work: float  # of one token: what a step does, whatever is priced
 
 
 class ModelState:
@@ -57,10 +61,12 @@ class ModelState:
     ):
         self.model, self.options, self.team = model, options, team
         self._execution = execution
-        self._accounting = pricing.ACCOUNTINGS[options.accounting]
         self.rebuilds = 0
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
+        device = next(model.parameters(), torch.empty(0)).device
+        self._timed = accountings.latency(options, device)
+        self.cost_model = accountings.chosen(options, self._timed)
         self.plan = self._build()
         self.optimizer = self._new_optimizer()
         # On the device, so that a captured balance reads its present value.
@@ -83,6 +89,13 @@ class ModelState:
         return self.plan.fma
 
     @property
+    def _work_model(self) -> pricing.CostModel:
+        """The accounting, if it counts work; bytes and milliseconds of serving are none."""
+        counted = self.cost_model
+        fma = pricing.ACCOUNTINGS["fma"]
+        return counted if isinstance(counted, pricing.Accounting) else fma
+
+    @property
     def parameters(self) -> int:
         return len(self.plan.store)
 
@@ -95,6 +108,10 @@ class ModelState:
         """Axis name -> number of indices."""
         return self.table.widths(named_tensors(self.model))
 
+    def costs(self) -> dict[str, Any]:
+        """FMA per token, bytes, and by a profile milliseconds, whatever the accounting is."""
+        return accountings.side_by_side(self.model, self.options, self._timed)
+
     def utility(self) -> dict[str, Tensor]:
         """Axis name -> corrected utility of each index, per unit of rho."""
         return self.plan.penalty.utility(self.plan.store.weight)
@@ -102,7 +119,7 @@ class ModelState:
     def work_after(self, decision: Decision) -> float:
         """Work per token after the cut that a decision describes."""
         widths = {name: int(keep.sum()) for name, keep in decision.keeps.items()}
-        return float(pricing.count(self.table, self._accounting, widths))
+        return float(pricing.count(self.plan.terms, widths))
 
     def readable(self) -> dict[str, Tensor]:
         """The model's tensors; those that decisions read are copies on the CPU."""
@@ -213,7 +230,8 @@ class ModelState:
         # Read after the store has replaced the parameters by views of itself.
         tensors = named_tensors(self.model)
         links = on_host(tensors, table.links())
-        prices = pricing.prices(table, self._accounting, {**tensors, **links})
+        prices = pricing.prices(table, self.cost_model, {**tensors, **links})
+        terms = self.cost_model.terms(table, tensors)
         penalty = Penalty(table, tensors, store, prices, options.penalty, options.calibration)
         weighed = weighed_with_riders(table, tensors)
         groups = penalty.groups if weighed is table else Groups(weighed, tensors, store)
@@ -225,5 +243,8 @@ class ModelState:
             balance=gauge.Balance(weighed, tensors, groups, options.powers_of_two),
             links=links,
             prices=prices,
-            fma=pricing.total_fma(table, self._accounting, tensors),
+            terms=terms,
+            preferred=self.cost_model.preferred(table),
+            fma=float(pricing.count(terms, table.widths(tensors))),
+            training_work=pricing.total_fma(table, self._work_model, tensors),
         )

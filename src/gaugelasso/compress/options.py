@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import get_args
 
 from gaugelasso.compress import pricing
+from gaugelasso.compress.memory import DTYPES
 from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.penalty import Calibration, Form
 from gaugelasso.compress.solver import Method
@@ -36,6 +37,11 @@ class CompressorOptions:
 
     lr: float | None = None
     accounting: str = "fma"
+    profile: str = ""
+    serving_device: str = ""
+    serving_dtype: str = "bfloat16"
+    serving_batch: int = 1
+    serving_length: int = 0
     interval: int | None = None
     trust: float = 1.0
     multiple: int = 1
@@ -71,6 +77,12 @@ class CompressorOptions:
             self._check(key, "a number of 0 or more", lambda value: value >= 0)
         for key in self._numbers("interval", "multiple"):
             self._check(key, "a whole number of at least 1", lambda value: value >= 1)
+        for key, least in {"serving_batch": 1, "serving_length": 0}.items():
+            value = getattr(self, key)
+            if not isinstance(value, Integral) or value < least:
+                raise UserError(
+                    f"compress.{key} = {value!r}: must be a whole number of at least {least}"
+                )
         for key in self._numbers("interval", "multiple", "sinkhorn_sweeps"):
             if not isinstance(getattr(self, key), Integral):
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be a whole number")
@@ -103,7 +115,8 @@ class RunOptions(CompressorOptions):
 
 
 _CHOICES: dict[str, Collection[str]] = {
-    "accounting": pricing.ACCOUNTINGS,
+    "accounting": [*pricing.ACCOUNTINGS, "bytes", "latency"],
+    "serving_dtype": DTYPES,
     "penalty": get_args(Form),
     "calibration": get_args(Calibration),
     "solver": get_args(Method),

@@ -181,6 +181,7 @@ class Pilot(CourseDriver):
             metric=self.metric,
             metric_target=None if self.metric_target is None else self.metric_target.value,
             fma_target=compressor.fma_target,
+            unit=compressor.state.cost_model.unit,
             measured_on="held-out data" if own else "the last training batches",
             steps=compressor.steps,
             fma_initial=compressor.fma_initial,

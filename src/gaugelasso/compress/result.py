@@ -37,6 +37,7 @@ class Result:
     metric: float | None = None
     metric_target: float | None = None
     fma_target: float = 0.0  # 0: none
+    unit: str = "FMA per token"  # of the accounting
     trials: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
@@ -51,31 +52,38 @@ class Result:
         elif self.loss_target is not None:
             named = f"named {self.loss_target:g}"
         else:
-            named = f"work target {self.fma_target:,.0f}"
+            named = f"work target {self._number(self.fma_target)}"
         return (
-            f"{self.fma_initial:,.0f} -> {self.fma:,.0f} FMA per token ({self.compression:.1f}x), "
+            f"{self._number(self.fma_initial)} -> {self._work} ({self.compression:.1f}x), "
             f"{self.parameters_initial:,} -> {self.parameters:,} parameters; "
             f"loss {self.loss:.4g} on {self.measured_on}, {named}: {verdict}"
         )
+
+    @property
+    def _work(self) -> str:
+        return f"{self._number(self.fma)} {self.unit}"
+
+    def _number(self, work: float) -> str:
+        return f"{work:.4g}" if self.unit == "ms" else f"{work:,.0f}"
 
     def missed_message(self) -> str:
         """What to do about a missed target."""
         if self.metric_target is not None:
             return (
-                f"metric_target = {self.metric_target:g} was missed: the model of {self.fma:,.0f} "
-                f"FMA per token ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
+                f"metric_target = {self.metric_target:g} was missed: the model of {self._work} "
+                f"ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
                 f"after {self.steps:,} steps; name another metric, or give more steps"
             )
         if self.loss_target is None:
             return (
-                f"fma_target = {self.fma_target:,.0f} was not reached: the model ends at "
-                f"{self.fma:,.0f} FMA per token with a loss of {self.loss:.4g} after "
+                f"fma_target = {self._number(self.fma_target)} was not reached: the model ends at "
+                f"{self._work} with a loss of {self.loss:.4g} after "
                 f"{self.steps:,} steps; give a larger fma_target, or more steps"
             )
         losses = [self.loss, *(row["selection_loss"] for row in self.trials)]
         best = min(loss for loss in losses if loss is not None)
         unchanged = self.fma >= 0.999 * self.fma_initial
-        size = "the full model" if unchanged else f"the model of {self.fma:,.0f} FMA per token"
+        size = "the full model" if unchanged else f"the model of {self._work}"
         return (
             f"loss_target = {self.loss_target:g} was missed: {size} ends at a loss of "
             f"{self.loss:.4g} after {self.steps:,} steps. The best loss on the way was {best:.4g}; "

@@ -73,15 +73,20 @@ class _LocalSelection:
 
     def propose(self) -> Keeps:
         """Keep-sets by trust-drop, and what the hooks keep."""
-        state, rules, multiple = self._state, self._rules, self._state.options.multiple
-        keeps = candidates(state.table, self._tensors, self._rms, rules.threshold, multiple)
+        state, rules = self._state, self._rules
+        keeps = candidates(
+            state.table, self._tensors, self._rms, rules.threshold, *self._multiples()
+        )
         consult_(rules.hooks, rules.step, keeps, self._rms, state.prices)
         return keeps
 
     def close(self, keeps: Keeps) -> Decision | None:
         """Keep-sets closed under the cascade, with widths rounded to multiples."""
         state = self._state
-        return close_and_round(state.table, self._tensors, keeps, self._rms, state.options.multiple)
+        return close_and_round(state.table, self._tensors, keeps, self._rms, *self._multiples())
+
+    def _multiples(self) -> tuple[int, dict[str, int]]:
+        return self._state.options.multiple, self._state.plan.preferred
 
     def trim(self, keeps: Keeps, closed: Decision | None) -> Keeps:
         """As many of the drops as the work target needs; `closed` is what all of them close to."""

@@ -11,6 +11,7 @@ from gaugelasso.export.examples import example
 from gaugelasso.export.source import Source
 from gaugelasso.files.durable import write_new
 from gaugelasso.models import AttentionSpec, MlpSpec
+from gaugelasso.runs.units import noun
 from gaugelasso.version import __version__
 
 NAME = "README.md"
@@ -77,13 +78,15 @@ def _inputs(source: Source) -> str:
 def _figures(source: Source) -> str:
     found = source.summary
     metric = found.get("metric")
+    counted = str(found.get("accounting"))
+    work = "work per token" if noun(counted) == "FMA" else "cost"
     rows: list[tuple[str, Any]] = [
         ("loss", found.get("loss")),
         *([(str(metric.get("name")), metric.get("value"))] if isinstance(metric, dict) else []),
         *(found["figures"].items() if isinstance(found.get("figures"), dict) else []),
         ("target held", found.get("held")),
-        ("work per token before (FMA)", found.get("fma_initial")),
-        ("work per token (FMA)", found.get("fma_final")),
+        (f"{work} before ({noun(counted)})", found.get("fma_initial")),
+        (f"{work} ({noun(counted)})", found.get("fma_final")),
         ("compression", found.get("compression")),
         ("parameters before", found.get("parameters_initial")),
         ("parameters", found.get("parameters_final")),

@@ -152,16 +152,7 @@ class _Parts:
     def _attentions(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         if not isinstance(part, Attention):
             return
-        forms = [Form(attention="sdpa")]
-        if not self.gpu:
-            forms.append(Form(attention="blocks"))
-        elif self.kernels and self.length == 1:
-            forms = [Form(attention="narrow")]  # a kernel of its own, and the least widths
-        elif self.kernels:
-            forms.append(Form(attention="cudnn"))
-            forms.append(Form(attention="narrow"))
-            forms += [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
-        for each in forms:
+        for each in attention_forms(self.gpu, self.kernels, self.length):
             twin = self._folded(name, each)
             assert isinstance(twin, Attention)
             rows = self._random(self.tokens, twin.read.maps.values.shape[1])
@@ -170,7 +161,7 @@ class _Parts:
 
     def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         x, gated = self._stream(), isinstance(part, Mlp)
-        for read in self._read_forms():
+        for read in read_forms(self.kernels, self.order, self.tokens):
             twin = self._folded(name, replace(form, read=read))
             tiles: Sequence[Tile | None] = [None]
             if read in TILED:
@@ -180,23 +171,11 @@ class _Parts:
                 made = replace(form, read=read, read_tile=tile)
                 yield label(read, tile), (made, partial(twin.read, x, gated, tile))
 
-    def _read_forms(self) -> list[ReadForm]:
-        if not self.kernels:
-            return ["gather", "window"]
-        few = self.tokens <= FEW
-        if self.order == "sites":  # any site is a contiguous row
-            return ["fused", "staged"] if few else ["fused", "scaled", "staged"]
-        if few:
-            return ["fused", "fused_window", "staged"]
-        return ["fused_window", "scaled_window", "staged"]
-
     def _writes(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         if isinstance(part, Classifier):
             return
         x = self._stream()
-        forms: list[WriteForm] = ["scatter", "window"]
-        forms += ["fused"] if self.kernels else [] if self.gpu else ["spread"]
-        for write in forms:
+        for write in write_forms(self.gpu, self.kernels):
             twin = self._folded(name, replace(form, write=write))
             assert not isinstance(twin, Classifier)
             inner = twin.write.maps.values.shape[0]
@@ -236,6 +215,36 @@ class _Parts:
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.plain.dtype)
+
+
+def attention_forms(gpu: bool, kernels: bool, length: int) -> list[Form]:
+    """The forms of attention that are worth measuring, with their tiles."""
+    if not gpu:
+        return [Form(attention="sdpa"), Form(attention="blocks")]
+    if not kernels:
+        return [Form(attention="sdpa")]
+    if length == 1:
+        return [Form(attention="narrow")]  # a kernel of its own, and the least widths
+    forms = [Form(attention="sdpa"), Form(attention="cudnn"), Form(attention="narrow")]
+    return forms + [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
+
+
+def read_forms(kernels: bool, order: StreamOrder, tokens: int) -> list[ReadForm]:
+    """The forms of a read that are worth measuring."""
+    if not kernels:
+        return ["gather", "window"]
+    few = tokens <= FEW
+    if order == "sites":  # any site is a contiguous row
+        return ["fused", "staged"] if few else ["fused", "scaled", "staged"]
+    if few:
+        return ["fused", "fused_window", "staged"]
+    return ["fused_window", "scaled_window", "staged"]
+
+
+def write_forms(gpu: bool, kernels: bool) -> list[WriteForm]:
+    """The forms of a write that are worth measuring."""
+    forms: list[WriteForm] = ["scatter", "window"]
+    return forms + (["fused"] if kernels else [] if gpu else ["spread"])
 
 
 def label(name: str, tile: Tile | None) -> str:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso import kernels
-from gaugelasso.axes import Axis, Cost, Norm, Slot
+from gaugelasso.axes import Axis, Cost, Norm, Operation, Size, Slot
 from gaugelasso.models.spec import InputKind
 
+# The axis of the residual sites.
+STREAM = "D"
 # Large compared with a step of Adam, and small enough to be unlearned.
 EMBED_STD = 0.1
 
@@ -96,6 +98,15 @@ class Part(nn.Module):
     def costs(self, name: str) -> list[Cost]:
         raise NotImplementedError
 
+    def operations(self, name: str) -> list[Operation]:
+        """What the part does in its inference form (`inference.operators`), for a profile."""
+        raise NotImplementedError
+
+
+def size(axis: str, factor: int = 1) -> Size:
+    """The width of one axis, times a whole number."""
+    return Size(((axis, factor),))
+
 
 class Embedding(Part):
     """Rows of a table (tokens) or a linear map (patches), plus learned positions.
@@ -158,6 +169,11 @@ class Embedding(Part):
             costs.append(Cost("lookup", self.positions.shape[0], axis))
         return [*costs, Cost("scale", 1, axis)]
 
+    def operations(self, name: str) -> list[Operation]:
+        # At inference the table is as wide as the stream, whatever it writes.
+        fixed = (self.inputs, int(self.tokens), int(self.positions is not None))
+        return [Operation("embed", (size(STREAM),), fixed)]
+
 
 class Classifier(Part):
     """Extractor and one linear map to the outputs."""
@@ -189,3 +205,7 @@ class Classifier(Part):
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)
         return [Cost("scale", 1, axis), Cost("matmul", self.out.shape[1], axis)]
+
+    def operations(self, name: str) -> list[Operation]:
+        columns = Size(constant=self.out.shape[1])
+        return [Operation("read", (size(f"{name}.d_c"), columns))]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gaugelasso import kernels
-from gaugelasso.axes import Axis, Cost, Slot
-from gaugelasso.models.layers import Extractor, Injector, Part, normal
+from gaugelasso.axes import Axis, Cost, Operation, Size, Slot
+from gaugelasso.models.layers import Extractor, Injector, Part, normal, size
 from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
 
 
@@ -128,7 +128,21 @@ class Attention(Operator):
             Cost("matmul", heads, (d_v, d_ao)),
             Cost("scale", 1, (d_ao,)),
         ]
+        if self.causal:
+            costs += [Cost("cache", groups, (d_k,), unit=unit), Cost("cache", groups, (d_v,))]
         return [*costs, Cost("rotation", heads, (d_k,))] if self.rope else costs
+
+    def operations(self, name: str) -> list[Operation]:
+        heads, groups = self.query.shape[1], self.key.shape[1]
+        unit = 2 if self.rope else 1
+        d_ai, d_k, d_v, d_ao = (f"{name}.{kind}" for kind in ("d_ai", "d_k", "d_v", "d_ao"))
+        columns = Size(((d_k, (heads + groups) * unit), (d_v, groups)))
+        fixed = (heads, groups, int(self.rope), int(self.causal))
+        return [
+            Operation("read", (size(d_ai), columns)),
+            Operation("attention", (size(d_k, unit), size(d_v)), fixed),
+            Operation("write", (size(d_v, heads), size(d_ao))),
+        ]
 
     def spec(self) -> AttentionSpec:
         return AttentionSpec(
@@ -186,6 +200,13 @@ class SwiGLU(Operator):
             Cost("matmul", 2, (d_mi, d_f)),
             Cost("matmul", 1, (d_f, d_mo)),
             Cost("scale", 1, (d_mo,)),
+        ]
+
+    def operations(self, name: str) -> list[Operation]:
+        d_mi, d_f, d_mo = (f"{name}.{kind}" for kind in ("d_mi", "d_f", "d_mo"))
+        return [
+            Operation("gated read", (size(d_mi), size(d_f))),
+            Operation("write", (size(d_f), size(d_mo))),
         ]
 
     def spec(self) -> MlpSpec:

@@ -11,12 +11,10 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Slot
-from gaugelasso.models.layers import Classifier, Embedding, Part
+from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Operation, Slot
+from gaugelasso.models.layers import STREAM, Classifier, Embedding, Part
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
 from gaugelasso.models.spec import AttentionSpec, TransformerSpec
-
-STREAM = "D"
 
 
 class Transformer(Compressible):
@@ -62,6 +60,7 @@ class Transformer(Compressible):
         fixed: list[Slot] = []
         costs: list[Cost] = []
         norms: list[Norm] = []
+        operations: list[Operation] = []
         matrices: dict[str, int] = {}
         writers, readers, energies = [], [], [Slot("sites")]
         # Two stages for each operator, because it reads before it writes.
@@ -69,6 +68,7 @@ class Transformer(Compressible):
             axes += part.axes(name)
             fixed += part.fixed(name)
             costs += part.costs(name)
+            operations += part.operations(name)
             matrices |= part.matrices(name)
             if isinstance(part, Embedding | Operator):
                 writers.append(
@@ -91,6 +91,7 @@ class Transformer(Compressible):
             costs=tuple(costs),
             required=frozenset({"embedding", "classifier"}),
             context=(length, (length + 1) / 2 if self.initial_spec.causal else float(length)),
+            operations=tuple(operations),
         )
 
     def _operators(self) -> Iterator[Operator]:

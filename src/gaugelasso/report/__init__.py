@@ -18,9 +18,10 @@ from gaugelasso.report.baseline import (
     trained_table,
 )
 from gaugelasso.report.data import Condition, load_condition, run_folders
+from gaugelasso.report.event_table import events_table
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
-from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
+from gaugelasso.report.tables import before_after, run_tables, runs_table
 from gaugelasso.runs.writing import write_text
 
 

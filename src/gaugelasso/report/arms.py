@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gaugelasso.report import formats
+from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition
 from gaugelasso.report.goal import is_held
 from gaugelasso.report.layout import Table
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.results import origin
+from gaugelasso.runs.units import noun
 
 
 def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
@@ -16,7 +18,7 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
 
     `results` comes from `collect_arms`; it gives commit, hardware and date for the note.
     """
-    name = metric_name(arms)
+    name, counted = metric_name(arms), arms[0].runs[0].accounting if arms[0].runs else "fma"
     # One digit more than in other tables: arms may differ only there.
     score = formats.metric_format(name, digits=3)
     rows = []
@@ -26,7 +28,7 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
         held = sum(map(is_held, arm.runs))
         rows.append([
             arm.name,
-            formats.over_seeds([end.fma_final for end in ends], formats.count),
+            formats.over_seeds([end.fma_final for end in ends], work_format(counted)),
             _mean((end.compression for end in ends), formats.ratio),
             _mean((row.get("loss") for row in before), formats.figure),
             _mean((end.loss for end in ends), formats.figure),
@@ -34,10 +36,10 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
             _mean((end.metric for end in ends), score),
             f"{held}/{arm.seeds_requested}",
         ])  # fmt: skip
-    headers = ["arm", "FMA after", "compression", "loss before cooldown", "loss"]
+    headers = ["arm", f"{noun(counted)} after", "compression", "loss before cooldown", "loss"]
     headers += [f"{name} before cooldown", name, "within target"]
-    note = "Means over seeds; FMA with standard deviation. Loss before cooldown: the training loss "
-    note += "in the last row of the compression phase. "
+    note = f"Means over seeds; {noun(counted)} with standard deviation. Loss before cooldown: the "
+    note += "training loss in the last row of the compression phase. "
     missing = [arm.name for arm in arms if len(arm.runs) < arm.seeds_requested]
     if missing:
         note += f"Runs are missing, and count as not within the target, in: {', '.join(missing)}. "

@@ -30,6 +30,7 @@ from gaugelasso.report.figure import (
     to_ascii,
 )  # fmt: skip
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 800
 _MOST_AXES = 12  # more lines cannot be told apart
@@ -65,8 +66,9 @@ def draw_axes_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
 
 
 def _draw_work(axes: Axes, runs: Sequence[Run]) -> None:
-    style_axes(axes, "training step", title="FMA per token")
+    style_axes(axes, "training step", title=unit(runs[0].accounting))
     work = spread([run.fma_trajectory() for run in runs], steps=True)
-    draw_spread(axes, work, INK, "FMA", steps=True)
-    low, high = max(float(work[2].min()), 1.0), float(work[3].max())
+    draw_spread(axes, work, INK, noun(runs[0].accounting), steps=True)
+    high = float(work[3].max())
+    low = max(float(work[2].min()), min(1.0, high / 1000))
     log_axis(axes, min(low, high / 8) / 1.25, high * 1.35)

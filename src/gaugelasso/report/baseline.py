@@ -21,6 +21,7 @@ from gaugelasso.report.schema import (
     check_keys,
 )
 from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.units import final_work
 
 Data = dict[str, Any]
 Role = Literal["full", "smallest", "run", "retrained"]
@@ -71,7 +72,7 @@ def baseline_of(run: Run) -> Data | None:
         return None
     data = load_baseline(path)
     row, summary = by_name(data)["run"], run.summary
-    same = (row["fma"], row["loss"]) == (summary["fma_final"], summary["loss"])
+    same = (row["fma"], row["loss"]) == (final_work(summary), summary["loss"])
     return data if same else None
 
 

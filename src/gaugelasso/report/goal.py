@@ -4,9 +4,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from gaugelasso.report.formats import count, figure, known, metric_format, short
+from gaugelasso.report.costs import work_format
+from gaugelasso.report.formats import figure, known, metric_format, short
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import noun, unit
 
 
 def _named(runs: Sequence[Run]) -> tuple[str, str]:
@@ -18,7 +20,8 @@ def _named(runs: Sequence[Run]) -> tuple[str, str]:
         low, high = f"{min(losses):g}", f"{max(losses):g}"
         return "loss target", low if low == high else f"{low} to {high}"
     if run.fma_target:
-        return "work target", f"{count(run.fma_target)} FMA"
+        form = work_format(run.accounting)
+        return "work target", f"{form(run.fma_target)} {noun(run.accounting)}"
     return "loss target", "not measured yet"
 
 
@@ -82,8 +85,8 @@ def ending(run: Run) -> str:
             f"{run.metric_name} {selection} on selection data, which {verb} the target of "
             f"{form(metric)}; {known(end.metric, form)} on test data, held-out loss {loss}."
         )
-    place = "within" if held else "above"
+    place, form = "within" if held else "above", work_format(run.accounting)
     return (
-        f"{count(end.fma_final)} FMA per token, {place} the work target of "
-        f"{count(run.fma_target)}; held-out loss {loss}."
+        f"{form(end.fma_final)} {unit(run.accounting)}, {place} the work target of "
+        f"{form(run.fma_target)}; held-out loss {loss}."
     )

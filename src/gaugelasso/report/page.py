@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.report.baseline import Data, baseline_table, sentences, trained_table
+from gaugelasso.report.event_table import events_table
 from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.run import Run
 from gaugelasso.report.saturation import saturation_table, shares_table
-from gaugelasso.report.tables import before_after, events_table, run_tables, runs_table
+from gaugelasso.report.tables import before_after, run_tables, runs_table
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.report.verdict import headline, verdict
+from gaugelasso.runs.units import noun
 from gaugelasso.runs.writing import write_text
 
 _ORIGIN = (
@@ -159,7 +161,8 @@ def _subject(runs: Sequence[Run]) -> str:
     first = runs[0]
     seeds = ", ".join(str(run.seed) for run in runs)
     which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
-    return f"task {first.task}; {which} {seeds}; FMA by the accounting {first.accounting!r}"
+    cost = f"{noun(first.accounting)} by the accounting {first.accounting!r}"
+    return f"task {first.task}; {which} {seeds}; {cost}"
 
 
 def _worth(data: Data, picture: bytes) -> list[str]:

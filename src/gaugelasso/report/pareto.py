@@ -1,5 +1,6 @@
 """Held-out loss against work over several conditions, and the Pareto front of their runs."""
 
+import math
 import os
 import statistics
 import textwrap
@@ -12,6 +13,7 @@ from typing import IO, Any, Literal
 from matplotlib.axes import Axes
 
 from gaugelasso.errors import UserError
+from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_format
 from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
 from gaugelasso.report.figure import (
     BLUE,
@@ -30,11 +32,12 @@ from gaugelasso.report.figure import (
     style_axes,
     to_ascii,
 )
-from gaugelasso.report.formats import DASH, count, figure, known, metric_format, over_seeds, ratio
+from gaugelasso.report.formats import DASH, figure, known, metric_format, over_seeds, ratio
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1000
 _COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK)
@@ -45,9 +48,13 @@ _LEGEND_CHARS = 36
 
 @dataclass(frozen=True)
 class Point:
-    """Work and held-out loss of a finished run; `best` if it is on the front."""
+    """Cost and held-out loss of a finished run; `best` if it is on the front.
+
+    `kind` is what the cost is: that of the runs' accounting, or one that all of them know.
+    """
 
     run: Run
+    kind: str
     fma: float
     loss: float
     best: bool
@@ -56,21 +63,51 @@ class Point:
 def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
     """Condition -> its runs, the condition with the most work first.
 
-    UserError unless all runs are finished and share one task and one accounting.
+    Runs of several accountings are compared in milliseconds if all of them know these by the same
+    profile, else in FMA. UserError unless all runs are finished, share one task, and share one
+    accounting or know both their costs.
     """
     runs = [load_run(folder) for folder in run_folders(paths)]
     check_finished(runs)
     task_keys = [key for key in settings(runs[0]) if key.startswith("task.")]
+    kind = _common_kind(runs)
+    shared = [*task_keys, *(["compress.accounting"] if kind is None else [])]
     for before, run in pairwise(runs):
-        check_same(before, run, "cannot be compared", only=[*task_keys, "compress.accounting"])
-    places = [(outcome(run).fma_final, _loss(run)) for run in runs]
+        check_same(before, run, "cannot be compared", only=shared)
+    places = [(_cost(run, kind), _loss(run)) for run in runs]
     best = front(places)
-    points = [Point(run, *place, place in best) for run, place in zip(runs, places, strict=True)]
+    points = [
+        Point(run, kind or "", *place, place in best)
+        for run, place in zip(runs, places, strict=True)
+    ]
     found: dict[str, list[Point]] = {}
     for point, label in zip(points, _labels(runs), strict=True):
         found.setdefault(label, []).append(point)
     by_work = sorted(found, key=lambda label: -statistics.median(p.fma for p in found[label]))
     return {label: sorted(found[label], key=lambda p: p.run.seed) for label in by_work}
+
+
+def _common_kind(runs: Sequence[Run]) -> str | None:
+    """The cost in which runs of several accountings are compared; None for their own."""
+    if len({run.accounting for run in runs}) == 1:
+        return None
+    known = known_kinds(runs)
+    return next((kind for kind in ("ms", "fma") if kind in known), None)
+
+
+def _cost(run: Run, kind: str | None) -> float:
+    return outcome(run).fma_final if kind is None else float(run.costs_final[kind])
+
+
+def _compression(point: Point) -> float:
+    if not point.kind:
+        return outcome(point.run).compression
+    return float(point.run.costs_initial[point.kind]) / point.fma if point.fma else math.inf
+
+
+def _accounting(point: Point) -> str:
+    """The accounting that the points' costs are of."""
+    return KINDS[point.kind] if point.kind else point.run.accounting
 
 
 def front(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -84,27 +121,37 @@ def front(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def pareto_table(points: dict[str, list[Point]]) -> Table:
     """One row per condition: mean ± std over its seeds, and which seeds are on the front."""
-    first = next(iter(points.values()))[0].run
-    metric = first.metric_name
+    point = next(iter(points.values()))[0]
+    first, counted = point.run, _accounting(point)
+    metric, form = first.metric_name, work_format(counted)
+    runs = [point.run for group in points.values() for point in group]
+    others = [kind for kind in known_kinds(runs) if KINDS[kind] != counted]
     rows = []
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
         rows.append([
             label, goal_cell([point.run for point in group]), str(len(group)),
-            over_seeds([end.fma_final for end in ends], count),
-            over_seeds([end.compression for end in ends], ratio),
+            over_seeds([point.fma for point in group], form),
+            over_seeds([_compression(point) for point in group], ratio),
+            *(
+                over_seeds([final(point.run, kind) for point in group], work_format(KINDS[kind]))
+                for kind in others
+            ),
             over_seeds([end.loss for end in ends], figure),
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
             ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
         ])  # fmt: skip
     to_loss = all(p.run.loss_target is not None for group in points.values() for p in group)
-    headers = ["condition", "loss target" if to_loss else "target", "seeds", "FMA per token",
-               "compression", "held-out loss", metric, "seeds on the front"]  # fmt: skip
-    note = f"Task {first.task}; FMA by the accounting {first.accounting!r}. A run is on the "
+    headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted),
+               "compression", *others, "held-out loss", metric, "seeds on the front"]  # fmt: skip
+    note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."
     )
-    return Table("Loss against work", headers, rows, note, left=(0, 7))
+    for kind in ("bytes", "ms"):
+        if kind in others or KINDS[kind] == counted:
+            note += f" {named(kind, runs)}."
+    return Table("Loss against work", headers, rows, note, left=(0, len(headers) - 1))
 
 
 def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
@@ -112,8 +159,8 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
     runs = [point.run for group in points.values() for point in group]
     sheet = new_figure(_HEIGHT_PX)
     axes = sheet.subplots()
-    accounting = to_ascii(runs[0].accounting)
-    style_axes(axes, f"final FMA per token (accounting: {accounting})", "held-out loss")
+    counted = to_ascii(_accounting(next(iter(points.values()))[0]))
+    style_axes(axes, f"final {unit(counted)} (accounting: {counted})", "held-out loss")
     places = [(point.fma, point.loss) for group in points.values() for point in group]
     best = front(places)
     # Steps, not straight lines: between two runs only the loss of the cheaper one is reached.

@@ -43,6 +43,7 @@ from gaugelasso.report.figure import (
     twin,
 )  # fmt: skip
 from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
+from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1120
 _SNAPSHOTS = 7
@@ -180,11 +181,11 @@ def _draw_totals(axes: Axes, runs: Sequence[Run]) -> None:
     high = max(bounds)
     low = max(min(*bounds, high / 8), 1.0)
     log_axis(axes, low / 1.25, high * 1.35, base=2)
-    right = twin(axes, "FMA per token", INK)
+    right = twin(axes, unit(runs[0].accounting), INK)
     work = spread([run.fma_trajectory() for run in runs], steps=True)
-    draw_spread(right, work, INK, "FMA", steps=True)
+    draw_spread(right, work, INK, noun(runs[0].accounting), steps=True)
     right.lines[-1].set_linestyle((0, (4, 1.5)))
-    least = max(float(work[2].min()), 1.0)
+    least = max(float(work[2].min()), min(1.0, work[3].max() / 1000))
     log_axis(right, min(least, work[3].max() / 8) / 1.25, work[3].max() * 1.35)
     mark_cooldown(axes, runs)
     step_axis(axes, max(run.last_step for run in runs))

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.report import formats
+from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition, check_finished, load_condition
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import noun
 
 
 def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
@@ -39,16 +41,16 @@ def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
 
 def results_table(results: dict[str, Any], title: str) -> str:
     """A results file as a Markdown table: every seed, then mean ± standard deviation."""
-    runs = results["runs"]
+    runs, columns = results["runs"], _columns(results["accounting"])
     cells = [
         [formats.known(run.get(key), form) for run in runs]
         + ([formats.over_seeds([run.get(key) for run in runs], form)] if len(runs) > 1 else [])
-        for key, _, form in _COLUMNS
+        for key, _, form in columns
     ]
     names = [str(run["seed"]) for run in runs] + (["mean ± std"] if len(runs) > 1 else [])
     rows = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
     return to_markdown(
-        Table(title, ["seed", *(name for _, name, _ in _COLUMNS)], rows, origin(results))
+        Table(title, ["seed", *(name for _, name, _ in columns)], rows, origin(results))
     )
 
 
@@ -58,17 +60,19 @@ def origin(results: dict[str, Any]) -> str:
     return note + f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
 
 
-_COLUMNS: tuple[tuple[str, str, formats.Format], ...] = (
-    ("steps", "steps", formats.count),
-    ("target_reached_step", "first batch within target", formats.count),
-    ("fma_initial", "FMA before", formats.count),
-    ("fma_final", "FMA after", formats.count),
-    ("compression", "compression", formats.ratio),
-    ("loss", "loss", formats.figure),
-    # A results file does not hold the metric's name; five digits are enough for 99.996%.
-    ("metric", "metric", "{:.5g}".format),
-    ("wall_s", "wall time", formats.seconds),
-)
+def _columns(accounting: str) -> tuple[tuple[str, str, formats.Format], ...]:
+    cost, form = noun(accounting), work_format(accounting)
+    return (
+        ("steps", "steps", formats.count),
+        ("target_reached_step", "first batch within target", formats.count),
+        ("fma_initial", f"{cost} before", form),
+        ("fma_final", f"{cost} after", form),
+        ("compression", "compression", formats.ratio),
+        ("loss", "loss", formats.figure),
+        # A results file does not hold the metric's name; five digits are enough for 99.996%.
+        ("metric", "metric", "{:.5g}".format),
+        ("wall_s", "wall time", formats.seconds),
+    )
 
 
 def _result(run: Run) -> dict[str, Any]:

@@ -79,6 +79,16 @@ class Run:
         return str(self.config["compress"]["accounting"])
 
     @property
+    def costs_initial(self) -> dict[str, Any]:
+        """FMA per token, bytes and milliseconds before; empty for early versions."""
+        return dict(self.initial.get("costs", {}))
+
+    @property
+    def costs_final(self) -> dict[str, Any]:
+        """The same of the final model; empty until the run is finished."""
+        return dict((self.summary or {}).get("costs", {}))
+
+    @property
     def loss_target(self) -> float | None:
         """The loss that is named; None if the target is another figure, or not measured yet."""
         target = self.config["target"]

@@ -61,6 +61,14 @@ def _is_channel(value: Any) -> bool:
     )
 
 
+def _are_costs(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(
+        isinstance(v, str | int | float) for v in value.values()
+    ):
+        return False
+    return all(_is_finite(value[key]) for key in ("fma", "bytes", "ms") if key in value)
+
+
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 WORD = Kind("a string or null", lambda value: value is None or TEXT.fits(value))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
@@ -79,6 +87,7 @@ WIDTHS = Kind(
     lambda value: COUNTS.fits(value) and value.get("D", 0) > 0,
 )
 NAMES = Kind("a list of strings", _list_of(TEXT.fits))
+COSTS = Kind("a table of costs and what they are of", _are_costs)
 OPERATORS = Kind("a list of operators", _list_of(_is_operator))
 CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 
@@ -116,13 +125,15 @@ _OPTIONAL: Mapping[str, Schema] = {
     "initial.json": {
         "structure": {"layers": WHOLE, "operators": OPERATORS},
         "metric": {"name": TEXT, "lower_is_better": SWITCH},
+        "costs": COSTS,
     },
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
     },
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
-        "next_to_go": CHANNELS, "reference": {"named": TEXT, "training_fma": FIGURE},
+        "next_to_go": CHANNELS, "costs": COSTS,
+        "reference": {"named": TEXT, "training_fma": FIGURE},
     },
 }  # fmt: skip
 

@@ -7,6 +7,16 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.report import formats
+from gaugelasso.report.costs import (
+    KINDS,
+    about,
+    final,
+    initial_work,
+    known_kinds,
+    named,
+    work_format,
+)
+from gaugelasso.report.event_table import axis_name
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table, render
@@ -14,9 +24,7 @@ from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import END_AXES, LAYER_KINDS, Run, operator_count
 from gaugelasso.report.verdict import headline, verdict
 from gaugelasso.runs.step_time import initial_step_ms
-
-_LARGEST_EVENTS = 20
-_AXES_NAMED = 3  # in the "dropped" cell of an event
+from gaugelasso.runs.units import noun, unit
 
 
 def before_after(runs: Sequence[Run]) -> Table:
@@ -25,6 +33,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
     metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
+    counted = runs[0].accounting
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
         pairs = list(zip(before, after, strict=True))
@@ -42,10 +51,20 @@ def before_after(runs: Sequence[Run]) -> Table:
 
     rows = [
         row(
-            f"FMA per token (accounting: {runs[0].accounting})",
+            f"{unit(counted)} (accounting: {counted}{about(counted, runs)})",
             (e.fma_initial for e in ends),
             (e.fma_final for e in ends),
-            count,
+            work_format(counted),
+        ),
+        *(
+            row(
+                named(kind, runs),
+                (run.costs_initial[kind] for run in runs),
+                (run.costs_final[kind] for run in runs),
+                work_format(KINDS[kind]),
+            )
+            for kind in known_kinds(runs)
+            if KINDS[kind] != counted
         ),
         row(
             "parameters",
@@ -85,7 +104,7 @@ def before_after(runs: Sequence[Run]) -> Table:
         step_time,
         row(
             "training work (FMA per token, all steps)",
-            (e.fma_initial * e.steps for e in ends),
+            (initial_work(run) * e.steps for run, e in zip(runs, ends, strict=True)),
             (e.training_fma for e in ends),
             formats.short,
         ),
@@ -158,14 +177,15 @@ def next_table(run: Run) -> Table | None:
     if not rows:
         return None
     cells = [
-        [_axis_name(row["axis"]), str(row["index"]), count(row["price"]),
+        [axis_name(row["axis"]), str(row["index"]), work_format(run.accounting)(row["price"]),
          formats.figure(row["utility_per_fma"])]
         for row in rows
     ]  # fmt: skip
     note = "The channels with the least utility for their price: with a higher loss target these "
     note += "would be removed first. Utility is the loss that a removal adds to first order, per "
     note += "unit of rho. An index counts from 0 in the final model."
-    headers = ["axis", "index", "price (FMA)", "utility per FMA"]
+    cost = noun(run.accounting)
+    headers = ["axis", "index", f"price ({cost})", f"utility per {cost}"]
     return Table(f"Next to be removed, seed {run.seed}", headers, cells, note)
 
 
@@ -176,11 +196,16 @@ def run_tables(run: Run) -> list[Table]:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """One row per seed; mean and standard deviation at the end."""
-    ends = [outcome(run) for run in runs]
+    ends, counted = [outcome(run) for run in runs], runs[0].accounting
     columns: list[tuple[str, list[Any], Format]] = [
         ("steps", [e.steps for e in ends], count),
-        ("FMA", [e.fma_final for e in ends], count),
+        (noun(counted), [e.fma_final for e in ends], work_format(counted)),
         ("compression", [e.compression for e in ends], ratio),
+        *(
+            (kind, [final(run, kind) for run in runs], work_format(KINDS[kind]))
+            for kind in known_kinds(runs)
+            if KINDS[kind] != counted
+        ),
         ("parameters", [e.parameters_final for e in ends], count),
         ("operators", [operator_count(r.widths_at(r.last_step)) for r in runs], count),
         ("loss", [e.loss for e in ends], formats.figure),
@@ -199,44 +224,6 @@ def runs_table(runs: Sequence[Run]) -> Table:
     unfinished = [str(r.seed) for r, e in zip(runs, ends, strict=True) if not e.finished]
     note = f"Not finished: seed {', '.join(unfinished)}." if unfinished else ""
     return Table("Runs", ["seed", *(name for name, _, _ in columns)], rows, note, foot=foot)
-
-
-def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
-    """The events that saved the most work, largest first, with the loss before and after."""
-    events = [(run, event) for run in runs for event in run.events]
-    drops = [pair for pair in events if pair[1]["dropped"]]
-    drops.sort(key=lambda pair: pair[1]["fma"] - pair[1]["fma_before"])
-    rows = []
-    for run, event in drops[:most]:
-        before, after = event["fma_before"], event["fma"]
-        losses = [event.get(f"loss_{when}") for when in ("before", "balanced", "after")]
-        rows.append([
-            *([str(run.seed)] if len(runs) > 1 else []),
-            count(event["step"]), count(before), count(after),
-            count(before - after), f"{(before - after) / before:.1%}",
-            *(known(loss, formats.figure) for loss in losses),
-            _dropped(event["dropped"]), ", ".join(map(_axis_name, event["removed"])),
-        ])  # fmt: skip
-    headers = [
-        "step",
-        "FMA before",
-        "FMA after",
-        "FMA saved",
-        "share",
-        "loss before",
-        "after balance",
-    ]
-    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
-    headers += ["after cut", "channels dropped", "operators removed"]
-    refused = sum(bool(event["refused"]) for _, event in events)
-    note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
-    for what in ("split", "balance", "cut"):
-        if undone := sum(what in event.get("undone", {}) for _, event in events):
-            note += f", {undone} with the {what} undone"
-    note += ". Share: FMA saved relative to FMA before. Losses are measured on one training batch: "
-    note += "before the event, after balancing, and after the cut."
-    text = (len(headers) - 2, len(headers) - 1)
-    return Table(f"Largest drops (at most {most})", headers, rows, note, text)
 
 
 def print_outcome(run: Run, console: Console) -> None:
@@ -282,16 +269,3 @@ def _heads(run: Run) -> dict[int, str]:
         + ("" if op["heads"] == op["kv_heads"] else f"/{op['kv_heads']}")
         for op in attention
     }
-
-
-def _axis_name(name: str) -> str:
-    return name.removeprefix("operators.")
-
-
-def _dropped(dropped: Mapping[str, int]) -> str:
-    """The number of channels dropped, and the axes that lost the most."""
-    largest = sorted(dropped.items(), key=lambda item: -item[1])
-    named = [f"{_axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
-    more = len(largest) - len(named)
-    named += [f"{more} more {'axis' if more == 1 else 'axes'}"] if more else []
-    return f"{sum(dropped.values())}: {', '.join(named)}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaugelasso.report.formats import DASH, count, milliseconds, ratio
+from gaugelasso.report.formats import DASH, count, known, milliseconds, ratio, short
 from gaugelasso.report.layout import Table, render
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -106,6 +106,7 @@ def serving_table(rows: Rows) -> Table:
             row.get("form", "training"),
             row["device"],
             count(row["fma"]),
+            known(row.get("weight_bytes"), short),
             f"{milliseconds(row['latency_ms'])} {_percent(_spread(row, 'latency_ms'))}",
             f"{count(row['tokens_per_s'])} {_percent(_spread(row, 'batch_ms'))}",
             ratio(row["tokens_per_s"] / ancestors[_place(row)]["tokens_per_s"]),
@@ -113,16 +114,18 @@ def serving_table(rows: Rows) -> Table:
         for row in rows.values()
     ]
     note = (
-        "Latency of one sequence; throughput of a training batch. Medians ± half the interquartile "
-        "range. Ancestor: the model before compression. Uniform: the ancestor with all widths "
-        "narrowed evenly to the work of the compressed model. The speedup is over the ancestor in "
-        "the same form: that of training, or the inference form with the fastest operators."
+        "Bytes: all tensors. Latency of one sequence; throughput of a training batch. Medians ± "
+        "half the interquartile range. Ancestor: the model before compression. Uniform: the "
+        "ancestor with all widths narrowed evenly to the work of the compressed model. The speedup "
+        "is over the ancestor in the same form: that of training, or the inference form with the "
+        "fastest operators."
     )
     headers = [
         "model",
         "form",
         "device",
         "FMA per token",
+        "bytes",
         "latency",
         "tokens/s",
         "speedup over the ancestor",

@@ -29,6 +29,7 @@ from gaugelasso.report.figure import (
 )  # fmt: skip
 from gaugelasso.report.formats import is_accuracy, short
 from gaugelasso.report.outcome import outcome
+from gaugelasso.runs.units import unit
 
 _HEIGHT_PX = 1100
 # The palette of Okabe and Ito without its yellow, which is hard to see on white, plus a brown.
@@ -46,7 +47,7 @@ def draw_tradeoff(arms: Sequence[Condition], path: Path | IO[bytes]) -> None:
     axes = figure.subplots()
     name = metric_name(arms)
     error = is_accuracy(name)
-    style_axes(axes, f"FMA per token (accounting: {_accountings(arms)})")
+    style_axes(axes, f"{_unit(arms)} (accounting: {_accountings(arms)})")
     y_label = f"error (1 - {to_ascii(name)})" if error else to_ascii(name)
     axes.set_ylabel(y_label, fontsize=SMALL, color=INK, parse_math=False)
     points = [_points(arm, error) for arm in arms]
@@ -71,6 +72,11 @@ def draw_tradeoff(arms: Sequence[Condition], path: Path | IO[bytes]) -> None:
     title = f"{first.task}: small marks are seeds, large marks are means of an arm"
     figure.suptitle(to_ascii(title), fontsize=FONT + 1, color=INK, parse_math=False)
     save(figure, path)
+
+
+def _unit(arms: Sequence[Condition]) -> str:
+    units = {unit(run.accounting) for arm in arms for run in arm.runs}
+    return units.pop() if len(units) == 1 else "cost"
 
 
 def _accountings(arms: Sequence[Condition]) -> str:

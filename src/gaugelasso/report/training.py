@@ -37,6 +37,7 @@ from gaugelasso.report.figure import (
 )  # fmt: skip
 from gaugelasso.report.formats import is_accuracy
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import unit
 
 _HEIGHT_PX = 800
 
@@ -100,9 +101,10 @@ def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
     if len(time[0]):
         # Graph captures and other processes cause outliers, so the medians set the scale.
         axes.set_ylim(0, 1.25 * time[3].max())
-    right = twin(axes, "FMA per token", INK)
+    label = unit(runs[0].accounting)
+    right = twin(axes, label, INK)
     work = spread([run.fma_trajectory() for run in runs], steps=True)
-    draw_spread(right, work, INK, "FMA per token", steps=True)
+    draw_spread(right, work, INK, label, steps=True)
     right.lines[-1].set_linestyle((0, (4, 1.5)))
     top = float(work[3].max())
     log_axis(right, min(float(work[2].min()), top / 8) / 1.25, top * 1.35)

@@ -3,10 +3,12 @@
 import statistics
 from collections.abc import Sequence
 
-from gaugelasso.report.formats import DASH, count, mean_std, metric_format, ratio
+from gaugelasso.report.costs import work_format
+from gaugelasso.report.formats import DASH, mean_std, metric_format, ratio
 from gaugelasso.report.goal import ending, is_held, share_held
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
+from gaugelasso.runs.units import unit
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -16,7 +18,8 @@ def headline(runs: Sequence[Run]) -> str:
     after = statistics.fmean(end.fma_final for end in ends)
     compression = statistics.fmean(end.compression for end in ends)
     size = f"{ratio(compression)} smaller" if compression > 1 else "not smaller"
-    text = f"{count(before)} → {count(after)} FMA per token: {size}"
+    form = work_format(runs[0].accounting)
+    text = f"{form(before)} → {form(after)} {unit(runs[0].accounting)}: {size}"
     name = runs[0].metric_name
     metric, _ = mean_std([end.metric for end in ends], metric_format(name))
     if metric != DASH:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import torch
 
+from gaugelasso.kernels.hardware import hardware
 from gaugelasso.version import __version__
 
 
@@ -28,13 +29,6 @@ def environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }
-
-
-def hardware(device: str) -> str:
-    """Return the name of the device, or the kind of CPU and its number of cores."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
 
 
 def _commit() -> str | None:

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing, RunFolder
-from gaugelasso.runs.reading import last_row
+from gaugelasso.runs.reading import last_row, read_json
+from gaugelasso.runs.units import noun, number
 from gaugelasso.runs.writing import make_folder
 from gaugelasso.signals import Stopped, stop_requests
 from gaugelasso.sweeps.arms import Arm, ArmOutcome
@@ -208,6 +209,12 @@ def _print(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _accounting(folder: Path) -> str:
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        return str(read_json(folder / "config.json")["compress"]["accounting"])
+    return "fma"
+
+
 def _last(folder: Path) -> str:
     """Format the newest row of a run's metrics; a warning if it is damaged.
 
@@ -218,7 +225,9 @@ def _last(folder: Path) -> str:
         row = last_row(path)
         if row is None:
             return "starting"
-        return f"step {row['step']}, loss {row['loss']:.4f}, FMA {row['fma']:,.0f}"
+        counted = _accounting(folder)
+        cost = f"{noun(counted)} {number(row['fma'], counted)}"
+        return f"step {row['step']}, loss {row['loss']:.4f}, {cost}"
     except UserError as error:
         return f"warning: {error}"
     except (KeyError, TypeError, ValueError, OverflowError):  # not the columns of a metrics row

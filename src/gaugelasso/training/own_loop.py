@@ -24,6 +24,7 @@ from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import describe
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
+from gaugelasso.training.resume import FORMER, check_same_profile
 
 # A run has about a hundred intervals; a checkpoint is due every so many.
 _SAVE_EVERY = 10
@@ -68,6 +69,7 @@ class RunRecorder(FolderLog):
             "metric": {"name": self.metric_name, **direction},
             "fma": compressor.fma,
             "widths": compressor.widths,
+            "costs": compressor.state.costs(),
         }
         self.folder.write("initial.json", {**initial, **describe(compressor.model)})
 
@@ -93,11 +95,12 @@ class RunRecorder(FolderLog):
         before, now = read_json(self.folder.path / "config.json"), self._config()
         for section in ("target", "compress", "train"):
             for key, value in now[section].items():
-                if (old := before.get(section, {}).get(key)) != value:
+                if (old := before.get(section, {}).get(key, FORMER.get(key))) != value:
                     raise UserError(
                         f"resume: {section}.{key} = {value!r}, but the run in "
                         f"{str(self.folder.path)!r} began with {old!r}; keep its setting"
                     )
+        check_same_profile(compressor.state.costs(), self.folder.path / "initial.json")
         state, tensors = found.state()
         steps = state.pop("steps")
         with errors_of(path):

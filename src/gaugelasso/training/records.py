@@ -16,6 +16,7 @@ from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
 from gaugelasso.runs.structures import describe
+from gaugelasso.runs.units import amount
 from gaugelasso.training.evaluation import HeldOut, in_bfloat16
 
 
@@ -89,6 +90,7 @@ class Progress:
     seconds_left: float
     metric_target: float | None = None
     fma_target: float = 0.0  # 0: none
+    accounting: str = "fma"
 
     @property
     def compression(self) -> float:
@@ -168,6 +170,7 @@ def summary(
         "fma_initial": record.fma_initial,
         "fma_final": compressor.fma,
         "compression": record.fma_initial / compressor.fma if compressor.fma else None,
+        "costs": compressor.state.costs(),
         **outcome.judged,
         "metric": {"name": about.metric_name, "value": finite(outcome.metric)},
         "figures": outcome.figures,
@@ -227,6 +230,10 @@ def _judged(
     return {"loss_target": named, "loss": loss, "held": named is None or test.loss <= named}
 
 
+def _final_work(summary: dict[str, Any]) -> str:
+    return amount(summary["fma_final"], summary["accounting"])
+
+
 def _shown(loss: float | None) -> str:
     return "none" if loss is None else f"{loss:.4g}"
 
@@ -259,7 +266,7 @@ def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str)
 def _work_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
     return (
         f"target.fma = {summary['fma_target']:g} was not reached in {summary['steps']} steps: the "
-        f"model ends at {summary['fma_final']:,.0f} FMA per token with a held-out loss of "
+        f"model ends at {_final_work(summary)} with a held-out loss of "
         f"{_shown(summary['loss'])} and is in {checkpoints!r}. Raise target.fma or train.steps"
     )
 
@@ -269,6 +276,6 @@ def _metric_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
     return (
         f"target.metric = {summary['metric_target']:g} was missed in {summary['steps']} steps: "
         f"{name} is {_shown(reached)} on selection data, with a held-out loss of "
-        f"{_shown(summary['loss'])}; the model of {summary['fma_final']:,.0f} FMA per token is in "
+        f"{_shown(summary['loss'])}; the model of {_final_work(summary)} is in "
         f"{checkpoints!r}. Name another target.metric, or raise train.steps"
     )

@@ -1,11 +1,13 @@
 """Checks before a run resumes: settings, data, checkpoint state and logs must be its own."""
 
+import dataclasses
 import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.compress.options import RunOptions
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.runs import logs
@@ -34,6 +36,15 @@ _FORMER_KEYS = {
 }
 
 
+# What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, and
+# nothing was said of serving.
+FORMER: dict[str, Any] = {"hold": "pressed"} | {
+    field.name: field.default
+    for field in dataclasses.fields(RunOptions)
+    if field.name == "profile" or field.name.startswith("serving_")
+}
+
+
 def present_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint's state under the present keys, whichever version wrote it."""
     present = {_FORMER_KEYS.get(key, key): value for key, value in state.items()}
@@ -56,8 +67,7 @@ def check_same_config(config: Config, path: Path, measured: Collection[str] = ()
         for key, value in values.items():
             if (section, key) in _FREE or key in measured or _same_module(key, old.get(key), value):
                 continue
-            # A run of a version in which `target.loss` had no other meaning has no `hold`.
-            if old.get(key, "pressed" if key == "hold" else None) != value:
+            if old.get(key, FORMER.get(key)) != value:
                 raise UserError(
                     f"--resume: {section}.{key} = {value!r}, but the run began with "
                     f"{old.get(key)!r} ({str(path)!r}); keep its setting, or start another run"
@@ -113,6 +123,19 @@ def check_same_data(data: Mapping[str, Any], path: Path) -> None:
                 f"{_data_message(before.get(name))} ({str(path)!r}); "
                 "put that back, or start another run"
             )
+
+
+def check_same_profile(costs: Mapping[str, Any], path: Path) -> None:
+    """UserError unless the times of `compress.profile` are those that the run began with."""
+    initial = read_json(path)
+    before = initial.get("costs") if isinstance(initial, dict) else None
+    was = before.get("profile") if isinstance(before, dict) else None
+    if was is not None and was != costs.get("profile"):
+        raise UserError(
+            f"--resume: the table of compress.profile is not the one that the run began with "
+            f"(SHA-256 {str(costs.get('profile'))[:12]}, was {str(was)[:12]}, {str(path)!r}); put "
+            "that back, or start another run"
+        )
 
 
 def _data_message(data: Any) -> str:

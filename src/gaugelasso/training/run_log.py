@@ -65,7 +65,8 @@ class RunLog(FolderLog):
             end, target = driver.end, self._config.target
             left_s, work = (end - step) * step_s, target.fma if target.kind == "fma" else 0.0
             context = (target.named, record.fma_initial, self.metric_name, left_s)
-            self._on_progress(Progress(row, end, *context, target.metric, work))
+            counted = self._config.compress.accounting
+            self._on_progress(Progress(row, end, *context, target.metric, work, counted))
 
     # --- checkpoints ----------------------------------------------------------------------
 

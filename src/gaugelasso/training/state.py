@@ -27,6 +27,7 @@ from gaugelasso.training.resume import (
     check_readable,
     check_same_config,
     check_same_data,
+    check_same_profile,
     check_state,
     data_of,
     present_keys,
@@ -91,6 +92,7 @@ class RunState:
         folder.rewind()
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
+        initial |= {"costs": compressor.state.costs()}
         initial |= {"data": self._data} if self._data else {}
         folder.write("initial.json", {**initial, **describe(compressor.model)})
 
@@ -102,6 +104,8 @@ class RunState:
         self.team.on_rank0(lambda: warn_changed_code(self.config, run))
         self.team.on_rank0(lambda: check_same_structure(self._structure, run / "initial.json"))
         self._set_model(found.model(self.device))
+        costs = self.compressor.state.costs()
+        self.team.on_rank0(lambda: check_same_profile(costs, run / "initial.json"))
         state, tensors = found.state()
         steps = state.pop("steps")
         state = present_keys(state)

@@ -1,0 +1,65 @@
+"""The table of a run's largest structural events."""
+
+from collections.abc import Mapping, Sequence
+
+from gaugelasso.report import formats
+from gaugelasso.report.costs import work_format
+from gaugelasso.report.formats import count, known
+from gaugelasso.report.layout import Table
+from gaugelasso.report.run import Run
+from gaugelasso.runs.units import noun
+
+_LARGEST_EVENTS = 20
+_AXES_NAMED = 3  # in the "dropped" cell of an event
+
+
+def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
+    """The events that saved the most work, largest first, with the loss before and after."""
+    events = [(run, event) for run in runs for event in run.events]
+    drops = [pair for pair in events if pair[1]["dropped"]]
+    drops.sort(key=lambda pair: pair[1]["fma"] - pair[1]["fma_before"])
+    rows = []
+    cost, form = noun(runs[0].accounting), work_format(runs[0].accounting)
+    for run, event in drops[:most]:
+        before, after = event["fma_before"], event["fma"]
+        losses = [event.get(f"loss_{when}") for when in ("before", "balanced", "after")]
+        rows.append([
+            *([str(run.seed)] if len(runs) > 1 else []),
+            count(event["step"]), form(before), form(after),
+            form(before - after), f"{(before - after) / before:.1%}",
+            *(known(loss, formats.figure) for loss in losses),
+            _dropped(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
+        ])  # fmt: skip
+    headers = [
+        "step",
+        f"{cost} before",
+        f"{cost} after",
+        f"{cost} saved",
+        "share",
+        "loss before",
+        "after balance",
+    ]
+    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
+    headers += ["after cut", "channels dropped", "operators removed"]
+    refused = sum(bool(event["refused"]) for _, event in events)
+    note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
+    for what in ("split", "balance", "cut"):
+        if undone := sum(what in event.get("undone", {}) for _, event in events):
+            note += f", {undone} with the {what} undone"
+    note += f". Share: {cost} saved relative to {cost} before. Losses are measured on one training "
+    note += "batch: before the event, after balancing, and after the cut."
+    text = (len(headers) - 2, len(headers) - 1)
+    return Table(f"Largest drops (at most {most})", headers, rows, note, text)
+
+
+def axis_name(name: str) -> str:
+    return name.removeprefix("operators.")
+
+
+def _dropped(dropped: Mapping[str, int]) -> str:
+    """The number of channels dropped, and the axes that lost the most."""
+    largest = sorted(dropped.items(), key=lambda item: -item[1])
+    named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
+    more = len(largest) - len(named)
+    named += [f"{more} more {'axis' if more == 1 else 'axes'}"] if more else []
+    return f"{sum(dropped.values())}: {', '.join(named)}"
