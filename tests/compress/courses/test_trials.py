@@ -164,3 +164,12 @@ def test_a_near_miss_learns_on_at_its_size() -> None:
     assert answer == Answer()
     assert course.good_at == 40
     assert course.provisional < 0.3
+
+
+def test_a_spike_before_a_trial_says_nothing_about_its_fall() -> None:
+    """Else the next press would be as loose as the spike was high."""
+    calm, _ = at_trial(loss=0.02, before=0.29)
+    spike, _ = at_trial(loss=0.02, before=6.0)
+    assert calm.loss_before == pytest.approx(0.29)
+    assert spike.loss_before == pytest.approx(2 * 0.29)
+    assert spike.provisional <= 2 * calm.provisional

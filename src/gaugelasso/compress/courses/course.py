@@ -48,6 +48,8 @@ EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
 LANDING, RELEASED = 0.1, 0.8
+# A loss before a trial that is above the pressed one by more than this factor is that of a spike.
+SPIKE = 2.0
 # States have about the same size up to this ratio of their work.
 NEAR = 1.25
 
@@ -113,10 +115,18 @@ class Course(Stages):
         if step < self.ends_at:
             return Answer()
         if self.stage != "trial":
-            self.loss_before = max(self.loss if self.recent else self.named, 1e-12)
+            self.loss_before = self._loss_before()
             self._enter_planned("trial", step, TRIAL)
             return Answer()
         return self._judge(step, fma, selection_loss(True))
+
+    def _loss_before(self) -> float:
+        """The present loss, from which a trial falls; not that of a spike."""
+        loss = self.loss if self.recent else self.named
+        pressed = self.pressed_loss(self.advanced_at)
+        if self.named > 0 and pressed is not None:
+            loss = min(loss, SPIKE * pressed)
+        return max(loss, 1e-12)
 
     def _before_trials(self, step: int, fma: float) -> Answer:
         """Keep the state in which the first provisional loss is reached, to return to."""
