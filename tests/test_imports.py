@@ -1,6 +1,7 @@
 """Imports between packages go one way, and the siblings of the method do not know each other."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import chain
 from pathlib import Path
@@ -55,6 +56,7 @@ SIBLINGS = {"pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"
 SHARED = {"flat", "flat_optimizer", "groups", "gauge_factors"}
 
 
+@cache
 def names_imported(path: Path) -> set[tuple[str, ...]]:
     """Dotted names below gaugelasso that a file imports, wherever in the file it does so."""
     package = ("gaugelasso", *path.relative_to(PACKAGE).parent.parts)

@@ -25,7 +25,7 @@ from gaugelasso.sweeps import sweep
 from gaugelasso.sweeps.arms import ArmOutcome
 from gaugelasso.sweeps.sweep import Plan
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import contents, finish, read
+from tests.tiny_runs import contents, finish, finished, read
 
 PNG = b"\x89PNG"
 OPTIONS = ("--scale", "dims", "--repeats", "3")
@@ -34,7 +34,7 @@ OPTIONS = ("--scale", "dims", "--repeats", "3")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that held its target."""
-    return finish(tmp_path_factory.mktemp("trained"))
+    return finished(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests import warm
 from tests.command import assert_user_error
 from tests.tiny import write_tiny
-from tests.tiny_runs import assert_same_run, finish
+from tests.tiny_runs import assert_same_run, finished
 
 
 def command(*words: str | Path) -> list[str]:
@@ -53,7 +53,7 @@ def test_an_error_has_its_exit_code_with_stderr_closed(tmp_path: Path) -> None:
 
 def test_output_is_ascii_if_the_encoding_is(tmp_path: Path) -> None:
     # Python's own choice of an encoding, so its own start.
-    words = [sys.executable, "-m", "gaugelasso", "info", str(finish(tmp_path))]
+    words = [sys.executable, "-m", "gaugelasso", "info", str(finished(tmp_path))]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(words, capture_output=True, env=environment, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")

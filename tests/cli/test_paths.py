@@ -11,7 +11,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import exists, is_folder
 from tests.command import Command, assert_user_error
 from tests.tiny import write_tiny
-from tests.tiny_runs import finish
+from tests.tiny_runs import finished
 
 # One name is too long, or the whole path is.
 TOO_LONG = {"a name": "a" * 300, "a path": "/".join(["b" * 200] * 30)}
@@ -45,7 +45,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finish(tmp_path_factory.mktemp("paths"))
+    return finished(tmp_path_factory.mktemp("paths"))
 
 
 @pytest.mark.parametrize("name", TOO_LONG.values(), ids=TOO_LONG.keys())

@@ -14,13 +14,13 @@ from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFo
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.trainer import Trainer
 from tests.tiny import tiny
-from tests.tiny_runs import Stop, assert_same_run, contents, finish, newest, read, start
+from tests.tiny_runs import Stop, assert_same_run, contents, finish, finished, newest, read, start
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the tiny config."""
-    return finish(tmp_path_factory.mktemp("runs"))
+    return finished(tmp_path_factory.mktemp("runs"))
 
 
 def test_an_existing_folder_is_refused(run: Path) -> None:

@@ -25,7 +25,7 @@ from gaugelasso.tasks.division_grammar import SYMBOLS, is_given, is_name, words_
 from gaugelasso.training.evaluation import final_figures
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import finish
+from tests.tiny_runs import finished
 
 ROOT = Path(__file__).parents[2]
 PAPER = FF31()
@@ -393,14 +393,14 @@ def test_figures_are_in_summary_report_and_results(run: Path) -> None:
 def test_sampled_tasks_have_no_whole_figures(
     run: Path, tmp_path: Path, gaugelasso: Command
 ) -> None:
-    for folder, task in ((run, "ff31"), (finish(tmp_path), "retrieval")):
+    for folder, task in ((run, "ff31"), (finished(tmp_path), "retrieval")):
         expected = f"--whole: the test data of task '{task}' are not finite; use --batches"
         assert_user_error(gaugelasso("eval", folder, "--whole", "--device", "cpu"), expected)
 
 
 def test_a_task_without_figures_has_none(tmp_path: Path) -> None:
     assert not isinstance(TASKS["retrieval"](), WithFigures)
-    summary = json.loads((finish(tmp_path) / "summary.json").read_text())
+    summary = json.loads((finished(tmp_path) / "summary.json").read_text())
     assert summary["figures"] == {}
 
 
@@ -430,7 +430,7 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
     code, out, _ = gaugelasso("show", run, "--problems", 2, "--seed", 3, "--device", "cpu")
     assert code == 0
     assert "problem 2, over Z/3" in out
-    answer = gaugelasso("show", finish(tmp_path))
+    answer = gaugelasso("show", finished(tmp_path))
     assert_user_error(answer, "is a run of the task 'retrieval'; show needs a run of 'ff31'")
     assert_user_error(gaugelasso("show", tmp_path / "nowhere"), "no such file")
 

@@ -24,7 +24,7 @@ from gaugelasso.compress import time_budget
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command
-from tests.tiny_runs import CLOCK, finish, plain, read, sign
+from tests.tiny_runs import CLOCK, finished, plain, read, sign
 
 STEPS, NAMED = 160, 2.0
 TASK = Retrieval(vocabulary=8, modulus=2, length=6)
@@ -100,7 +100,7 @@ def test_a_row_has_phase_and_rate_of_its_steps(whole: Path) -> None:
 
 
 def test_a_summary_has_what_every_summary_has(whole: Path, tmp_path: Path) -> None:
-    trained = read(finish(tmp_path) / "summary.json")
+    trained = read(finished(tmp_path) / "summary.json")
     summary = read(whole / "summary.json")
     assert summary.keys() == trained.keys()
     assert summary["precision"] == "float32"

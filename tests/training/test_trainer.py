@@ -23,6 +23,7 @@ from tests.tiny import tiny
 from tests.tiny_runs import (
     final_tensors,
     finish,
+    finished,
     newest,
     plain,
     read,
@@ -34,7 +35,7 @@ from tests.tiny_runs import (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny run, finished."""
-    return finish(tmp_path_factory.mktemp("trainer"))
+    return finished(tmp_path_factory.mktemp("trainer"))
 
 
 # --- the folder ----------------------------------------------------------------------

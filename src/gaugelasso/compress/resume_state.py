@@ -51,7 +51,9 @@ class ResumeState:
 
     def finite(self) -> bool:
         """Whether everything that the next step depends on is finite."""
-        tensors = [*named_tensors(self._state.model).values(), *self._all_scalars().values()]
+        # All parameters are views of the flat weight.
+        tensors = [self._state.plan.store.weight, *self._state.model.buffers()]
+        tensors += self._all_scalars().values()
         tensors += [vector.values for vector in self._state.optimizer.state]
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all())

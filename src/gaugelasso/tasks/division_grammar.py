@@ -108,6 +108,7 @@ def words_of(lines: Iterable[Line]) -> list[str]:
     return [word for line in lines for word in line.words]
 
 
+@functools.cache
 def is_name(word: str) -> bool:
     """Whether a template's word is the name of a number that differs between problems."""
     return re.fullmatch(r"[a-z]\d*", word) is not None and word != "x"
