@@ -5,6 +5,7 @@ and no worker starts before it.
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 def pytest_collection_finish() -> None:
     """One thread, because the tensors are tiny.
 
-    Garbage collections skip what lives as long as the tests: modules and test items.
+    Garbage collections skip what lives as long as the tests: modules and test items. Torch's
+    loggers hand on their records: to each that does not, pytest adds a handler six times per test.
     """
     import torch
 
     torch.set_num_threads(1)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch")]:
+        logging.getLogger(name).propagate = True
     gc.collect()
     gc.freeze()
 

@@ -43,7 +43,7 @@ def loop(run: Path, killed_at: tuple[int, ...] = (), **changes: Any) -> Compress
     given["options"] = CompressorOptions(lr=0.04, interval=5, trust=4.0)
     model = given.pop("model", None) or small()
     compressor = Compressor(model, **given)
-    while compressor.steps < STEPS:
+    while compressor.steps < given["steps"]:
         if compressor.steps in killed_at and not image(run, compressor.steps).exists():
             # Without the lock, which names a process that lives on.
             lock = shutil.ignore_patterns("run.lock")
@@ -278,9 +278,9 @@ def test_a_loop_may_name_something_else_than_a_loss(
 
 def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
     with pytest.warns(TargetMissedWarning, match=r"fma_target = 1 was not reached: the model ends"):
-        loop(tmp_path, record=None, **(other_target("work") | {"fma_target": 1.0}))
+        loop(tmp_path, record=None, steps=60, **(other_target("work") | {"fma_target": 1.0}))
     with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
-        loop(tmp_path, record=None, **(other_target("metric") | {"metric_target": 1.5}))
+        loop(tmp_path, record=None, steps=60, **(other_target("metric") | {"metric_target": 1.5}))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
