@@ -55,12 +55,17 @@ class LossWindow:
 
         Selection data and other data that the model is not trained on differ by this noise too.
         """
-        return min(self.sure, self._below(_room(tuple(self.recent))))
+        return self._below(max(_room(tuple(self.recent)), self._errors))
 
     @property
     def sure(self) -> float:
         """A loss on selection data at which other data have the named loss as well."""
-        return self._below(ERRORS * self.error / abs(self.named)) if self.named else 0.0
+        return self._below(self._errors)
+
+    @property
+    def _errors(self) -> float:
+        """The standard errors to stay below the named loss, as a share of it."""
+        return ERRORS * self.error / abs(self.named) if self.named else 0.0
 
     def _below(self, share: float) -> float:
         """Below the named loss by a share of its size."""
