@@ -14,10 +14,14 @@ demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
 	$(BIN)/gaugelasso report runs/demo
 
-# Compiled tests are kept also where Python is told not to: to compile them again takes each process
-# five seconds.
-test: $(READY) lint docs
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# The checks run beside the tests, which leave some of the machine unused; what they say follows in the
+# end. Compiled tests are kept also where Python is told not to: to compile them again takes each
+# process five seconds.
+test: $(READY)
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint docs >"$$said" 2>&1 & checks=$$!; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal; \
+	tests=$$?; wait $$checks; checks=$$?; cat "$$said"; rm -f "$$said"; \
+	exit $$((tests ? tests : checks))
 
 # Not --quiet: it would hide warnings from --strict as well.
 docs: $(READY)
