@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# One process more than there are cores, as tests also wait for disks and for each other's processes.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 
 .PHONY: demo test docs kernels torture lint format clean wheel
 
@@ -19,7 +21,7 @@ demo: $(READY)
 # process five seconds.
 test: $(READY)
 	@said=$$(mktemp); $(MAKE) --no-print-directory lint docs >"$$said" 2>&1 & checks=$$!; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal; \
 	tests=$$?; wait $$checks; checks=$$?; cat "$$said"; rm -f "$$said"; \
 	exit $$((tests ? tests : checks))
 
