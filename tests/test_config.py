@@ -366,8 +366,8 @@ def test_one_key_says_what_is_named(given: dict[str, Any], kind: str, named: flo
         ),
         (
             {"loss": 0.3, "above_full": 0.2, "metric": 0.9},
-            r"target\.loss = 0\.3 and target\.above_full = 0\.2 and target\.metric = 0\.9: give one "
-            r"of them; only target\.loss and target\.metric go together",
+            r"target\.loss = 0\.3 and target\.above_full = 0\.2 and target\.metric = 0\.9: give "
+            r"one of them; only target\.loss and target\.metric go together",
         ),
         (
             {"loss": 0.2, "metric": 0.9, "fma": 5.0},
