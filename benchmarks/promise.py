@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.runs.environment import environment
+
 ROOT = Path(__file__).parents[1]
 # By task: its config, and the losses that are named.
 TASKS: dict[str, tuple[str, tuple[float, float]]] = {
@@ -97,12 +99,12 @@ def main() -> None:
     if given.baseline:
         for pair in pairs:
             uniform(*pair, out, given.jobs)
-    commit = command("--version").stdout.strip()
+    about = environment("cpu")
     given.results.mkdir(parents=True, exist_ok=True)
     for task in given.tasks:
         rows = [row(task, named, seed, out) for named in TASKS[task][1] for seed in SEEDS]
         within = sum(0.5 <= each["ratio"] <= 1 for each in rows)
-        report = {"config": TASKS[task][0], "version": commit, "rows": rows}
+        report = {**about, "config": TASKS[task][0], "rows": rows}
         (given.results / f"{task}.json").write_text(json.dumps(report, indent=1) + "\n")
         ratios = " ".join(f"{each['ratio']:.2f}" for each in rows)
         print(f"{task}: {within} of {len(rows)} between 0.5 and 1: {ratios}")

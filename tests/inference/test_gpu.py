@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gaugelasso.inference import Form, InferenceModel, Sampling, compare, generate, tuned
+from gaugelasso.kernels.tiles import DECODING
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.inference.test_generation import PROMPTS, plain, trained  # noqa: F401 (a fixture)
 from tests.inference.test_model import deviation
@@ -29,9 +30,11 @@ FORMS = [
     (Form("window", "window", "sdpa"), "sites"),
     (Form("fused", "fused", "narrow"), "tokens"),
     (Form("fused", "fused", "sdpa"), "sites"),
-    (Form("scaled", "fused", "direct"), "sites"),
+    (Form("scaled", "fused", "narrow"), "sites"),
     (Form("staged", "fused", "cudnn"), "sites"),
-    (Form("fused_window", "scatter", "direct"), "tokens"),
+    (Form("fused_window", "scatter", "narrow"), "tokens"),
+    (Form("staged_gated", "window", "narrow"), "tokens"),
+    (Form("staged_gated", "fused", "narrow"), "sites"),
     (Form("scaled_window", "window", "narrow"), "tokens"),
 ]
 
@@ -78,11 +81,14 @@ def test_graphs_replay_what_direct_calls_compute(
 
 
 WHOLE = Form("fused", "fused", "narrow", step="whole")
+STEPS = [
+    (Form("fused", "fused", "narrow", attention_tile=tile), "tokens") for tile in (None, *DECODING)
+]
 
 
 @pytest.mark.parametrize(
     ("form", "stream"),
-    [(Form("fused", "fused", "direct"), "tokens"), (WHOLE, "tokens"), (WHOLE, "sites")],
+    [*STEPS, (WHOLE, "tokens"), (WHOLE, "sites")],
     ids=str,
 )
 @torch.inference_mode()

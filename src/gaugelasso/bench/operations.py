@@ -13,16 +13,10 @@ import torch
 from torch import Tensor
 
 from gaugelasso.inference import InferenceModel
+from gaugelasso.inference.candidates import TILED, attention_forms, label, read_forms, write_forms
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.heads import Attention
 from gaugelasso.inference.stream import Read, Write, statistics_dtype
-from gaugelasso.inference.tuning import (
-    TILED,
-    attention_forms,
-    label,
-    read_forms,
-    write_forms,
-)
 from gaugelasso.kernels.dispatch import ALIGN, available
 from gaugelasso.kernels.tiles import Tile, candidates
 from gaugelasso.models import AttentionSpec, Transformer, TransformerSpec
@@ -95,7 +89,7 @@ def _reading(setting: Setting, rows: int, columns: int, gated: bool) -> Actions:
     weight = torch.full((rows,), 1 / rows, dtype=statistics_dtype(setting.dtype))
     maps = torch.randn(rows, columns).to(setting.dtype)
     made: dict[str, Action] = {}
-    for form in read_forms(setting.kernels, setting.order, setting.tokens):
+    for form in read_forms(setting.kernels, setting.order, setting.tokens, gated):
         part = Read(_sites(rows, x.shape[1]), weight, maps, form, False, setting.align)
         tiles: Sequence[Tile | None] = [None]
         if form in TILED:

@@ -6,13 +6,13 @@ Shapes: N = B*S tokens, D sites, H query heads, G key/value heads, P pairs.
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import ROWS, AttentionForm, attend, fits_rows
+from gaugelasso.inference.attention import AttentionForm, attend, fits_rows
 from gaugelasso.inference.cache import CacheRows
 from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
 from gaugelasso.inference.stream import uses_kernels
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.kernels.stream import EPS
-from gaugelasso.kernels.tiles import Tile
+from gaugelasso.kernels.tiles import DECODING, Tile
 from gaugelasso.models import operators
 
 
@@ -31,13 +31,8 @@ class Attention(nn.Module):
         self.align, self.dtype = folding.align, folding.dtype
         self.rope = part.rope
         self.wide_k, self.wide_v = self.widths(form.attention)
-        # Channels from the first half of a rotated head to the second.
-        pairs = self.d_k // 2
-        self.second = self.wide_k // 2 if self._halves_padded(form.attention) else pairs
         # The softmax scale in the queries' map is exact: the rotation after it is linear.
         heads = [part.query * part.softmax_scale, part.key]
-        if self.rope:
-            heads = [widened(each, 3, self.second) for each in heads]
         maps = [widened(each.flatten(2), 2, self.wide_k) for each in heads]
         maps.append(widened(part.value, 2, self.wide_v))
         self.features = sum(each[0].numel() for each in maps)
@@ -50,10 +45,7 @@ class Attention(nn.Module):
         if self.rope:  # of all positions: a step must not compute angles
             frequencies = part.frequencies.cpu()
             angles = torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
-            cos, sin = (
-                widened(each, 1, self.second).to(folding.dtype)
-                for each in (angles.cos(), angles.sin())
-            )
+            cos, sin = (each.to(folding.dtype) for each in (angles.cos(), angles.sin()))
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)
         self.register_buffer("counters", counters(), persistent=False)
@@ -63,28 +55,13 @@ class Attention(nn.Module):
         if self.align == 1:
             return self.d_k, self.d_v
         keys, values = aligned(self.d_k), aligned(self.d_v)
-        if self._halves_padded(form):
-            return 2 * aligned(self.d_k // 2), values
-        if form in ROWS and fits_rows((keys, values), self.dtype):
+        if form == "narrow" and fits_rows((keys, values), self.dtype):
             return keys, values
         return (max(keys, values),) * 2
-
-    def _halves_padded(self, form: AttentionForm) -> bool:
-        """Whether each half of a head is padded, for a kernel that rotates what it reads."""
-        wide = 2 * aligned(self.d_k // 2), aligned(self.d_v)
-        return form == "direct" and self.rope and self.align > 1 and fits_rows(wide, self.dtype)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor] | None:
         return None if self.cos is None or self.sin is None else (self.cos, self.sin)
-
-    def real_keys(self, heads: Tensor) -> Tensor:
-        """Queries or keys without padding: [..., d_k]."""
-        pairs = self.d_k // 2
-        if self.second == pairs or not self.rope:
-            return heads[..., : self.d_k]
-        halves = heads[..., :pairs], heads[..., self.second : self.second + pairs]
-        return torch.cat(halves, dim=-1)
 
     def split(
         self,
@@ -113,19 +90,24 @@ class Attention(nn.Module):
             return (q, k, v) if self.align % 8 == 0 else tuple(e.contiguous() for e in (q, k, v))
         q, k = (self._rotated(each, at) for each in (q, k))
         if cache is not None:
-            cache.store_(self.real_keys(k), v[..., : self.d_v], at)
+            cache.store_(k[..., : self.d_k], v[..., : self.d_v], at)
         return q, k, v
 
     def _rotate_(
-        self, rows: Tensor, batch: int, at: Tensor | None, cache: CacheRows | None
+        self,
+        rows: Tensor,
+        batch: int,
+        at: Tensor | None,
+        cache: CacheRows | None,
+        queries: bool = True,
     ) -> None:
         from gaugelasso.kernels.gpu import mixing
 
         mixing.rotate_heads_(
             rows, batch, (self.heads, self.groups), (self.d_k, self.d_v),
-            (self.wide_k, self.wide_v), self.second, self.angles, at,
+            (self.wide_k, self.wide_v), self.angles, at,
             None if cache is None else (cache.keys, cache.values),
-            None if cache is None else cache.slots,
+            None if cache is None else cache.slots, queries,
         )  # fmt: skip
 
     def _rotated(self, heads: Tensor, at: Tensor | None) -> Tensor:
@@ -135,10 +117,9 @@ class Attention(nn.Module):
             cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]
         else:
             cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-        turned = 2 * self.second
-        first, second = heads[..., :turned].chunk(2, dim=-1)
+        first, second = heads[..., : self.d_k].chunk(2, dim=-1)
         halves = [first * cos - second * sin, first * sin + second * cos]
-        padding = [heads[..., turned:]] if self.wide_k > turned else []
+        padding = [heads[..., self.d_k :]] if self.wide_k > self.d_k else []
         return torch.cat(halves + padding, dim=-1)
 
     def step(
@@ -152,7 +133,7 @@ class Attention(nn.Module):
         return whole.attention_(
             x, self.read.parts(), self.write.parts(), self.counters, EPS,
             (cache.keys, cache.values), positions, self.heads, (self.wide_k, self.wide_v),
-            self.second, self.angles,
+            self.angles,
         )  # fmt: skip
 
     def attend(
@@ -185,25 +166,34 @@ class Attention(nn.Module):
         Keys and values are also stored in the `cache`. The rows may be changed.
         """
         form = self.form.attention
-        if form in ROWS and mask is None and uses_kernels(rows) and self._fits:
+        if form == "narrow" and mask is None and uses_kernels(rows) and self._fits:
             from gaugelasso.kernels.gpu import mixing
 
-            turning = cache is None and self._halves_padded(form)
-            if not turning:
-                self._rotate_(rows, batch, None, cache)
+            self._rotate_(rows, batch, None, cache, queries=False)
             return mixing.attend_rows(
-                rows, batch, (self.heads, self.groups), (self.wide_k, self.wide_v),
-                self.angles if turning else None, causal, tile or self.form.attention_tile,
+                rows, batch, (self.heads, self.groups), (self.wide_k, self.wide_v), self.angles,
+                causal, tile or self._tile(step=False),
             )  # fmt: skip
         q, k, v = self.split(rows, batch, cache=cache)
         return _merged(attend(q, k, v, causal=causal, mask=mask, form=form))
+
+    def _tile(self, step: bool) -> Tile | None:
+        """The tile that was measured, if it was for steps of decoding, or for sequences."""
+        tile = self.form.attention_tile
+        return tile if (tile in DECODING) == step else None
 
     @property
     def _fits(self) -> bool:
         return self.align % 8 == 0 and fits_rows((self.wide_k, self.wide_v), self.dtype)
 
     def mix_one(
-        self, rows: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
+        self,
+        rows: Tensor,
+        cache: CacheRows,
+        positions: Tensor,
+        seen: int,
+        mask: Tensor | None,
+        tile: Tile | None = None,
     ) -> Tensor:
         """As `mix`, for one token of every sequence [B, features], at `positions` [B] of the cache.
 
@@ -214,11 +204,12 @@ class Attention(nn.Module):
 
             return decoding.attend_one(
                 rows, cache.keys, cache.values, positions, self.heads,
-                (self.wide_k, self.wide_v), self.second, self.angles,
+                (self.wide_k, self.wide_v), self.angles,
+                tile or self._tile(step=True),
             )  # fmt: skip
         q, *_ = self.split(rows, len(rows), positions[:, None], cache)
         seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
-        mixed = self.attend(self.real_keys(q), *seen_by, mask=mask)
+        mixed = self.attend(q[..., : self.d_k], *seen_by, mask=mask)
         return _merged(widened(mixed, 3, self.wide_v))
 
 

@@ -19,8 +19,11 @@ from gaugelasso.kernels.tiles import Tile, applies
 # last of them, with zero rows in the map for the others. The others are for a GPU with Triton, and
 # elsewhere the same as one of these. fused: as gather, with normaliser and product in one kernel.
 # scaled: as fused, with the normalisers in a kernel before. fused_window, scaled_window: the same
-# as window. staged: the normalised sites are copied, for a product of the library.
-ReadForm = Literal["gather", "window", "fused", "scaled", "fused_window", "scaled_window", "staged"]
+# as window. staged: the normalised sites are copied, for a product of the library. staged_gated:
+# the same for SwiGLU, which is part of the product then.
+ReadForm = Literal[
+    "gather", "window", "fused", "scaled", "fused_window", "scaled_window", "staged", "staged_gated"
+]
 WINDOWS = ("window", "fused_window", "scaled_window")
 # scatter: add to the sites that are written. window: add to the stretch from the first to the
 # last of them, with zero columns in the map for the others. spread: add to the whole stream what
@@ -125,10 +128,15 @@ class Read(nn.Module):
         from gaugelasso.kernels.gpu import products
 
         maps, where = self.maps(), (x, self.sites, self.weight)
-        if self.form == "staged":
-            normal = products.normalised_sites(*where, EPS, len(maps), first=self.first)
-            out = normal @ maps
-            return products.swiglu(out) if gated else out
+        if self.form in ("staged", "staged_gated"):
+            in_product = gated and self.form == "staged_gated"
+            order = True if in_product else None
+            normal = products.normalised_sites(
+                *where, EPS, len(maps), first=self.first, by_token=order
+            )
+            if in_product:
+                return products.gated_product(normal, maps, tile)
+            return products.swiglu(normal @ maps) if gated else normal @ maps
         factors = None
         if self.form in ("scaled", "scaled_window"):
             factors = products.norm_factors(*where, EPS, first=self.first)

@@ -14,24 +14,23 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.cache import Cache
+from gaugelasso.inference.cache import Cache, CacheRows
+from gaugelasso.inference.candidates import TILED, attention_forms, label, read_forms, write_forms
 from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
 from gaugelasso.inference.folded import fold
 from gaugelasso.inference.folding import WHOLE, Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.operators import Attention, Classifier, Mlp, Reader
 from gaugelasso.inference.products import without_onednn
-from gaugelasso.inference.stream import Read, ReadForm, Write, WriteForm
+from gaugelasso.inference.stream import Read, Write
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.kernels.tiles import ATTENTION, FEW, Tile, candidates
+from gaugelasso.kernels.tiles import Tile, candidates
 from gaugelasso.models import Transformer
 
 # Seconds by part (read, write, attention) and form.
 Timings = dict[str, dict[str, float]]
 # What a form is called, the form, and an action that uses it.
 Choice = tuple[str, tuple[Form, Callable[[], object]]]
-# Reads whose product is a kernel with tiles.
-TILED = ("fused", "scaled", "fused_window", "scaled_window")
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
 
 
@@ -156,12 +155,23 @@ class _Parts:
             twin = self._folded(name, each)
             assert isinstance(twin, Attention)
             rows = self._random(self.tokens, twin.read.maps.values.shape[1])
-            action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
+            if self.length == 1 and self.gpu and self.plain.generates:
+                action = partial(twin.mix_one, rows, *self._context(twin))
+            else:
+                action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
             yield label(each.attention, each.attention_tile), (each, action)
+
+    def _context(self, part: Attention) -> tuple[CacheRows, Tensor, int, Tensor | None]:
+        """A full cache of an operator, the positions after it, the keys seen, and no mask."""
+        length = self.plain.spec.length
+        widths = [(part.groups, part.d_k, part.d_v)]
+        cache = Cache(widths, self.batch, length, self.plain.dtype, self.device)
+        cache.positions.fill_(length - 1)
+        return cache.rows(0), cache.positions, length, None
 
     def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         x, gated = self._stream(), isinstance(part, Mlp)
-        for read in read_forms(self.kernels, self.order, self.tokens):
+        for read in read_forms(self.kernels, self.order, self.tokens, gated):
             twin = self._folded(name, replace(form, read=read))
             tiles: Sequence[Tile | None] = [None]
             if read in TILED:
@@ -198,12 +208,7 @@ class _Parts:
             if isinstance(twin, Mlp):
                 yield step.step, (step, partial(twin, x))
             elif isinstance(twin, Attention) and self.plain.generates:
-                length = self.plain.spec.length
-                widths = [(twin.groups, twin.d_k, twin.d_v)]
-                cache = Cache(widths, self.batch, length, self.plain.dtype, self.device)
-                cache.positions.fill_(length - 1)
-                step_of = partial(twin.step, x, cache.rows(0), cache.positions, length, None)
-                yield step.step, (step, step_of)
+                yield step.step, (step, partial(twin.step, x, *self._context(twin)))
 
     def _folded(self, name: str, form: Form) -> Reader:
         return fold(self.model, name, self.plain.folding, form).to(self.device)
@@ -215,41 +220,6 @@ class _Parts:
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.plain.dtype)
-
-
-def attention_forms(gpu: bool, kernels: bool, length: int) -> list[Form]:
-    """The forms of attention that are worth measuring, with their tiles."""
-    if not gpu:
-        return [Form(attention="sdpa"), Form(attention="blocks")]
-    if not kernels:
-        return [Form(attention="sdpa")]
-    if length == 1:
-        return [Form(attention="narrow")]  # a kernel of its own, and the least widths
-    forms = [Form(attention="sdpa"), Form(attention="cudnn"), Form(attention="narrow")]
-    return forms + [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
-
-
-def read_forms(kernels: bool, order: StreamOrder, tokens: int) -> list[ReadForm]:
-    """The forms of a read that are worth measuring."""
-    if not kernels:
-        return ["gather", "window"]
-    few = tokens <= FEW
-    if order == "sites":  # any site is a contiguous row
-        return ["fused", "staged"] if few else ["fused", "scaled", "staged"]
-    if few:
-        return ["fused", "fused_window", "staged"]
-    return ["fused_window", "scaled_window", "staged"]
-
-
-def write_forms(gpu: bool, kernels: bool) -> list[WriteForm]:
-    """The forms of a write that are worth measuring."""
-    forms: list[WriteForm] = ["scatter", "window"]
-    return forms + (["fused"] if kernels else [] if gpu else ["spread"])
-
-
-def label(name: str, tile: Tile | None) -> str:
-    """What a form is called in the timings."""
-    return name if tile is None else f"{name} {tile}"
 
 
 def works(action: Callable[[], object]) -> bool:

@@ -31,12 +31,13 @@ def _block(columns, BC: tl.constexpr):
 
 @triton.jit(do_not_specialize=_ANY)
 def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_site, first, eps,
-                  GATED: tl.constexpr, DENSE: tl.constexpr, GIVEN: tl.constexpr, BM: tl.constexpr,
+                  GATED: tl.constexpr, DENSE: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr,
                   BC: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """out = factor (x[:, sites] @ maps); GATED: the first c columns times silu of the next c.
 
-    The factor of a token is GIVEN, or known when its last site is read. It passes through the
-    product. With DENSE the first site is 16 `first`.
+    NORM says where the factor of a token is from: "given"; "measured", known when the last site is
+    read, as it passes through the product; or "none", which is 1. With DENSE the first site is
+    16 `first`.
     """
     row, column = _block(c, BC)
     n = row * BM + tl.arange(0, BM)
@@ -52,7 +53,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
         at = x + n[:, None] * x_token + site[None, :] * x_site
         rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0)
-        if not GIVEN:
+        if NORM == "measured":
             values = rows.to(tl.float32)
             share = tl.load(weight + k, mask=real, other=0.0)
             level += tl.sum(values * values * share[None, :], axis=1)
@@ -61,13 +62,14 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         total = _dot(rows, tl.load(map_at, mask=inside, other=0.0), total)
         if GATED:
             gate = _dot(rows, tl.load(map_at + c, mask=inside, other=0.0), gate)
-    if GIVEN:
-        factor = tl.load(factors + n, mask=live, other=0.0)
-    else:
-        factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
-    total = total * factor[:, None]
-    if GATED:
+    if NORM != "none":
+        if NORM == "given":
+            factor = tl.load(factors + n, mask=live, other=0.0)
+        else:
+            factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+        total = total * factor[:, None]
         gate = gate * factor[:, None]
+    if GATED:
         total = total * gate * tl.sigmoid(gate)
     at = out + n[:, None] * c + j[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=live[:, None] & wanted[None, :])
@@ -185,17 +187,26 @@ def read_product(
     the result is the first half times silu of the second. `first` says that the sites are the d
     adjacent ones from there on. `factors` [N], if given, are those of `norm_factors`.
     """
-    tokens, d = x.shape[0], len(sites)
-    c = maps.shape[1] // 2 if gated else maps.shape[1]
+    norm = "measured" if factors is None else "given"
+    factors = weight if factors is None else factors
+    return _product(x, sites, weight, factors, maps, len(sites), eps, gated, norm, first, tile)
+
+
+def gated_product(x: Tensor, maps: Tensor, tile: Tile | None = None) -> Tensor:
+    """x @ maps, the first half of the columns times silu of the second; x [N, d], maps [d, 2 c]."""
+    return _product(x, maps, maps, maps, maps, len(maps), 0.0, True, "none", 0, tile)
+
+
+def _product(x, sites, weight, factors, maps, d, eps, gated, norm, first, tile):
+    tokens, c = x.shape[0], maps.shape[1] // 2 if gated else maps.shape[1]
     check_offsets(max(x.shape[1], c), tokens)
     out = torch.empty(tokens, c, dtype=x.dtype, device=x.device)
     tile = tile or _tile(tokens, c, d, gated, x.element_size())
     grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(c, tile.columns),)
     if tokens and c:
         _read_product[grid](
-            x, sites, weight, weight if factors is None else factors, maps, out, tokens, d, c,
-            maps.stride(0), *x.stride(), eps=eps, GATED=gated, GIVEN=factors is not None,
-            **_dense(first), **_launch(tile),
+            x, sites, weight, factors, maps, out, tokens, d, c, maps.stride(0), *x.stride(),
+            eps=eps, GATED=gated, NORM=norm, **_dense(first), **_launch(tile),
         )  # fmt: skip
     return out
 
@@ -226,9 +237,11 @@ def product_write_(
 def _normalised(x, sites, weight, eps, first, out, copy):
     tokens = x.shape[0]
     check_offsets(x.shape[1], tokens)
-    by_token = x.stride(1) == 1
     wide = triton.next_power_of_2(max(16, len(sites)))
-    tile = {"BM": 16, "BK": min(256, wide)} if by_token else {"BM": 128, "BK": 16}
+    if x.stride(1) == 1:
+        tile = {"BM": 16, "BK": min(256, wide)}
+    else:  # as much in flight as registers hold: the loads of the next block wait for this one's
+        tile = {"BM": 64, "BK": min(128, wide)}
     c, strides = (out.shape[1], out.stride()) if copy else (0, (0, 0))
     if tokens:
         _normalise[(triton.cdiv(tokens, tile["BM"]),)](
@@ -247,10 +260,20 @@ def norm_factors(
 
 
 def normalised_sites(
-    x: Tensor, sites: Tensor, weight: Tensor, eps: float, columns: int, *, first: int | None = None
+    x: Tensor,
+    sites: Tensor,
+    weight: Tensor,
+    eps: float,
+    columns: int,
+    *,
+    first: int | None = None,
+    by_token: bool | None = None,
 ) -> Tensor:
-    """x[:, sites] times `norm_factors`, and zeros up to a number of columns; ordered as x is."""
-    if x.stride(1) == 1:
+    """x[:, sites] times `norm_factors`, and zeros up to a number of columns.
+
+    With `by_token` the result is contiguous, without it site by site; by default ordered as x is.
+    """
+    if x.stride(1) == 1 if by_token is None else by_token:
         out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
     else:
         out = torch.empty(columns, x.shape[0], dtype=x.dtype, device=x.device).T
