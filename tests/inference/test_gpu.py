@@ -30,9 +30,9 @@ FORMS = [
     (Form("window", "window", "sdpa"), "sites"),
     (Form("fused", "fused", "narrow"), "tokens"),
     (Form("fused", "fused", "sdpa"), "sites"),
-    (Form("scaled", "fused", "narrow"), "sites"),
+    (Form("scaled", "fused", "direct"), "sites"),
     (Form("staged", "fused", "cudnn"), "sites"),
-    (Form("fused_window", "scatter", "narrow"), "tokens"),
+    (Form("fused_window", "scatter", "direct"), "tokens"),
     (Form("staged_gated", "window", "narrow"), "tokens"),
     (Form("staged_gated", "fused", "narrow"), "sites"),
     (Form("scaled_window", "window", "narrow"), "tokens"),
@@ -82,7 +82,7 @@ def test_graphs_replay_what_direct_calls_compute(
 
 WHOLE = Form("fused", "fused", "narrow", step="whole")
 STEPS = [
-    (Form("fused", "fused", "narrow", attention_tile=tile), "tokens") for tile in (None, *DECODING)
+    (Form("fused", "fused", "direct", attention_tile=tile), "tokens") for tile in (None, *DECODING)
 ]
 
 

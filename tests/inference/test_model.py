@@ -19,7 +19,7 @@ FORMS = [
     )
 ]
 # Those of a GPU, which elsewhere compute the same without kernels.
-GPU_FORMS = [Form("fused_window", "fused", "narrow"), Form("staged", "fused", "narrow")]
+GPU_FORMS = [Form("fused_window", "fused", "direct"), Form("staged", "fused", "narrow")]
 # Relative to the spread of the logits.
 WITHIN = {torch.float64: 1e-12, torch.float32: 1e-4}
 

@@ -4,7 +4,6 @@ On a GPU as compiled; elsewhere by Triton's interpreter, where Triton is install
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -106,17 +105,21 @@ def test_one_token_over_a_cache(
     """The new token is rotated, stored, and attends to itself and to all before it."""
     batch, length, d_k = 3, 150, d_k if turned else d_k + 1
     positions = torch.tensor([0, 149, 130], device=DEVICE)
-    wide_k, wide_v = -(-d_k // 8) * 8, -(-d_v // 8) * 8
+    half = d_k // 2 if turned else d_k
+    second = -(-half // 8) * 8 if turned else half
+    wide_k, wide_v = -(-2 * second // 8) * 8, -(-d_v // 8) * 8
     q, k = draw(batch, heads, d_k), draw(batch, groups, d_k, seed=2)
     v = draw(batch, groups, d_v, seed=3)
     angles = None
     turned_q, turned_k = q, k
     if turned:
-        angle = torch.arange(length, device=DEVICE)[:, None] * draw(d_k // 2, positive=True)
-        angles = (angle.cos(), angle.sin())
+        angle = torch.arange(length, device=DEVICE)[:, None] * draw(half, positive=True)
+        angles = (pad(angle.cos(), second), pad(angle.sin(), second))
         turned_q, turned_k = (rotated(each, angle[positions][:, None]) for each in (q, k))
-    padded = [pad(q, wide_k), pad(k, wide_k), pad(v, wide_v)]
-    rows = torch.cat([each.flatten(1) for each in padded], dim=1)
+    rows = torch.cat(
+        [split(q, half, second, wide_k), split(k, half, second, wide_k), pad(v, wide_v).flatten(1)],
+        dim=1,
+    )
     cache = Cache([(groups, d_k, d_v)], batch, length, q.dtype, q.device, by_channel)
     [keys], [values] = cache.keys, cache.values
     keys.copy_(draw(*keys.shape))
@@ -124,7 +127,9 @@ def test_one_token_over_a_cache(
     length = keys.shape[2]
     for row, position in enumerate(positions.tolist()):  # what lies there and beyond is not read
         keys[row, :, position:], values[row, :, position:] = torch.nan, torch.nan
-    got = decoding.attend_one(rows, keys, values, positions, heads, (wide_k, wide_v), angles, tile)
+    got = decoding.attend_one(
+        rows, keys, values, positions, heads, (wide_k, wide_v), second, angles, tile
+    )
     at = torch.arange(batch, device=DEVICE)
     assert torch.allclose(keys[at, :, positions], turned_k, atol=1e-5)
     assert torch.equal(values[at, :, positions], v)
@@ -139,6 +144,11 @@ def pad(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
+def split(x: Tensor, half: int, second: int, wide: int) -> Tensor:
+    """Heads [B, H, d] as they lie in a row, with the halves apart: [B, H wide]."""
+    return pad(torch.cat([pad(x[..., :half], second), x[..., half:]], -1), wide).flatten(1)
+
+
 def rotated(x: Tensor, angle: Tensor) -> Tensor:
     one, two = x.chunk(2, dim=-1)
     cos, sin = angle.cos(), angle.sin()
@@ -151,14 +161,15 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 def test_attention_on_rows(
     heads: int, groups: int, half: int, d_v: int, turned: bool, causal: bool
 ) -> None:
-    """Of sequences that are not whole blocks: queries rotated while read, in place, or not."""
+    """Of sequences that are not whole blocks: rotated while read, in place, and not at all."""
     batch, size = 2, 70
-    tokens, wide = batch * size, (-(-2 * half // 8) * 8, d_v)
-    q, k = draw(tokens, heads, 2 * half), draw(tokens, groups, 2 * half, seed=4)
+    tokens, second = batch * size, -(-half // 8) * 8
+    wide = (2 * second, d_v)
+    q, k = (pad(draw(tokens, n, half), second) for n in (2 * heads, 2 * groups))
     v = draw(tokens, groups, d_v, seed=5)
-    angle = torch.arange(size, device=DEVICE)[:, None] * draw(half, positive=True)
+    angle = torch.arange(size, device=DEVICE)[:, None] * pad(draw(half, positive=True), second)
     angles = (angle.cos(), angle.sin()) if turned else None
-    rows = torch.cat([pad(each, wide[0]).flatten(1) for each in (q, k)] + [v.flatten(1)], 1)
+    rows = torch.cat([each.flatten(1) for each in (q, k, v)], 1)
     heads_of = [
         each.reshape(batch, size, n, -1).transpose(1, 2)
         for each, n in ((q, heads), (k, groups), (v, groups))
@@ -166,13 +177,12 @@ def test_attention_on_rows(
     if turned:
         heads_of[:2] = [rotated(each, angle) for each in heads_of[:2]]
     expected = attend(*heads_of, causal=causal).transpose(1, 2).reshape(tokens, -1)
-    counts, rotate = (heads, groups), partial(mixing.rotate_heads_, batch=batch, at=None)
-    sizes = {"heads": counts, "widths": (2 * half, d_v), "padded": wide, "angles": angles}
-    keys_only = rotate(rows.clone(), queries=False, **sizes)
+    counts = (heads, groups)
     for tile in (None, Tile(32, 16, 0), Tile(16, 32, 0)):
-        got = mixing.attend_rows(keys_only, batch, counts, wide, angles, causal, tile)
+        got = mixing.attend_rows(rows, batch, counts, wide, angles, causal, tile)
         assert torch.allclose(got, expected, atol=1e-5)
-    got = mixing.attend_rows(rotate(rows, **sizes), batch, counts, wide, None, causal)
+    mixing.rotate_heads_(rows, batch, counts, (2 * second, d_v), wide, second, angles)
+    got = mixing.attend_rows(rows, batch, counts, wide, None, causal)
     assert torch.allclose(got, expected, atol=1e-5)
 
 
@@ -247,7 +257,7 @@ SERVED = [case for case in CASES if case.dropped and case.seed == 0 and case.row
 
 
 @pytest.mark.usefixtures("with_kernels")
-@pytest.mark.parametrize("kind", ["sdpa", "narrow", "windows", "groups", "whole"])
+@pytest.mark.parametrize("kind", ["sdpa", "narrow", "direct", "groups", "whole"])
 @pytest.mark.parametrize("case", SERVED, ids=str)
 @torch.inference_mode()
 def test_whole_models(case: Case, kind: str) -> None:
@@ -257,8 +267,8 @@ def test_whole_models(case: Case, kind: str) -> None:
     form = {
         "sdpa": Form("staged", "fused", "sdpa"),
         "narrow": Form("fused", "fused", "narrow"),
-        "windows": Form("scaled_window", "fused", "narrow"),
-        "groups": Form("staged_gated", "fused", "narrow", attention_tile=DECODING[0]),
+        "direct": Form("scaled_window", "fused", "direct"),
+        "groups": Form("staged_gated", "fused", "direct", attention_tile=DECODING[0]),
         "whole": Form("fused", "fused", "narrow", step="whole"),
     }[kind]
     order: StreamOrder = "sites" if kind == "narrow" else "tokens"
@@ -268,7 +278,7 @@ def test_whole_models(case: Case, kind: str) -> None:
     if not served.generates:
         return
     cache = served.new_cache(3)
-    if kind in ("windows", "groups"):  # as on a GPU
+    if kind in ("direct", "groups"):  # as on a GPU
         cache = Cache(served.cache_widths(), 3, cache.length, served.dtype, served.device, True)
     lengths = torch.tensor([2, 1], device=DEVICE)
     rows = torch.tensor([2, 0], device=DEVICE)
@@ -305,10 +315,10 @@ def test_tuning_has_every_form_of_a_gpu(
     forms, _, timings = parts.choose()
     known = {label.partition(" ")[0] for times in timings.values() for label in times["read"]}
     windows = {"fused_window"} if order == "tokens" else set()
-    assert known == {"fused", "staged"} | windows  # few tokens
+    assert known == {"fused", "staged"} | windows
     assert ("step" in timings["mlp_0"]) == ("step" in timings["attention_0"]) == (length == 1)
     attention = {label.partition(" ")[0] for label in timings["attention_0"]["attention"]}
-    assert attention == ({"sdpa", "cudnn", "narrow"} if length > 1 else {"narrow"})
+    assert attention == ({"sdpa", "cudnn", "narrow", "direct"} if length > 1 else {"narrow"})
     assert (forms["mlp_0"].write_tile is not None) == (length > 1)
     assert (forms["attention_0"].step == "whole") == (length == 1)
     served = InferenceModel(model, forms=forms, stream=order, align=16)

@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # sdpa: PyTorch's fused attention, with widths padded to a common one. cudnn: the same, by cuDNN.
 # blocks: scores of a block of queries at a time, for the keys that the block sees; faster on a CPU.
-# narrow, for a GPU with Triton, and elsewhere as sdpa: a kernel on the rows of the product, at the
-# widths of the heads, which rotates the queries that it reads.
-AttentionForm = Literal["sdpa", "cudnn", "blocks", "narrow"]
+# For a GPU with Triton, and elsewhere as sdpa: narrow, one kernel on the rows of the product, at
+# the widths of the heads; direct, a kernel that also rotates what it reads.
+AttentionForm = Literal["sdpa", "cudnn", "blocks", "narrow", "direct"]
+ROWS = ("narrow", "direct")
 # The widest heads of their kernel, in bytes.
 WIDEST = 256
 CUDNN_FIRST = [

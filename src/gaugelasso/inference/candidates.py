@@ -19,8 +19,8 @@ def attention_forms(gpu: bool, kernels: bool, length: int) -> list[Form]:
     if length == 1:
         tiles: Sequence[Tile | None] = (None, *DECODING)
         return [Form(attention="narrow", attention_tile=tile) for tile in tiles]
-    forms = [Form(attention="sdpa"), Form(attention="cudnn")]
-    return forms + [Form(attention="narrow", attention_tile=tile) for tile in ATTENTION]
+    forms = [Form(attention="sdpa"), Form(attention="cudnn"), Form(attention="narrow")]
+    return forms + [Form(attention="direct", attention_tile=tile) for tile in ATTENTION]
 
 
 def read_forms(kernels: bool, order: StreamOrder, tokens: int, gated: bool) -> list[ReadForm]:

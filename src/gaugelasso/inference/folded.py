@@ -132,7 +132,7 @@ def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
 def _usual(device: torch.device, dtype: torch.dtype) -> Form:
     """What is mostly fastest, where nothing was measured."""
     kernels = device.type == "cuda" and available() and dtype is not torch.float64
-    return Form("fused", "fused", "narrow") if kernels else Form()
+    return Form("fused", "fused", "direct") if kernels else Form()
 
 
 def _for_all(model: Transformer, form: Form) -> dict[str, Form]:

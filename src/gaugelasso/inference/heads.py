@@ -6,7 +6,7 @@ Shapes: N = B*S tokens, D sites, H query heads, G key/value heads, P pairs.
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import AttentionForm, attend, fits_rows
+from gaugelasso.inference.attention import ROWS, AttentionForm, attend, fits_rows
 from gaugelasso.inference.cache import CacheRows
 from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
 from gaugelasso.inference.stream import uses_kernels
@@ -31,8 +31,13 @@ class Attention(nn.Module):
         self.align, self.dtype = folding.align, folding.dtype
         self.rope = part.rope
         self.wide_k, self.wide_v = self.widths(form.attention)
+        # Channels from the first half of a rotated head to the second.
+        pairs = self.d_k // 2
+        self.second = self.wide_k // 2 if self._halves_padded(form.attention) else pairs
         # The softmax scale in the queries' map is exact: the rotation after it is linear.
         heads = [part.query * part.softmax_scale, part.key]
+        if self.rope:
+            heads = [widened(each, 3, self.second) for each in heads]
         maps = [widened(each.flatten(2), 2, self.wide_k) for each in heads]
         maps.append(widened(part.value, 2, self.wide_v))
         self.features = sum(each[0].numel() for each in maps)
@@ -45,7 +50,10 @@ class Attention(nn.Module):
         if self.rope:  # of all positions: a step must not compute angles
             frequencies = part.frequencies.cpu()
             angles = torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
-            cos, sin = (each.to(folding.dtype) for each in (angles.cos(), angles.sin()))
+            cos, sin = (
+                widened(each, 1, self.second).to(folding.dtype)
+                for each in (angles.cos(), angles.sin())
+            )
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)
         self.register_buffer("counters", counters(), persistent=False)
@@ -55,13 +63,28 @@ class Attention(nn.Module):
         if self.align == 1:
             return self.d_k, self.d_v
         keys, values = aligned(self.d_k), aligned(self.d_v)
-        if form == "narrow" and fits_rows((keys, values), self.dtype):
+        if self._halves_padded(form):
+            return 2 * aligned(self.d_k // 2), values
+        if form in ROWS and fits_rows((keys, values), self.dtype):
             return keys, values
         return (max(keys, values),) * 2
+
+    def _halves_padded(self, form: AttentionForm) -> bool:
+        """Whether each half of a head is padded, for a kernel that rotates what it reads."""
+        wide = 2 * aligned(self.d_k // 2), aligned(self.d_v)
+        return form == "direct" and self.rope and self.align > 1 and fits_rows(wide, self.dtype)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor] | None:
         return None if self.cos is None or self.sin is None else (self.cos, self.sin)
+
+    def real_keys(self, heads: Tensor) -> Tensor:
+        """Queries or keys without padding: [..., d_k]."""
+        pairs = self.d_k // 2
+        if self.second == pairs or not self.rope:
+            return heads[..., : self.d_k]
+        halves = heads[..., :pairs], heads[..., self.second : self.second + pairs]
+        return torch.cat(halves, dim=-1)
 
     def split(
         self,
@@ -90,24 +113,19 @@ class Attention(nn.Module):
             return (q, k, v) if self.align % 8 == 0 else tuple(e.contiguous() for e in (q, k, v))
         q, k = (self._rotated(each, at) for each in (q, k))
         if cache is not None:
-            cache.store_(k[..., : self.d_k], v[..., : self.d_v], at)
+            cache.store_(self.real_keys(k), v[..., : self.d_v], at)
         return q, k, v
 
     def _rotate_(
-        self,
-        rows: Tensor,
-        batch: int,
-        at: Tensor | None,
-        cache: CacheRows | None,
-        queries: bool = True,
+        self, rows: Tensor, batch: int, at: Tensor | None, cache: CacheRows | None
     ) -> None:
         from gaugelasso.kernels.gpu import mixing
 
         mixing.rotate_heads_(
             rows, batch, (self.heads, self.groups), (self.d_k, self.d_v),
-            (self.wide_k, self.wide_v), self.angles, at,
+            (self.wide_k, self.wide_v), self.second, self.angles, at,
             None if cache is None else (cache.keys, cache.values),
-            None if cache is None else cache.slots, queries,
+            None if cache is None else cache.slots,
         )  # fmt: skip
 
     def _rotated(self, heads: Tensor, at: Tensor | None) -> Tensor:
@@ -117,9 +135,10 @@ class Attention(nn.Module):
             cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]
         else:
             cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-        first, second = heads[..., : self.d_k].chunk(2, dim=-1)
+        turned = 2 * self.second
+        first, second = heads[..., :turned].chunk(2, dim=-1)
         halves = [first * cos - second * sin, first * sin + second * cos]
-        padding = [heads[..., self.d_k :]] if self.wide_k > self.d_k else []
+        padding = [heads[..., turned:]] if self.wide_k > turned else []
         return torch.cat(halves + padding, dim=-1)
 
     def step(
@@ -133,7 +152,7 @@ class Attention(nn.Module):
         return whole.attention_(
             x, self.read.parts(), self.write.parts(), self.counters, EPS,
             (cache.keys, cache.values), positions, self.heads, (self.wide_k, self.wide_v),
-            self.angles,
+            self.second, self.angles,
         )  # fmt: skip
 
     def attend(
@@ -166,13 +185,15 @@ class Attention(nn.Module):
         Keys and values are also stored in the `cache`. The rows may be changed.
         """
         form = self.form.attention
-        if form == "narrow" and mask is None and uses_kernels(rows) and self._fits:
+        if form in ROWS and mask is None and uses_kernels(rows) and self._fits:
             from gaugelasso.kernels.gpu import mixing
 
-            self._rotate_(rows, batch, None, cache, queries=False)
+            turning = cache is None and self._halves_padded(form)
+            if not turning:
+                self._rotate_(rows, batch, None, cache)
             return mixing.attend_rows(
-                rows, batch, (self.heads, self.groups), (self.wide_k, self.wide_v), self.angles,
-                causal, tile or self._tile(step=False),
+                rows, batch, (self.heads, self.groups), (self.wide_k, self.wide_v),
+                self.angles if turning else None, causal, tile or self._tile(step=False),
             )  # fmt: skip
         q, k, v = self.split(rows, batch, cache=cache)
         return _merged(attend(q, k, v, causal=causal, mask=mask, form=form))
@@ -204,12 +225,12 @@ class Attention(nn.Module):
 
             return decoding.attend_one(
                 rows, cache.keys, cache.values, positions, self.heads,
-                (self.wide_k, self.wide_v), self.angles,
+                (self.wide_k, self.wide_v), self.second, self.angles,
                 tile or self._tile(step=True),
             )  # fmt: skip
         q, *_ = self.split(rows, len(rows), positions[:, None], cache)
         seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
-        mixed = self.attend(q[..., : self.d_k], *seen_by, mask=mask)
+        mixed = self.attend(self.real_keys(q), *seen_by, mask=mask)
         return _merged(widened(mixed, 3, self.wide_v))
 
 

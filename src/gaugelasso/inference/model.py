@@ -192,10 +192,10 @@ class InferenceModel(FoldedModel):
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 q, *new = operator.split(operator.read(x), batch, positions)
-                new = [new[0][..., : operator.d_k], new[1][..., : operator.d_v]]
+                new = [operator.real_keys(new[0]), new[1][..., : operator.d_v]]
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True))
                 present.append((k, v))
-                mixed = operator.attend(q[..., : operator.d_k], k, v, mask=visible)
+                mixed = operator.attend(operator.real_keys(q), k, v, mask=visible)
                 x = operator.deliver(x, mixed)
             else:
                 x = operator(x)

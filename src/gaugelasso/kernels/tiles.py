@@ -30,8 +30,7 @@ GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 
 SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 16, 512, 8, 2), Tile(16, 32, 256, 4, 3),
          Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 4))  # fmt: skip
 # Queries, keys of attention. The inner size is that of the heads, and is not chosen.
-ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 8, 3),
-             Tile(64, 128, 0, 4, 2), Tile(128, 128, 0, 8, 2))  # fmt: skip
+ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(64, 128, 0, 4, 2))
 
 # Heads that share their keys, and keys, in a step of decoding.
 DECODING = (Tile(16, 64, 0, 1, 3), Tile(16, 64, 0, 2, 3), Tile(16, 64, 0, 4, 3),

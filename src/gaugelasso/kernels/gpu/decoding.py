@@ -24,7 +24,7 @@ def _turned(one, two, cos, sin, at, mask):
 
 @triton.jit
 def over_cache(q_one, q_two, k_one, k_two, value, keys, values, cos, sin, count, stores, half, rest,
-               d_v, k_token, k_channel, v_token, v_channel, bits, TURN: tl.constexpr,
+               d_v, second, k_token, k_channel, v_token, v_channel, bits, TURN: tl.constexpr,
                ROOM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
                BV: tl.constexpr):  # fmt: skip
     """One head of a new token, over `count` keys before it and its own: [BV] in float32.
@@ -37,8 +37,8 @@ def over_cache(q_one, q_two, k_one, k_two, value, keys, values, cos, sin, count,
     p, e = tl.arange(0, BH), tl.arange(0, BV)
     early, late, known = p < half, p < rest, e < d_v
     if TURN:
-        q_one, q_two = _turned(q_one, q_two, cos, sin, count * half + p, early)
-        k_one, k_two = _turned(k_one, k_two, cos, sin, count * half + p, early)
+        q_one, q_two = _turned(q_one, q_two, cos, sin, count * second + p, early)
+        k_one, k_two = _turned(k_one, k_two, cos, sin, count * second + p, early)
     new_one, new_two = k_one.to(keys.dtype.element_ty), k_two.to(keys.dtype.element_ty)
     value = value.to(values.dtype.element_ty)
     if stores:
@@ -80,12 +80,12 @@ def over_cache(q_one, q_two, k_one, k_two, value, keys, values, cos, sin, count,
 
 @triton.jit
 def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, half, rest, d_v,
-                wide_k, wide_v, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
+                wide_k, wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel,
                 bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
                 BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """One head of one sequence.
 
-    A head's channels are `half` and `rest`, one after the other in a row and
+    A head's channels are `half` and `rest`, which lie `second` channels apart in a row, and
     together in the cache.
     """
     lane = tl.program_id(0)
@@ -98,15 +98,15 @@ def _attend_one(rows, keys, values, cos, sin, positions, out, heads, groups, hal
     source = rows + b * ld
     q_at, k_at = source + h * wide_k + p, source + (heads + g) * wide_k + p
     q_one = tl.load(q_at, mask=early, other=0.0).to(tl.float32)
-    q_two = tl.load(q_at + half, mask=late, other=0.0).to(tl.float32)
+    q_two = tl.load(q_at + second, mask=late, other=0.0).to(tl.float32)
     k_one = tl.load(k_at, mask=early, other=0.0).to(tl.float32)
-    k_two = tl.load(k_at + half, mask=late, other=0.0).to(tl.float32)
+    k_two = tl.load(k_at + second, mask=late, other=0.0).to(tl.float32)
     v_at = source + (heads + groups) * wide_k + g * wide_v + e
     value = tl.load(v_at, mask=e < d_v, other=0.0).to(tl.float32)
     head = b.to(tl.int64) * groups + g
     result = over_cache(
         q_one, q_two, k_one, k_two, value, keys + head * k_head, values + head * v_head, cos, sin,
-        count, h % share == 0, half, rest, d_v, k_token, k_channel, v_token, v_channel,
+        count, h % share == 0, half, rest, d_v, second, k_token, k_channel, v_token, v_channel,
         bits, TURN, ROOM, BN, BH, BV,
     )  # fmt: skip
     tl.store(out + lane * wide_v + e, result.to(out.dtype.element_ty), mask=e < wide_v)
@@ -142,6 +142,7 @@ def attend_one(
     positions: Tensor,
     heads: int,
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
     tile: Tile | None = None,
 ) -> Tensor:
@@ -150,19 +151,21 @@ def attend_one(
     rows [B, features] have queries, keys and values as in `mixing`. keys [B, G, L, d_k] and values
     [B, G, L, d_v] are the cache. The token stands at its position [B], after the keys that it
     sees; what lies beyond has no effect. A cache whose channels are contiguous and have room for a
-    multiple of 16 keys is read fastest. With a `tile` tensor cores multiply.
+    multiple of 16 keys is read fastest. With a `tile`, tensor cores multiply.
     """
     assert rows.is_contiguous()
     batch, wide_v = len(rows), padded[1]
     out = rows.new_empty(batch, heads * wide_v)
     if tile is not None:
-        return attend_groups_(rows, keys, values, positions, heads, padded, angles, tile, out)
+        return attend_groups_(
+            rows, keys, values, positions, heads, padded, second, angles, tile, out
+        )
     numbers, launch = attention_launch(keys, values, heads, wide_v, angles is not None)
     half, rest, d_v, *strides = numbers
     cos, sin = angles or (rows, rows)
     _attend_one[(batch * heads,)](
         rows, keys, values, cos, sin, positions, out, heads, keys.shape[1], half, rest, d_v,
-        *padded, rows.shape[1], *strides, 1 / math.log(2),
+        *padded, second if angles else half, rows.shape[1], *strides, 1 / math.log(2),
         TURN=angles is not None, **launch,
     )  # fmt: skip
     return out

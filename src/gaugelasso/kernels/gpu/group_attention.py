@@ -53,13 +53,20 @@ def _keys(mixed, total, top, queries, keys, values, start, end, d_k, d_v, k_toke
 
 
 @triton.jit
-def _turned_heads(x, cos, sin, channel, count, half, real, TURN: tl.constexpr):
-    """Heads at x, rotated by the angles of position `count` where they are to be, in float32."""
+def _turned_heads(x, cos, sin, channel, count, half, second, real, TURN: tl.constexpr):
+    """Channels of the heads at x, rotated by the angles of position `count`, in float32.
+
+    With TURN the halves of a head lie `second` channels apart.
+    """
+    early = channel < half
+    if TURN:
+        x += tl.where(early, channel, channel - half + second)
+    else:
+        x += channel
     here = tl.load(x, mask=real, other=0.0).to(tl.float32)
     if TURN:
-        early = channel < half
-        there = tl.load(x + tl.where(early, half, -half), mask=real, other=0.0).to(tl.float32)
-        at = count * half + tl.where(early, channel, channel - half)
+        there = tl.load(x + tl.where(early, second, -second), mask=real, other=0.0).to(tl.float32)
+        at = count * second + tl.where(early, channel, channel - half)
         c = tl.load(cos + at, mask=real, other=0.0).to(tl.float32)
         s = tl.load(sin + at, mask=real, other=0.0).to(tl.float32)
         here = here * c + there * tl.where(early, -s, s)
@@ -68,7 +75,7 @@ def _turned_heads(x, cos, sin, channel, count, half, real, TURN: tl.constexpr):
 
 @triton.jit
 def _attend_group(rows, keys, values, cos, sin, positions, out, heads, groups, d_k, d_v, wide_k,
-                  wide_v, ld, k_head, k_token, k_channel, v_head, v_token, v_channel, bits,
+                  wide_v, second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel, bits,
                   TURN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                   BV: tl.constexpr):  # fmt: skip
     """Up to BM heads of one sequence that share their keys; the last rows may be empty.
@@ -82,11 +89,12 @@ def _attend_group(rows, keys, values, cos, sin, positions, out, heads, groups, d
     half, live, known = d_k // 2, m < share, e < d_v
     source = rows + b * ld
     column = p[None, :] + tl.zeros((BM, 1), tl.int32)
-    at = source + (g * share + m)[:, None] * wide_k + column
+    at = source + (g * share + m)[:, None] * wide_k + tl.zeros((1, BK), tl.int32)
     inside = live[:, None] & (column < d_k)
-    queries = _turned_heads(at, cos, sin, column, count, half, inside, TURN)
-    at = source + (heads + g) * wide_k + p
-    new = _turned_heads(at, cos, sin, p, count, half, p < d_k, TURN).to(keys.dtype.element_ty)
+    queries = _turned_heads(at, cos, sin, column, count, half, second, inside, TURN)
+    at = source + (heads + g) * wide_k
+    new = _turned_heads(at, cos, sin, p, count, half, second, p < d_k, TURN)
+    new = new.to(keys.dtype.element_ty)
     value = tl.load(source + (heads + groups) * wide_k + g * wide_v + e, mask=known, other=0.0)
     head = b.to(tl.int64) * groups + g
     keys, values = keys + head * k_head, values + head * v_head
@@ -118,6 +126,7 @@ def attend_groups_(
     positions: Tensor,
     heads: int,
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
     tile: Tile,
     out: Tensor,
@@ -128,7 +137,7 @@ def attend_groups_(
     power = triton.next_power_of_2
     _attend_group[(batch * groups,)](
         rows, keys, values, cos, sin, positions, out, heads, groups, d_k, d_v, *padded,
-        rows.shape[1], *head_strides(keys), *head_strides(values), 1 / math.log(2),
+        second, rows.shape[1], *head_strides(keys), *head_strides(values), 1 / math.log(2),
         TURN=angles is not None, BM=max(tile.tokens, power(heads // groups)), BN=tile.columns,
         BK=max(16, power(d_k)), BV=max(16, power(padded[1])), num_warps=tile.warps,
         num_stages=tile.stages,

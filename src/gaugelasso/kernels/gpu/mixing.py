@@ -1,8 +1,8 @@
 """Attention of whole sequences at inference, on the rows that one product has given.
 
-A row [features] has H queries, G keys and G values, each as wide as its padding says. Nothing is
-copied out of the rows. Nothing here has a gradient. References: `inference.operators.Attention`
-with `inference.attention.attend`.
+A row [features] has H queries, G keys and G values, each as wide as its padding says. The two
+halves of a rotated head lie `second` channels apart. Nothing is copied out of the rows. Nothing
+here has a gradient. References: `inference.operators.Attention` with `inference.attention.attend`.
 """
 
 import math
@@ -16,21 +16,22 @@ from gaugelasso.kernels.gpu.decoding import head_strides
 from gaugelasso.kernels.tiles import Tile
 
 # In units of 8 channels, so that the compiler knows that they are multiples.
-_EIGHTS = ["ld8", "wide8_k", "wide8_v", "half", "heads", "groups", "S"]
+_EIGHTS = ["ld8", "wide8_k", "wide8_v", "second8", "heads", "groups", "S"]
 
 
 @triton.jit
 def _rotate(rows, keys, values, cos, sin, at, slots, N, S, heads, groups, half, d_v, wide_k, wide_v,
-            ld, k_head, k_token, k_channel, v_head, v_token, v_channel, start_lane,
-            TURN: tl.constexpr, PLACED: tl.constexpr, STORE: tl.constexpr, CHOSEN: tl.constexpr,
-            BT: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+            second, ld, k_head, k_token, k_channel, v_head, v_token, v_channel, TURN: tl.constexpr,
+            PLACED: tl.constexpr, STORE: tl.constexpr, CHOSEN: tl.constexpr, BT: tl.constexpr,
+            BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """One head of a block of tokens: rotated in place; keys and values also go to the cache.
 
-    Lanes are the queries, keys and values of all heads, from `start_lane` on. Without TURN nothing
-    is rotated, and the keys are one piece of `half` channels.
+    Without TURN nothing is rotated, and the keys are one piece of `half` channels.
     """
     n = tl.program_id(0) * BT + tl.arange(0, BT)
-    lane = start_lane + tl.program_id(1)
+    lane = tl.program_id(1)
+    if not TURN:  # queries stay as they are
+        lane += heads
     live = n < N
     slot, t = n // S, n % S
     if PLACED:
@@ -44,15 +45,15 @@ def _rotate(rows, keys, values, cos, sin, at, slots, N, S, heads, groups, half, 
         one = tl.load(source, mask=real, other=0.0)
         two = one
         if TURN:
-            two = tl.load(source + half, mask=real, other=0.0)
-            angle = t[:, None] * half + p[None, :]
+            two = tl.load(source + second, mask=real, other=0.0)
+            angle = t[:, None] * second + p[None, :]
             c = tl.load(cos + angle, mask=real, other=0.0).to(tl.float32)
             s = tl.load(sin + angle, mask=real, other=0.0).to(tl.float32)
             early, late = one.to(tl.float32), two.to(tl.float32)
             one = (early * c - late * s).to(rows.dtype.element_ty)
             two = (early * s + late * c).to(rows.dtype.element_ty)
             tl.store(source, one, mask=real)
-            tl.store(source + half, two, mask=real)
+            tl.store(source + second, two, mask=real)
         if STORE:  # noqa: SIM102 (one is known when the kernel is compiled)
             if lane >= heads:
                 start = (slot.to(tl.int64) * groups + lane - heads) * k_head + t * k_token
@@ -83,31 +84,33 @@ def _piece(x, row, column, S, width, ld):
 
 
 @triton.jit
-def _turned(x, cos, sin, row, column, S, half, ld):
-    """Rows of heads, rotated by the angles of their positions."""
-    real = (row < S)[:, None] & (column < 2 * half)[None, :]
-    early = column < half
-    other = tl.where(early, column + half, column - half)
-    here = tl.load(x + row[:, None] * ld + column[None, :], mask=real, other=0.0)
-    there = tl.load(x + row[:, None] * ld + other[None, :], mask=real, other=0.0)
-    at = row[:, None] * half + tl.where(early, column, other)[None, :]
-    c = tl.load(cos + at, mask=real, other=0.0).to(tl.float32)
-    s = tl.load(sin + at, mask=real, other=0.0).to(tl.float32)
-    s = tl.where(early[None, :], -s, s)
-    return (here.to(tl.float32) * c + there.to(tl.float32) * s).to(here.dtype)
+def _turned(x, cos, sin, row, column, S, second, ld):
+    """Both halves of a head, rotated by the angles of their positions."""
+    one = _piece(x, row, column, S, second, ld)
+    two = _piece(x + second, row, column, S, second, ld)
+    c = _piece(cos, row, column, S, second, second).to(tl.float32)
+    s = _piece(sin, row, column, S, second, second).to(tl.float32)
+    early, late = one.to(tl.float32), two.to(tl.float32)
+    return (early * c - late * s).to(one.dtype), (early * s + late * c).to(one.dtype)
 
 
 @triton.jit
-def _more(mixed, total, top, queries, query, k, v, start, end, S, wide_k, wide_v, ld, bits,
-          EDGE: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-          BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+def _more(mixed, total, top, one, two, query, k, v, cos, sin, start, end, S, second, wide_k, wide_v,
+          ld, bits, EDGE: tl.constexpr, TURN: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr,
+          BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """Adds the values of the keys from start to end to the weighted sum so far."""
     channel, e = tl.arange(0, BK), tl.arange(0, BV)
     for first in range(start, end, BN):
         key = first + tl.arange(0, BN)
-        keys = _piece(k, key, channel, S, wide_k, ld)
+        scores = tl.zeros((BM, BN), tl.float32)
+        if TURN:
+            early, late = _turned(k, cos, sin, key, channel, S, second, ld)
+            scores = _dot(one, tl.trans(early), scores)
+            scores = _dot(two, tl.trans(late), scores)
+        else:
+            keys = _piece(k, key, channel, S, wide_k, ld)
+            scores = _dot(one, tl.trans(keys), scores)
         values = _piece(v, key, e, S, wide_v, ld)
-        scores = _dot(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32))
         if EDGE:
             seen = key[None, :] <= query[:, None] if CAUSAL else (key < S)[None, :]
             scores = tl.where(seen, scores, float("-inf"))
@@ -122,11 +125,11 @@ def _more(mixed, total, top, queries, query, k, v, start, end, S, wide_k, wide_v
 
 
 @triton.jit(do_not_specialize=_EIGHTS)
-def _attend_rows(rows, cos, sin, out, S, heads, groups, half, wide8_k, wide8_v, ld8, bits,
+def _attend_rows(rows, cos, sin, out, S, heads, groups, second8, wide8_k, wide8_v, ld8, bits,
                  TURN: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """One block of queries of one head. Heads of one sequence are neighbours."""
-    wide_k, wide_v, ld = wide8_k * 8, wide8_v * 8, ld8 * 8
+    second, wide_k, wide_v, ld = second8 * 8, wide8_k * 8, wide8_v * 8, ld8 * 8
     blocks = tl.cdiv(S, BM)
     h = tl.program_id(0) % heads
     # The last blocks have the most keys and start first.
@@ -139,21 +142,22 @@ def _attend_rows(rows, cos, sin, out, S, heads, groups, half, wide8_k, wide8_v, 
     query = start + tl.arange(0, BM)
     channel, e = tl.arange(0, BK), tl.arange(0, BV)
     if TURN:
-        queries = _turned(q, cos, sin, query, channel, S, half, ld)
+        one, two = _turned(q, cos, sin, query, channel, S, second, ld)
     else:
-        queries = _piece(q, query, channel, S, wide_k, ld)
+        one = _piece(q, query, channel, S, wide_k, ld)
+        two = one
     mixed = tl.zeros((BM, BV), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
     end = tl.minimum(start + BM, S) if CAUSAL else S
     edge = (start if CAUSAL else S) // BN * BN
     mixed, total, top = _more(
-        mixed, total, top, queries, query, k, v, 0, edge, S, wide_k, wide_v, ld, bits, False,
-        CAUSAL, BM, BN, BK, BV,
+        mixed, total, top, one, two, query, k, v, cos, sin, 0, edge, S, second, wide_k, wide_v, ld,
+        bits, False, TURN, CAUSAL, BM, BN, BK, BV,
     )  # fmt: skip
     mixed, total, top = _more(
-        mixed, total, top, queries, query, k, v, edge, end, S, wide_k, wide_v, ld, bits, True,
-        CAUSAL, BM, BN, BK, BV,
+        mixed, total, top, one, two, query, k, v, cos, sin, edge, end, S, second, wide_k, wide_v,
+        ld, bits, True, TURN, CAUSAL, BM, BN, BK, BV,
     )  # fmt: skip
     mixed = mixed / total[:, None]
     width = heads * wide_v
@@ -168,19 +172,18 @@ def rotate_heads_(
     heads: tuple[int, int],
     widths: tuple[int, int],
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
     at: Tensor | None = None,
     cache: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
-    queries: bool = True,
 ) -> Tensor:
     """Rotate queries and keys of rows [N, features] in place, and return the rows.
 
     `heads` is (H, G), `widths` (d_k, d_v), `padded` (wide_k, wide_v). `angles` are cos and sin of
-    RoPE, [length, d_k / 2]; `at` [B, S] are the positions, else they count from 0. Keys
+    RoPE, [length, second]; `at` [B, S] are the positions, else they count from 0. Keys
     [.., G, L, d_k] and values of a `cache` receive the new ones at their positions, in the
-    sequences `slots` [B] (default: in order), without padding. Without `queries` these are not
-    rotated, as `attend_rows` can do it.
+    sequences `slots` [B] (default: in order), without padding.
     """
     if angles is None and cache is None:
         return rows
@@ -193,12 +196,11 @@ def rotate_heads_(
     half = d_k // 2 if angles else d_k
     power = triton.next_power_of_2
     block = 64 if tokens >= 4096 else 16
-    start = 0 if angles and queries else h
-    lanes = h - start + g + (g if cache else 0)
+    lanes = (h if angles else 0) + g + (g if cache else 0)
     _rotate[(triton.cdiv(tokens, block), lanes)](
         rows, keys, values, cos, sin, rows if at is None else at.contiguous(),
         rows if slots is None else slots, tokens, tokens // batch, h, g, half, d_v, *padded,
-        rows.shape[1], *strides, start, TURN=angles is not None,
+        second, rows.shape[1], *strides, TURN=angles is not None,
         PLACED=at is not None, STORE=cache is not None, CHOSEN=slots is not None, BT=block,
         BH=power(half), BV=power(d_v),
     )  # fmt: skip
@@ -216,24 +218,24 @@ def attend_rows(
 ) -> Tensor:
     """softmax(q k^T) v of rows [N, features], for every head: [N, H wide_v].
 
-    Arguments as in `rotate_heads_`; all widths are multiples of 8. With `angles`, queries
-    are rotated as they are read; keys are rotated already.
+    Arguments as in `rotate_heads_`; all widths are multiples of 8. With `angles`, queries and
+    keys are rotated as they are read, and the halves of a head are wide_k / 2 channels apart.
     """
     tokens, (h, g), (wide_k, wide_v) = rows.shape[0], heads, padded
     assert rows.is_contiguous()
-    assert rows.shape[1] % 8 == wide_k % 8 == wide_v % 8 == 0
+    assert rows.shape[1] % 8 == wide_k % (16 if angles else 8) == wide_v % 8 == 0
     check_offsets(rows.shape[1], tokens)
     out = rows.new_empty(tokens, h * wide_v)
     cos, sin = angles or (rows, rows)
     size = tokens // batch
     # Wide heads in two stages need more shared memory than some devices have.
     tile = tile or Tile(64, 64, 0, 4, 2 if max(padded) * rows.element_size() <= 128 else 1)
-    half = angles[0].shape[1] if angles else 0
+    second = wide_k // 2
     power = triton.next_power_of_2
     _attend_rows[(triton.cdiv(size, tile.tokens) * batch * h,)](
-        rows, cos, sin, out, size, h, g, half, wide_k // 8, wide_v // 8, rows.shape[1] // 8,
+        rows, cos, sin, out, size, h, g, second // 8, wide_k // 8, wide_v // 8, rows.shape[1] // 8,
         1 / math.log(2), TURN=angles is not None, CAUSAL=causal, BM=tile.tokens, BN=tile.columns,
-        BK=max(16, power(wide_k)), BV=max(16, power(wide_v)),
+        BK=max(16, power(second if angles else wide_k)), BV=max(16, power(wide_v)),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

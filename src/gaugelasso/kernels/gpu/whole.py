@@ -90,7 +90,7 @@ def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld,
 
 
 @triton.jit
-def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, half, rest, d_v, eps,
+def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, second, half, rest, d_v, eps,
                BK: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """Queries, keys (two parts each) and values of one token and head, from columns q, k and v."""
     p, e = tl.arange(0, BH), tl.arange(0, BV)
@@ -107,9 +107,9 @@ def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, half, rest, d_v, 
         at = maps + row[:, None] * ld + p[None, :]
         early, late = real[:, None] & (p < half)[None, :], real[:, None] & (p < rest)[None, :]
         q_one += read[:, None] * tl.load(at + q, mask=early, other=0.0).to(tl.float32)
-        q_two += read[:, None] * tl.load(at + q + half, mask=late, other=0.0).to(tl.float32)
+        q_two += read[:, None] * tl.load(at + q + second, mask=late, other=0.0).to(tl.float32)
         k_one += read[:, None] * tl.load(at + k, mask=early, other=0.0).to(tl.float32)
-        k_two += read[:, None] * tl.load(at + k + half, mask=late, other=0.0).to(tl.float32)
+        k_two += read[:, None] * tl.load(at + k + second, mask=late, other=0.0).to(tl.float32)
         known = real[:, None] & (e < d_v)[None, :]
         v_at = maps + row[:, None] * ld + v + e[None, :]
         value += read[:, None] * tl.load(v_at, mask=known, other=0.0).to(tl.float32)
@@ -126,7 +126,7 @@ def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, half, rest, d_v, 
 @triton.jit
 def _attention(x, sites, weight, maps, out, targets, parts, counters, keys, values, cos, sin,
                positions, N, d, w, ld, ld_out, x_token, x_site, eps, heads, groups, half, rest, d_v,
-               wide_k, wide_v, k_head, k_token, k_channel, v_head, v_token, v_channel,
+               wide_k, wide_v, second, k_head, k_token, k_channel, v_head, v_token, v_channel,
                bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
                BV: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr,
                BR: tl.constexpr):  # fmt: skip
@@ -137,12 +137,12 @@ def _attention(x, sites, weight, maps, out, targets, parts, counters, keys, valu
     count = tl.load(positions + b).to(tl.int32)
     q_one, q_two, k_one, k_two, value = _projected(
         x + b * x_token, sites, weight, maps, d, ld, x_site, h * wide_k, (heads + g) * wide_k,
-        (heads + groups) * wide_k + g * wide_v, half, rest, d_v, eps, BK, BH, BV,
+        (heads + groups) * wide_k + g * wide_v, second, half, rest, d_v, eps, BK, BH, BV,
     )  # fmt: skip
     head = b.to(tl.int64) * groups + g
     mixed = over_cache(
         q_one, q_two, k_one, k_two, value, keys + head * k_head, values + head * v_head, cos, sin,
-        count, h % share == 0, half, rest, d_v, k_token, k_channel, v_token, v_channel,
+        count, h % share == 0, half, rest, d_v, second, k_token, k_channel, v_token, v_channel,
         bits, TURN, ROOM, BN, BH, BV,
     )  # fmt: skip
     e = tl.arange(0, BV)
@@ -201,6 +201,7 @@ def attention_(
     positions: Tensor,
     heads: int,
     padded: tuple[int, int],
+    second: int,
     angles: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """x plus the outputs of attention of one token of every sequence, in place: x [B, D].
@@ -217,7 +218,7 @@ def attention_(
     _attention[(tokens * heads,)](
         x, sites, weight, maps, out, targets, parts, counters, keys, values, cos, sin, positions,
         tokens, len(sites), w, maps.shape[1], out.shape[1], *x.stride(), eps, heads,
-        keys.shape[1], half, rest, d_v, *padded, *strides,
+        keys.shape[1], half, rest, d_v, *padded, second if angles else half, *strides,
         1 / math.log(2), TURN=angles is not None, BK=64, BW=64, **_summing(heads, w), **launch,
     )  # fmt: skip
     return x
