@@ -343,6 +343,7 @@ def test_a_structure_too_large_to_be_read_back_is_refused(tmp_path: Path) -> Non
         ({"fma": 5.0}, "fma", None),
         ({"fma": 5.0, "hold": "pressed"}, "loss", 0.05),
         ({"metric": 0.9}, "metric", None),
+        ({"loss": 0.2, "metric": 0.9}, "metric", 0.2),
         ({"above_full": 0.5}, "above_full", None),
         ({"above_full": 0.5, "reference": "runs/full"}, "above_full", None),
         ({"above_full": 0.5, "reference_loss": 0.2}, "above_full", 0.3),
@@ -359,7 +360,24 @@ def test_one_key_says_what_is_named(given: dict[str, Any], kind: str, named: flo
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loss": 0.2, "metric": 0.9}, r"target\.loss = 0\.2 and target\.metric = 0\.9: give one"),
+        (
+            {"above_full": 0.2, "metric": 0.9},
+            r"target\.above_full = 0\.2 and target\.metric = 0\.9: ",
+        ),
+        (
+            {"loss": 0.3, "above_full": 0.2, "metric": 0.9},
+            r"target\.loss = 0\.3 and target\.above_full = 0\.2 and target\.metric = 0\.9: give "
+            r"one of them; only target\.loss and target\.metric go together",
+        ),
+        (
+            {"loss": 0.2, "metric": 0.9, "fma": 5.0},
+            r"target\.metric and target\.fma = 5: give one of",
+        ),
+        (
+            {"loss": 0.2, "metric": 0.9, "hold": "pressed"},
+            r"remove target\.hold = 'pressed', or remove target\.metric and name the pressed loss",
+        ),
+        ({"loss": math.inf, "metric": 0.9}, r"target\.loss = inf: must be a finite number"),
         ({"metric": 0.9, "fma": 5.0}, r"target\.metric and target\.fma = 5: give one of them"),
         ({"metric": 0.9, "hold": "pressed"}, r"target\.metric .* remove target\.hold = 'pressed'"),
         ({"above_full": 0.1, "loss": 0.2}, r"target\.loss = 0\.2 and target\.above_full = 0\.1"),
@@ -381,5 +399,21 @@ def test_a_change_on_the_command_line_replaces_what_the_file_names(tmp_path: Pat
     final = {"target.hold": "final"}
     target = load_config(path, {**final, "target.metric": "0.9"}).target
     assert (target.loss, target.metric) == (None, 0.9)
+    target = load_config(path, {**final, "target.metric": "0.9", "target.loss": "1"}).target
+    assert (target.loss, target.metric) == (1.0, 0.9)
     with pytest.raises(UserError, match="give one of them"):
-        load_config(path, {**final, "target.metric": "0.9", "target.loss": "1"})
+        load_config(path, {**final, "target.metric": "0.9", "target.above_full": "0.1"})
+
+
+def test_a_change_of_one_replaces_both_that_the_file_names() -> None:
+    path = Path(__file__).parents[1] / "configs" / "ff31" / "main.toml"
+    target = load_config(path).target
+    assert (target.loss, target.metric) == (1e-3, 0.9995)
+    target = load_config(path, {"target.loss": "2e-3"}).target
+    assert (target.loss, target.metric) == (2e-3, None)
+    target = load_config(path, {"target.metric": "0.99"}).target
+    assert (target.loss, target.metric) == (None, 0.99)
+    target = load_config(path, {"target.loss": "5e-3", "target.hold": "pressed"}).target
+    assert (target.loss, target.metric, target.hold) == (5e-3, None, "pressed")
+    with pytest.raises(UserError, match=r"target\.metric .* remove target\.hold = 'pressed'"):
+        load_config(path, {"target.hold": "pressed"})

@@ -70,4 +70,6 @@ def test_a_line_shows_the_target_that_there_is() -> None:
     assert "loss 0.0432  accuracy 0.9876  FMA" in plain_line(plain, None)
     metric = plain_line(replace(plain, metric_target=0.999), None)
     assert "loss 0.0432  accuracy 0.9876 (target 0.999)  FMA" in metric
+    both = plain_line(replace(named, loss_target=0.05, metric_target=0.999), None)
+    assert "loss 0.0432 (target 0.05)  accuracy 0.9876 (target 0.999)  FMA" in both
     assert "x, target 1,500)" in plain_line(replace(plain, fma_target=1500.0), None)

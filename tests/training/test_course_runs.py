@@ -15,9 +15,10 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.training.course_run import CourseRun
+from gaugelasso.training.missed import missed_message
 from gaugelasso.training.phases import Phases
 from gaugelasso.training.pressed_run import PressedRun
-from gaugelasso.training.records import RunRecord, missed_message
+from gaugelasso.training.records import RunRecord
 from gaugelasso.training.schedule import Schedule
 from gaugelasso.training.state import RunState
 from gaugelasso.training.trainer import Trainer

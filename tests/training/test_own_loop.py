@@ -14,6 +14,7 @@ from torch import Tensor
 from gaugelasso import (
     Compressor,
     CompressorOptions,
+    MetricTarget,
     TargetMissedWarning,
     Transformer,
     TransformerSpec,
@@ -284,7 +285,15 @@ def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"metric_target": 0.9, "loss_target": 1.0}, "metric_target and loss_target = 1.0: give one"),
+    ({"metric_target": 0.9, "loss_target": math.nan}, "loss_target = nan: must be a finite number"),
+    (
+        {"metric_target": 0.9, "loss_target": 1.0, "fma_target": 9.0},
+        "metric_target and fma_target = 9: give one",
+    ),
+    (
+        {"metric_target": MetricTarget(0.9, loss=math.nan)},
+        "the loss of metric_target = nan: must be a finite number",
+    ),
     ({"metric_target": 0.9, "fma_target": 9.0}, "metric_target and fma_target = 9: give one"),
     ({"metric_target": 0.9, "evaluate": None}, "metric_target needs steps=.* and evaluate="),
     ({"metric_target": math.nan}, "metric_target = nan: must be a finite number"),
@@ -292,7 +301,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=str)
-def test_a_loop_names_one_thing(given: dict[str, Any], message: str) -> None:
+def test_a_loop_names_what_goes_together(given: dict[str, Any], message: str) -> None:
     known: dict[str, Any] = {"steps": 40, "evaluate": lambda: (1.0, 0.5)}
     with pytest.raises(UserError, match=message):
         Compressor(small(), **(known | given))

@@ -40,6 +40,10 @@ def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
     if not summary.get("held", False):
         figures = f": its loss is {summary.get('loss')} and target.loss is {target}"
         known, key = (figures, "a higher target.loss") if target is not None else ("", "another")
+        if target is not None and (metric := summary.get("metric_target")) is not None:
+            reached = summary.get("selection_metric")
+            known += f", its metric is {reached} and target.metric is {metric}"
+            key = "another target"
         raise UserError(
             f"{str(run)!r} missed its target{known}; a baseline needs a run that held its target, "
             f"so train it again with more steps or {key}"

@@ -44,28 +44,29 @@ def check_options(options: Any, probe: Any) -> None:
 def check_targets(
     loss: Any, metric: Any, fma: Any, length: float | None, evaluate: Any
 ) -> MetricTarget | None:
-    """The metric to reach, if one is; UserError unless exactly one kind of target is given.
+    """The metric to reach, if one is; UserError if the targets do not go together.
 
-    `length` is the number of steps or seconds. A work target may join a loss.
+    `length` is the number of steps or seconds. A metric or a work target may join a loss.
     """
     check_number("fma_target", fma, least=0)
+    if loss is not None:
+        check_number("loss_target", loss)
     if metric is None:
         if loss is not None:
-            check_number("loss_target", loss)
-        elif not fma:
+            return None
+        if not fma:
             raise UserError(
                 "what should the final model have? give loss_target=..., or, with steps=..., "
                 "metric_target=... or fma_target=..."
             )
-        elif length is None:
+        if length is None:
             raise UserError(
                 f"fma_target = {fma:g} without loss_target needs the length of the run: give "
                 "steps=... as well"
             )
         return None
-    if loss is not None or fma:
-        other = f"fma_target = {fma:g}" if loss is None else f"loss_target = {loss}"
-        raise UserError(f"metric_target and {other}: give one of them")
+    if fma:
+        raise UserError(f"metric_target and fma_target = {fma:g}: give one of them")
     if length is None or evaluate is None:
         raise UserError(
             "metric_target needs steps=... and evaluate=..., a function that returns the loss and "
@@ -73,6 +74,8 @@ def check_targets(
         )
     metric = metric if isinstance(metric, MetricTarget) else MetricTarget(metric)
     check_number("metric_target", metric.value)
+    if metric.loss != math.inf:
+        check_number("the loss of metric_target", metric.loss)
     return metric
 
 

@@ -67,7 +67,7 @@ class Compressor:
 
     With an `fma_target`, the last cut stops at the index that brings the work per token there.
     Then there is no pressure any more. With `steps` and no `loss_target`, that work is the target.
-    With a `metric_target` in place of both, `evaluate` returns loss and metric.
+    With a `metric_target`, alone or beside `loss_target`, `evaluate` returns loss and metric.
 
     With a `team`, every rank has a compressor of the same model, calls it at the same steps, and
     has a `probe` that returns the same value on every rank. Gradients, losses and energies are

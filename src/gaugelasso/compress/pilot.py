@@ -162,13 +162,20 @@ class Pilot(CourseDriver):
 
     @property
     def loss_target(self) -> float | None:
-        """The loss that is named; None if the run names another figure."""
-        to_loss = self.metric_target is None and self.course.named < math.inf
-        return self.course.named if to_loss else None
+        """The loss that is named; None if the run names no loss."""
+        reach = self.metric_target
+        named = self.course.named if reach is None else reach.loss
+        return named if named < math.inf else None
+
+    def _metric_held(self) -> bool | None:
+        """Whether the last metric that was measured is as named; None if none is named."""
+        if self.metric_target is None:
+            return None
+        return self.metric is not None and self.metric_target.is_met(self.metric)
 
     def _holds(self, loss: float) -> bool:
-        if self.metric_target is not None:
-            return self.metric is not None and self.metric_target.is_met(self.metric)
+        if (metric_held := self._metric_held()) is not None:
+            return metric_held and (self.loss_target is None or loss <= self.loss_target)
         to_work = self.loss_target is None
         return self.compressor.work_target_met if to_work else loss <= self.course.named
 
@@ -180,6 +187,7 @@ class Pilot(CourseDriver):
             loss_target=self.loss_target,
             metric=self.metric,
             metric_target=None if self.metric_target is None else self.metric_target.value,
+            metric_held=self._metric_held(),
             fma_target=compressor.fma_target,
             unit=compressor.state.cost_model.unit,
             measured_on="held-out data" if own else "the last training batches",

@@ -16,9 +16,10 @@ class TargetMissedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a compression: `held` says whether the final loss is within the named one.
+    """The outcome of a compression: `held` says whether the final model has what was named.
 
-    Without a named loss, `held` is about `metric_target`, or about the work and `fma_target`.
+    That is a loss of at most `loss_target`, a metric of at least `metric_target` (at most, where
+    lower is better), or both. Without these it is a work of at most `fma_target`.
 
     `measured_on` says where `loss` comes from: "held-out data" if the compressor had an
     `evaluate` function, else "the last training batches".
@@ -36,6 +37,7 @@ class Result:
     widths: dict[str, int]
     metric: float | None = None
     metric_target: float | None = None
+    metric_held: bool | None = None  # whether the metric alone is as named; None: none is named
     fma_target: float = 0.0  # 0: none
     unit: str = "FMA per token"  # of the accounting
     trials: list[dict[str, Any]] = field(default_factory=list, repr=False)
@@ -47,16 +49,15 @@ class Result:
 
     def __str__(self) -> str:
         verdict = "held" if self.held else "MISSED"
+        named = [] if self.loss_target is None else [f"named {self.loss_target:g}"]
         if self.metric_target is not None:
-            named = f"metric {self.metric:.4g}, named {self.metric_target:g}"
-        elif self.loss_target is not None:
-            named = f"named {self.loss_target:g}"
-        else:
-            named = f"work target {self._number(self.fma_target)}"
+            named += [f"metric {self.metric:.4g}, named {self.metric_target:g}"]
+        elif self.loss_target is None:
+            named = [f"work target {self._number(self.fma_target)}"]
         return (
             f"{self._number(self.fma_initial)} -> {self._work} ({self.compression:.1f}x), "
             f"{self.parameters_initial:,} -> {self.parameters:,} parameters; "
-            f"loss {self.loss:.4g} on {self.measured_on}, {named}: {verdict}"
+            f"loss {self.loss:.4g} on {self.measured_on}, {'; '.join(named)}: {verdict}"
         )
 
     @property
@@ -69,10 +70,11 @@ class Result:
     def missed_message(self) -> str:
         """What to do about a missed target."""
         if self.metric_target is not None:
+            names, remedy = self._missed_of_both(self.metric_target)
             return (
-                f"metric_target = {self.metric_target:g} was missed: the model of {self._work} "
+                f"{names} missed: the model of {self._work} "
                 f"ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
-                f"after {self.steps:,} steps; name another metric, or give more steps"
+                f"after {self.steps:,} steps; name {remedy}, or give more steps"
             )
         if self.loss_target is None:
             return (
@@ -89,3 +91,13 @@ class Result:
             f"{self.loss:.4g} after {self.steps:,} steps. The best loss on the way was {best:.4g}; "
             "name a loss above that, or give more steps"
         )
+
+    def _missed_of_both(self, metric_target: float) -> tuple[str, str]:
+        """Of loss and metric those that were missed, with their verb, and what to name instead."""
+        metric = f"metric_target = {metric_target:g}"
+        if self.loss_target is None or self.loss <= self.loss_target:
+            return f"{metric} was", "another metric"
+        loss = f"loss_target = {self.loss_target:g}"
+        if self.metric_held:
+            return f"{loss} was", "a higher loss"
+        return f"{loss} and {metric} were", "a higher loss and another metric"

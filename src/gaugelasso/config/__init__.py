@@ -18,7 +18,7 @@ from gaugelasso.compress.options import RunOptions
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.model import ModelConfig, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
-from gaugelasso.config.target import EXCLUSIVE, TargetConfig
+from gaugelasso.config.target import FIGURES, TargetConfig
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.files.typed import build, check_keys_known
 from gaugelasso.files.untrusted import read_plain
@@ -152,8 +152,8 @@ def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
         if not isinstance(table, dict):
             raise UserError(f"[{section}] must be a section of key = value lines")
         table[leaf] = _parse(text)
-        if section == "target" and leaf in EXCLUSIVE:
-            for other in EXCLUSIVE:  # which it replaces, unless both are given here
+        if section == "target" and leaf in FIGURES:
+            for other in FIGURES:  # which it replaces, unless both are given here
                 if f"target.{other}" not in changes:
                     table.pop(other, None)
         if leaf == "module":  # named by the user, whatever names the others

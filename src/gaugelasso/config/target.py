@@ -7,17 +7,18 @@ from typing import Literal
 from gaugelasso.errors import UserError
 
 TargetKind = Literal["loss", "above_full", "metric", "fma"]
-# The keys of which at most one is given.
-EXCLUSIVE = ("loss", "above_full", "metric")
+# The keys that name a figure of the final model. One is given, or `loss` and `metric` together.
+FIGURES = ("loss", "above_full", "metric")
 # The loss of a config that names no target at all.
 DEFAULT_LOSS = 0.05
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """[target]: what the final model must have: a loss, a metric, or a work per token.
+    """[target]: what the final model must have: a loss, a metric, both, or a work per token.
 
-    Exactly one of `loss`, `above_full` and `metric` is given, or none of them but `fma`.
+    One of `loss`, `above_full` and `metric` is given, or `loss` and `metric`, which must both hold,
+    or none of them but `fma`.
     `above_full` names a loss relative to `reference_loss`, which a run measures. With `hold`
     "pressed", `loss` is the loss to press towards at a constant rate, as in the paper; the anneal
     then ends below it.
@@ -32,7 +33,7 @@ class TargetConfig:
     fma: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in (*EXCLUSIVE, "reference_loss"):
+        for key in (*FIGURES, "reference_loss"):
             value = getattr(self, key)
             if value is not None and not math.isfinite(value):
                 raise UserError(f"target.{key} = {value}: must be a finite number")
@@ -42,23 +43,25 @@ class TargetConfig:
             )
         self._check_reference()
         given = self._given()
-        if len(given) > 1:
+        if len(given) > 1 and given != ["loss", "metric"]:
             keys = " and ".join(f"target.{key} = {getattr(self, key):g}" for key in given)
-            raise UserError(f"{keys}: give one of them; target.fma may join target.loss alone")
+            raise UserError(
+                f"{keys}: give one of them; only target.loss and target.metric go together"
+            )
         if given not in ([], ["loss"]):
-            self._check_alone(given[0])
+            self._check_final(given[-1])
         if not given and (self.hold == "pressed" or not self.fma):
             object.__setattr__(self, "loss", DEFAULT_LOSS)
 
     def _given(self) -> list[str]:
-        return [key for key in EXCLUSIVE if getattr(self, key) is not None]
+        return [key for key in FIGURES if getattr(self, key) is not None]
 
-    def _check_alone(self, key: str) -> None:
+    def _check_final(self, key: str) -> None:
         """UserError if a key that needs a final model, and no work target, has them not."""
         if self.hold == "pressed":
             raise UserError(
                 f"target.{key} is a property of the final model; remove target.hold = 'pressed', "
-                "or name the pressed loss with target.loss"
+                f"or remove target.{key} and name the pressed loss with target.loss"
             )
         if self.fma:
             raise UserError(

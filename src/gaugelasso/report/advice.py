@@ -174,7 +174,8 @@ def _looser(run: Run) -> str:
     target = run.config["target"]
     if target.get("above_full") is not None:
         return "a higher target.above_full"
-    return "another target" if target["loss"] is None else "a higher target.loss"
+    to_loss = target["loss"] is not None and target.get("metric") is None
+    return "a higher target.loss" if to_loss else "another target"
 
 
 def _remarks(run: Run, held: bool, changes: list[Change], kept_wide: list[str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""What a run names as its target: a loss, a metric or a work per token, and whether it is held."""
+"""What a run names as its target, and whether it is held.
+
+A target is a loss, a metric, both of them, or a work per token.
+"""
 
 import math
 import statistics
@@ -11,23 +14,27 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun, unit
 
 
-def _named(runs: Sequence[Run]) -> tuple[str, str]:
-    """What is named, and its value; seeds that measured their own loss may have different ones."""
-    run = runs[0]
-    if (metric := run.metric_target) is not None:
-        return f"{run.metric_name} target", metric_format(run.metric_name, digits=3)(metric)
-    if (losses := [run.loss_target for run in runs if run.loss_target is not None]) != []:
+def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What is named, and its value: a loss, a metric, both, or a work.
+
+    Seeds that measured their own loss may have different ones.
+    """
+    run, named = runs[0], []
+    if losses := [run.loss_target for run in runs if run.loss_target is not None]:
         low, high = f"{min(losses):g}", f"{max(losses):g}"
-        return "loss target", low if low == high else f"{low} to {high}"
-    if run.fma_target:
+        named.append(("loss target", low if low == high else f"{low} to {high}"))
+    if (metric := run.metric_target) is not None:
+        value = metric_format(run.metric_name, digits=3)(metric)
+        named.append((f"{run.metric_name} target", value))
+    if not named and run.fma_target:
         form = work_format(run.accounting)
-        return "work target", f"{form(run.fma_target)} {noun(run.accounting)}"
-    return "loss target", "not measured yet"
+        named.append(("work target", f"{form(run.fma_target)} {noun(run.accounting)}"))
+    return named or [("loss target", "not measured yet")]
 
 
 def goal(runs: Sequence[Run]) -> str:
     """The target of a condition, as in "loss target 0.05"."""
-    return " ".join(_named(runs))
+    return " and ".join(f"{noun} {value}" for noun, value in _named(runs))
 
 
 def goal_cell(runs: Sequence[Run]) -> str:
@@ -37,25 +44,39 @@ def goal_cell(runs: Sequence[Run]) -> str:
 
 def is_held(run: Run) -> bool:
     """Whether a finished run has what it names."""
-    if (target := run.loss_target) is None:
+    if run.loss_target is None or run.metric_target is not None:
         return bool((run.summary or {}).get("held", False))
-    loss = outcome(run).loss
-    return loss is not None and loss <= target
+    return _is_within_loss(run)
+
+
+def _is_within_loss(run: Run) -> bool:
+    """Whether the loss is within the one that is named."""
+    loss, target = outcome(run).loss, run.loss_target
+    return loss is not None and target is not None and loss <= target
+
+
+def _meets_metric(run: Run) -> bool:
+    """Whether the metric on selection data is as named."""
+    found, target = (run.summary or {}).get("selection_metric"), run.metric_target
+    if found is None or target is None:
+        return False
+    return bool(found <= target if run.metric_lower_is_better else found >= target)
 
 
 def is_mostly_held(runs: Sequence[Run]) -> bool:
     """Whether the median seed has what it names."""
     above = [(outcome(run).loss, run.loss_target) for run in runs]
-    if any(target is None for _, target in above):
+    if any(target is None for _, target in above) or runs[0].metric_target is not None:
         return statistics.median_low(map(is_held, runs))
     return statistics.median(math.inf if a is None else a - (b or 0.0) for a, b in above) <= 0
 
 
 def share_held(runs: Sequence[Run]) -> str:
     """A sentence on how many of the finished seeds hold their target."""
-    held, (noun, value) = sum(map(is_held, runs)), _named(runs)
-    where = "" if noun == "work target" else " on held-out data"
-    return f"{held} of {len(runs)} seeds end within the {noun} of {value}{where}."
+    held, named = sum(map(is_held, runs)), _named(runs)
+    where = "" if named[0][0] == "work target" else " on held-out data"
+    targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
+    return f"{held} of {len(runs)} seeds end within {targets}{where}."
 
 
 def _reference(run: Run) -> str:
@@ -68,25 +89,31 @@ def _reference(run: Run) -> str:
 
 def ending(run: Run) -> str:
     """A sentence on how a finished run ended."""
-    end, held = outcome(run), is_held(run)
+    end = outcome(run)
     loss = known(end.loss, figure)
     if run.loss_target is not None:
         target = f"the loss target of {run.loss_target:g}"
+        place = "within" if _is_within_loss(run) else "above"
+        told = f"Held-out loss {loss}, {place} {target}"
         if end.reached_step is None:
-            told = f"The training loss never reached {target}; held-out loss {loss}."
-            return told + _reference(run)
-        place = "within" if held else "above"
-        return f"Held-out loss {loss}, {place} {target}.{_reference(run)}"
-    if (metric := run.metric_target) is not None:
-        form = metric_format(run.metric_name, digits=3)
-        selection = known((run.summary or {}).get("selection_metric"), form)
-        verb = "meets" if held else "misses"
-        return (
-            f"{run.metric_name} {selection} on selection data, which {verb} the target of "
-            f"{form(metric)}; {known(end.metric, form)} on test data, held-out loss {loss}."
-        )
-    place, form = "within" if held else "above", work_format(run.accounting)
+            told = f"The training loss never reached {target}; held-out loss {loss}"
+        metric = "" if run.metric_target is None else f"; {_metric_ending(run)}"
+        return f"{told}{metric}.{_reference(run)}"
+    if run.metric_target is not None:
+        return f"{_metric_ending(run)}, held-out loss {loss}."
+    place, form = "within" if is_held(run) else "above", work_format(run.accounting)
     return (
         f"{form(end.fma_final)} {unit(run.accounting)}, {place} the work target of "
         f"{form(run.fma_target)}; held-out loss {loss}."
+    )
+
+
+def _metric_ending(run: Run) -> str:
+    """How the metric ended, on selection data, which decide, and on test data."""
+    form = metric_format(run.metric_name, digits=3)
+    selection = known((run.summary or {}).get("selection_metric"), form)
+    verb = "meets" if _meets_metric(run) else "misses"
+    return (
+        f"{run.metric_name} {selection} on selection data, which {verb} the target of "
+        f"{known(run.metric_target, form)}; {known(outcome(run).metric, form)} on test data"
     )

@@ -141,7 +141,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
             ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
         ])  # fmt: skip
-    to_loss = all(p.run.loss_target is not None for group in points.values() for p in group)
+    to_loss = all(run.loss_target is not None and run.metric_target is None for run in runs)
     headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted),
                "compression", *others, "held-out loss", metric, "seeds on the front"]  # fmt: skip
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "

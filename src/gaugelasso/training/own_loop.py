@@ -195,7 +195,7 @@ def _judged(result: Result) -> dict[str, Any]:
     loss = {"loss": finite(result.loss), "held": result.held}
     if result.metric_target is not None:
         selection = None if result.metric is None else finite(result.metric)
-        named = {"loss_target": None, "metric_target": result.metric_target}
+        named = {"loss_target": result.loss_target, "metric_target": result.metric_target}
         return {**named, **loss, "selection_metric": selection}
     if result.loss_target is None:
         return {"loss_target": None, "fma_target": result.fma_target, **loss}

@@ -16,7 +16,6 @@ from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.drop import next_to_go
 from gaugelasso.config import Config
 from gaugelasso.runs.structures import describe
-from gaugelasso.runs.units import amount
 from gaugelasso.training.evaluation import HeldOut, in_bfloat16
 
 
@@ -216,12 +215,13 @@ def _judged(
     target, loss = config.target, finite(test.loss)
     named, lower_is_better = target.named, config.task.metric_lower_is_better
     if target.metric is not None:
-        reach = MetricTarget(target.metric, lower_is_better)
+        bound = math.inf if named is None else named
+        reach = MetricTarget(target.metric, lower_is_better, loss=bound)
         return {
-            "loss_target": None,
+            "loss_target": named,
             "metric_target": target.metric,
             "loss": loss,
-            "held": reach.is_met(selection.metric),
+            "held": reach.both_met(test.loss, selection.metric),
             "selection_metric": finite(selection.metric),
         }
     if target.kind == "fma":
@@ -230,52 +230,6 @@ def _judged(
     return {"loss_target": named, "loss": loss, "held": named is None or test.loss <= named}
 
 
-def _final_work(summary: dict[str, Any]) -> str:
-    return amount(summary["fma_final"], summary["accounting"])
-
-
-def _shown(loss: float | None) -> str:
-    return "none" if loss is None else f"{loss:.4g}"
-
-
 def finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def missed_message(record: RunRecord, summary: dict[str, Any], checkpoints: str) -> str:
-    """For a run that missed its target."""
-    if "fma_target" in summary:
-        return _work_missed_message(summary, checkpoints)
-    if "metric_target" in summary:
-        return _metric_missed_message(summary, checkpoints)
-    full = summary["fma_final"] == summary["fma_initial"]
-    kept = "nothing was compressed, the full model" if full else "the model as it ended"
-    best, target = record.best_loss, summary["loss_target"]
-    missed = "never reached" if best is None or best > target else "missed"
-    key, named = "target.loss", f"target.loss = {target}"
-    if reference := summary.get("reference"):
-        key, named = "target.above_full", f"the loss ({reference['named']})"
-    return (
-        f"{named} was {missed} in {summary['steps']} steps (held-out loss "
-        f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "
-        f"{checkpoints!r}. Raise {key} or train.steps, or try another compress.lr"
-    )
-
-
-def _work_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
-    return (
-        f"target.fma = {summary['fma_target']:g} was not reached in {summary['steps']} steps: the "
-        f"model ends at {_final_work(summary)} with a held-out loss of "
-        f"{_shown(summary['loss'])} and is in {checkpoints!r}. Raise target.fma or train.steps"
-    )
-
-
-def _metric_missed_message(summary: dict[str, Any], checkpoints: str) -> str:
-    name, reached = summary["metric"]["name"], summary["selection_metric"]
-    return (
-        f"target.metric = {summary['metric_target']:g} was missed in {summary['steps']} steps: "
-        f"{name} is {_shown(reached)} on selection data, with a held-out loss of "
-        f"{_shown(summary['loss'])}; the model of {_final_work(summary)} is in "
-        f"{checkpoints!r}. Name another target.metric, or raise train.steps"
-    )

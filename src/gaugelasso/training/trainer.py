@@ -33,13 +33,13 @@ from gaugelasso.training.evaluation import (
     final_evaluation,
     samples,
 )
+from gaugelasso.training.missed import missed_message
 from gaugelasso.training.opening import check_data, check_named
 from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import (
     Progress,
     RunRecord,
     about_run,
-    missed_message,
     outcome_of,
     summary,
 )
@@ -200,6 +200,6 @@ class Trainer:
             self.folder.write_arrays("samples.npz", shown)
         self.folder.write("summary.json", summary)
         if not summary["held"] and self.driver.is_missed(self.record):
-            where = str(self.folder.checkpoints)
-            raise TargetMissed(missed_message(self.record, summary, where))
+            where, lower = str(self.folder.checkpoints), self.config.task.metric_lower_is_better
+            raise TargetMissed(missed_message(self.record, summary, where, lower))
         return summary

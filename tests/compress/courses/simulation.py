@@ -1,10 +1,12 @@
 """A simulated model on a course: numbers in, numbers out."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gaugelasso.compress.courses.course import Answer, Course
+from gaugelasso.compress.courses.window import Measured
 
 LR = 0.01
 FULL = 1000.0
@@ -14,7 +16,8 @@ FULL = 1000.0
 class Simulated:
     """A model that learns, whose loss rises with the rate and as its work falls.
 
-    Pressure removes a share of the work at each step whose loss is within the pressed one.
+    Pressure removes a share of the work at each step whose loss is within the pressed one. With
+    `metric`, a function of the loss, each measurement has both.
     """
 
     course: Course
@@ -22,6 +25,7 @@ class Simulated:
     heat: float = 5.0
     shrinks: float = 0.98
     gap: float = 0.0
+    metric: Callable[[float], float] | None = None
     at: int = 0
     fma: float = FULL
     kept: dict[int, float] = field(default_factory=dict)
@@ -50,7 +54,10 @@ class Simulated:
 
         def measure(thorough: bool) -> float:
             self.measured.append((self.at, thorough))
-            return self.loss(at, rate) + self.gap
+            loss = self.loss(at, rate) + self.gap
+            if self.metric is not None:
+                course.seen(Measured(loss, self.metric(loss)))
+            return loss
 
         answer = course.advance(self.at, self.fma, measure)
         if answer.keep:

@@ -1,5 +1,6 @@
 """Chooses the course of a run by what the run names: a loss, a metric, or a work per token."""
 
+import math
 from dataclasses import replace
 
 from gaugelasso.compress.courses.course import Course
@@ -18,10 +19,11 @@ def course_of(
     anneal: int = -1,
     least_rate: float = -1.0,
 ) -> Course:
-    """The course to a final loss or metric, or, where none is named, to a work per token."""
+    """The course to a final loss, metric or both, or, where none is named, to a work per token."""
     lengths = (steps, lr, warmup, anneal, least_rate)
     if metric is not None:
-        return MetricCourse(*lengths, goal=replace(metric, pairs=[]))
+        bound = min(metric.loss, math.inf if loss is None else loss)
+        return MetricCourse(*lengths, goal=replace(metric, pairs=[], loss=bound))
     if loss is None:
         return WorkCourse(*lengths, goal=fma)
     return Course(*lengths, named=loss)

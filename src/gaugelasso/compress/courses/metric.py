@@ -1,4 +1,7 @@
-"""The course of a run that names a metric: the loss that it needs is estimated on the way."""
+"""The course of a run that names a metric: the loss that it needs is estimated on the way.
+
+A run that names a loss as well presses towards that one until measurements ask for less.
+"""
 
 import math
 from collections.abc import Mapping
@@ -17,14 +20,24 @@ MEASURED = 4
 class MetricCourse(Course):
     """`goal` is the metric to reach; `named` is the present estimate of the loss for it.
 
-    After each measurement `loss <= named` exactly if the metric is met, so what a course does with
-    a named loss holds for the metric.
+    After each measurement `loss <= named` exactly if the metric is met, and the goal's own loss if
+    it has one, so what a course does with a named loss holds for both.
     """
 
-    named: float = 0.0  # not known
+    named: float = 0.0  # not known, unless the goal has a loss
     goal: MetricTarget
     pairs: list[tuple[float, bool]] = field(default_factory=list)
     last_metric: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.names_loss:
+            self.named = self.goal.loss
+
+    @property
+    def names_loss(self) -> bool:
+        """Whether a loss is named beside the metric."""
+        return self.goal.loss < math.inf
 
     def seen(self, measured: Measured) -> None:
         super().seen(measured)
@@ -35,8 +48,8 @@ class MetricCourse(Course):
 
     @property
     def sure(self) -> float:
-        """The noise of the loss is not that of the metric, which decides."""
-        return self.named
+        """The noise of the loss is not that of the metric; a loss that is named keeps its own."""
+        return min(self.named, self._surely(self.goal.loss))
 
     def _take_over(self, pairs: list[tuple[float, bool]]) -> None:
         self.pairs = self.goal.pairs = pairs
@@ -44,7 +57,7 @@ class MetricCourse(Course):
         self.named = 0.0 if estimate is None else estimate
 
     def pressed_loss(self, step: int) -> float | None:
-        return super().pressed_loss(step) if self.pairs else None
+        return super().pressed_loss(step) if self.pairs or self.names_loss else None
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         """As of a named loss; before the first trial there are measurements for the estimate."""
@@ -56,11 +69,14 @@ class MetricCourse(Course):
     def in_doubt(self) -> str | None:
         if super().in_doubt() is None:
             return None
-        last = self.trials[-1]
+        last, loss = self.trials[-1], self.trials[-1]["selection_loss"]
+        above = f", above the named {self.goal.loss:g}," if loss > self.goal.loss else ","
+        met = self.last_metric is not None and self.goal.is_met(self.last_metric)
+        place = "which meets" if met else "short of"
         return (
             f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
-            f"{last['fma']:,.0f} FMA per token has a metric of {self.last_metric}, short of the "
-            f"named {self.goal.value:g}; its loss is {last['selection_loss']:.4g}, and about "
+            f"{last['fma']:,.0f} FMA per token has a metric of {self.last_metric}, {place} the "
+            f"named {self.goal.value:g}; its loss is {loss:.4g}{above} and about "
             f"{self.named:.4g} should do"
         )
 

@@ -2,7 +2,8 @@
 
 A course presses towards a loss, and the user names a metric. The metric gets better as the loss
 falls, so there is a largest loss at which it is met. It lies between the largest loss that met the
-metric and the smallest that did not. Decides by numbers alone.
+metric and the smallest that did not. A loss may be named too: then both must be met, and the named
+loss bounds the estimate. Decides by numbers alone.
 """
 
 import math
@@ -19,30 +20,48 @@ MOST_PAIRS = 40
 
 @dataclass
 class MetricTarget:
-    """`value` is the metric to reach. `pairs` are losses, and whether the metric was met there."""
+    """`value` is the metric to reach, and `loss` the largest loss that may come with it.
+
+    `pairs` are losses, and whether both were met there.
+    """
 
     value: float
     lower_is_better: bool = False
     pairs: list[tuple[float, bool]] = field(default_factory=list)
+    loss: float = math.inf  # no loss is named
 
     def is_met(self, metric: float) -> bool:
         """Whether a metric is at least as good as the one that is named; NaN is not."""
         return metric <= self.value if self.lower_is_better else metric >= self.value
 
-    def see(self, loss: float, metric: float) -> None:
-        """Take in a measured pair. Then `loss <= estimate()` exactly if the metric is met.
+    def both_met(self, loss: float, metric: float) -> bool:
+        """Whether the metric is met, and the loss is within the named one if one is named."""
+        return self.is_met(metric) and (self.loss == math.inf or loss <= self.loss)
 
-        Older pairs that contradict it are dropped: a larger loss that met the metric, where this
-        one does not, and the reverse. With noise, the newest measurements decide.
+    def see(self, loss: float, metric: float) -> None:
+        """Take in a measured pair. Then `loss <= estimate()` exactly if both are met.
+
+        Older pairs that contradict it are dropped: a larger loss that met both, where this one
+        does not, and the reverse. With noise, the newest measurements decide.
         """
         if not math.isfinite(loss):
             return
-        met = self.is_met(metric)
+        met = self.both_met(loss, metric)
         kept = [(old, was) for old, was in self.pairs if was == met or (old < loss) == (not met)]
         self.pairs = [*kept, (loss, met)][-MOST_PAIRS:]
 
     def estimate(self) -> float | None:
-        """The loss to name: between what met the metric and what did not; None before any pair."""
+        """The loss to name: between what met the metric and what did not, within the named loss.
+
+        None before any pair, unless a loss is named.
+        """
+        estimate = self._between()
+        if estimate is None:
+            return self.loss if self.loss < math.inf else None
+        return min(estimate, self.loss)
+
+    def _between(self) -> float | None:
+        """Between the largest loss that met both and the smallest that did not."""
         met = max((loss for loss, was in self.pairs if was), default=None)
         missed = min((loss for loss, was in self.pairs if not was), default=None)
         if met is not None and missed is not None:

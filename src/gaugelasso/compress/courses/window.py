@@ -55,23 +55,25 @@ class LossWindow:
 
         Selection data and other data that the model is not trained on differ by this noise too.
         """
-        return self._below(max(_room(tuple(self.recent)), self._errors))
+        return _below(self.named, max(_room(tuple(self.recent)), self._errors(self.named)))
 
     @property
     def sure(self) -> float:
         """A loss on selection data at which other data have the named loss as well."""
-        return self._below(self._errors)
+        return self._surely(self.named)
 
-    @property
-    def _errors(self) -> float:
-        """The standard errors to stay below the named loss, as a share of it."""
-        return ERRORS * self.error / abs(self.named) if self.named else 0.0
+    def _surely(self, named: float) -> float:
+        """Below a loss by the standard errors of a measurement."""
+        return _below(named, self._errors(named))
 
-    def _below(self, share: float) -> float:
-        """Below the named loss by a share of its size."""
-        if math.isinf(self.named):
-            return self.named
-        return self.named - abs(self.named) * min(share, MOST_ROOM)
+    def _errors(self, named: float) -> float:
+        """The standard errors to stay below a loss, as a share of it."""
+        return ERRORS * self.error / abs(named) if named else 0.0
+
+
+def _below(named: float, share: float) -> float:
+    """Below a loss by a share of its size."""
+    return named if math.isinf(named) else named - abs(named) * min(share, MOST_ROOM)
 
 
 @lru_cache(maxsize=1)  # asked before each step, while the losses change only when they are read

@@ -1,0 +1,84 @@
+"""What runs name, and how reports say it: a loss and a metric together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaugelasso.errors import UserError
+from gaugelasso.report.data import load_run
+from gaugelasso.report.goal import goal, goal_cell, is_held, is_mostly_held
+from gaugelasso.report.pareto import load_points, pareto_table
+from gaugelasso.report.run import Run
+from gaugelasso.report.tables import before_after
+from gaugelasso.report.verdict import verdict
+from tests.report.folders import make_run
+
+BOTH = {"target": {"loss": 0.05, "metric": 0.9995}}
+
+
+def run_of(path: Path, loss: float = 0.03, selection: Any = 0.9996, **options: Any) -> Run:
+    """A finished run that names a loss of 0.05 and an accuracy of 0.9995."""
+    make_run(path, loss=loss, changes=BOTH, **options)
+    summary = json.loads((path / "summary.json").read_text())
+    held = loss <= 0.05 and isinstance(selection, float) and selection >= 0.9995
+    summary |= {"metric_target": 0.9995, "selection_metric": selection, "held": held}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return load_run(path)
+
+
+def test_both_are_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    assert goal([run]) == "loss target 0.05 and accuracy target 99.950%"
+    assert goal_cell([run]) == "0.05 and accuracy target 99.950%"
+    remarks = {row[0]: row[-1] for row in before_after([run]).rows}
+    assert remarks["held-out loss"] == "target 0.05 and accuracy target 99.950%"
+
+
+@pytest.mark.parametrize(
+    ("loss", "selection", "held", "sentence"),
+    [
+        (0.03, 0.9996, True, "within the loss target of 0.05; accuracy 99.960% on selection data, "
+         "which meets the target of 99.950%; 99.960% on test data."),
+        (0.06, 0.9996, False, "above the loss target of 0.05; accuracy 99.960% on selection data, "
+         "which meets the target of 99.950%; 99.960% on test data."),
+        (0.03, 0.9, False, "within the loss target of 0.05; accuracy 90.000% on selection data, "
+         "which misses the target of 99.950%; 99.960% on test data."),
+        (0.06, None, False, "above the loss target of 0.05; accuracy — on selection data, "
+         "which misses the target of 99.950%; 99.960% on test data."),
+    ],
+    ids=["held", "loss", "metric", "both"],
+)  # fmt: skip
+def test_a_run_is_held_if_both_are(
+    loss: float, selection: float | None, held: bool, sentence: str, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path / "run", loss, selection)
+    assert is_held(run) is is_mostly_held([run]) is held
+    assert verdict([run]) == (held, f"Held-out loss {loss:g}, {sentence}")
+
+
+def test_seeds_are_held_where_both_are(tmp_path: Path) -> None:
+    """The median loss is within its target, and the median seed is not: two miss the metric."""
+    runs = [
+        run_of(tmp_path / str(seed), selection=selection, seed=seed)
+        for seed, selection in enumerate((0.9996, 0.9, 0.9))
+    ]
+    assert not is_mostly_held(runs)
+    assert verdict(runs) == (
+        False,
+        "1 of 3 seeds end within the loss target of 0.05 and the accuracy target of 99.950% on "
+        "held-out data.",
+    )
+
+
+def test_a_table_of_targets_does_not_call_both_a_loss(tmp_path: Path) -> None:
+    run_of(tmp_path / "a")
+    table = pareto_table(load_points([tmp_path / "a"]))
+    assert table.headers[1] == "target"
+    assert table.rows[0][1] == "0.05 and accuracy target 99.950%"
+
+
+def test_a_damaged_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"summary\.json': 'selection_metric' is not a number or"):
+        run_of(tmp_path / "run", selection="high")
