@@ -22,7 +22,7 @@ MOST_PAIRS = 40
 class MetricTarget:
     """`value` is the metric to reach, and `loss` the largest loss that may come with it.
 
-    `pairs` are losses, and whether both were met there.
+    `pairs` are losses, and whether the metric was met there.
     """
 
     value: float
@@ -41,12 +41,12 @@ class MetricTarget:
     def see(self, loss: float, metric: float) -> None:
         """Take in a measured pair. Then `loss <= estimate()` exactly if both are met.
 
-        Older pairs that contradict it are dropped: a larger loss that met both, where this one
-        does not, and the reverse. With noise, the newest measurements decide.
+        Older pairs that contradict it are dropped: a larger loss that met the metric, where this
+        one does not, and the reverse. With noise, the newest measurements decide.
         """
         if not math.isfinite(loss):
             return
-        met = self.both_met(loss, metric)
+        met = self.is_met(metric)
         kept = [(old, was) for old, was in self.pairs if was == met or (old < loss) == (not met)]
         self.pairs = [*kept, (loss, met)][-MOST_PAIRS:]
 
@@ -61,7 +61,7 @@ class MetricTarget:
         return min(estimate, self.loss)
 
     def _between(self) -> float | None:
-        """Between the largest loss that met both and the smallest that did not."""
+        """Between the largest loss that met the metric and the smallest that did not."""
         met = max((loss for loss, was in self.pairs if was), default=None)
         missed = min((loss for loss, was in self.pairs if not was), default=None)
         if met is not None and missed is not None:
