@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from examples.sorting import Sorting
 from torch import Tensor
 
-from examples.sorting import Sorting
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
 from gaugelasso.tasks import TEST, Draw
