@@ -8,6 +8,7 @@ model is measured on 100 batches that it has not seen.
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def main() -> None:
     rows = [run(code, seed) for seed in range(42, 47)]
     for each in rows:
         print(each)
-    write_json(given.results, {**environment("cpu"), "rows": rows})
+    about = environment("cpu") | {"command": " ".join(["python", *sys.argv])}
+    write_json(given.results, {**about, "rows": rows})
 
 
 if __name__ == "__main__":
