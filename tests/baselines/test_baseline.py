@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gaugelasso.baselines import search
 from gaugelasso.baselines.ladder import ladder
 from gaugelasso.baselines.members import median_row, run_row
-from gaugelasso.baselines.setting import Bar, loss_of, plain_settings
+from gaugelasso.baselines.setting import Bar, loss_of, uniform_settings
 from gaugelasso.cli import app
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
@@ -185,7 +185,7 @@ def test_seeds_and_tolerance(gaugelasso: Command, run: Path, tmp_path: Path) -> 
 def test_the_runs_of_a_baseline_have_the_schedule_of_the_run(run: Path) -> None:
     """Of a run that a work target froze at step 25 of 37."""
     summary = {**read(run / "summary.json"), "steps": 37, "frozen_step": 25}
-    config = plain_settings(run, summary, {"compress.lr": "0.01"})
+    config = uniform_settings(run, summary, {"compress.lr": "0.01"})
     assert (config.train.steps, config.train.warmup, config.train.cooldown) == (37, 4, 12)
     assert (config.compress.solver, config.compress.rho) == ("fixed", 0.0)
     assert config.compress.lr == 0.01
@@ -308,7 +308,7 @@ def test_sentences_name_what_is_not_monotone_and_where_no_model_reached() -> Non
 
 def test_a_structure_is_trained_with_new_weights(gaugelasso: Command, run: Path) -> None:
     config, out = run.parent / "config.toml", run.parent / "again"
-    plain = plain_settings(run, read(run / "summary.json"), {})
+    plain = uniform_settings(run, read(run / "summary.json"), {})
     config.write_text(to_toml(plain.to_dict()))
     command = ("train", config, "--out", out, "--structure", run)
     assert gaugelasso(*command)[0] == 0
@@ -336,7 +336,7 @@ def test_a_structure_of_another_task_is_refused(gaugelasso: Command, run: Path) 
 def test_a_run_that_is_priced_in_bytes_is_compared_in_fma(tmp_path: Path) -> None:
     run = finish(tmp_path, compress__accounting="bytes")
     summary = read(run / "summary.json")
-    assert plain_settings(run, summary, {}).compress.accounting == "fma"
+    assert uniform_settings(run, summary, {}).compress.accounting == "fma"
     row = run_row(run, Bar(10.0))
     assert row["fma"] == summary["costs"]["fma"] != summary["fma_final"]
     assert summary["training_fma"] < summary["steps"] * read(run / "initial.json")["costs"]["fma"]

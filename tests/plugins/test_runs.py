@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from gaugelasso import Compressor, UserError, load_model
+from gaugelasso.cli import controls
 from gaugelasso.config import load_config, run_config
 from gaugelasso.plugins import NamedBy, Reference
 from gaugelasso.runs import checkpoint
 from gaugelasso.tasks import Draw
 from gaugelasso.training.trainer import Trainer
+from tests.baselines.test_retrain import train_here
 from tests.command import Command, assert_user_error, run_process
 from tests.tiny_runs import assert_same_run, newest, read, rows, sign, stop_at
 
@@ -286,3 +288,16 @@ def test_a_process_imports_the_files_by_itself(own: Path, tmp_path: Path) -> Non
     code, _, err = run_process("eval", tmp_path / "run", "--batches", "1")
     assert code == 0, err
     assert err.count("importing '") == 2
+
+
+def test_a_found_structure_is_retrained(
+    gaugelasso: Command, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file names the class that builds it, and task and model are found from any folder."""
+    run = finish(own)
+    monkeypatch.setattr(controls, "run_sweep", train_here)
+    monkeypatch.chdir("/")
+    assert gaugelasso("retrain", run, "--seeds", "8")[0] == 0
+    again = read(run / "retrained" / "seed8" / "summary.json")
+    assert again["method"] == "from scratch"
+    assert again["structure"] == read(run / "summary.json")["structure"]

@@ -17,7 +17,9 @@ _FREE = {("train", "device"), ("train", "threads")}
 
 
 @contextlib.contextmanager
-def opened(folder: Path, run: Path, config: str, structure: Any) -> Iterator[None]:
+def opened(
+    folder: Path, run: Path, config: str, structure: Any, what: str = "baseline"
+) -> Iterator[None]:
     """Hold the folder's lock, with the config (TOML) and the structure of the run in it.
 
     UserError, with nothing changed, if the folder holds those of another run or other settings.
@@ -25,7 +27,7 @@ def opened(folder: Path, run: Path, config: str, structure: Any) -> Iterator[Non
     make_folder(folder)
     lock = FolderLock(folder)
     try:
-        _check_same(folder, run, tomllib.loads(config), structure)
+        _check_same(folder, run, tomllib.loads(config), structure, what)
         write_text(folder / CONFIG, config)
         write_json(folder / STRUCTURE, structure)
         yield
@@ -33,11 +35,13 @@ def opened(folder: Path, run: Path, config: str, structure: Any) -> Iterator[Non
         lock.release()
 
 
-def _check_same(folder: Path, run: Path, settings: dict[str, Any], structure: Any) -> None:
+def _check_same(
+    folder: Path, run: Path, settings: dict[str, Any], structure: Any, what: str
+) -> None:
     path = folder / STRUCTURE
     if exists(path) and read_json(path) != structure:
         raise UserError(
-            f"{str(path)!r} is not the structure of {str(run)!r}: the folder holds the baseline of "
+            f"{str(path)!r} is not the structure of {str(run)!r}: the folder holds the {what} of "
             "another run; choose another --out, or remove the folder"
         )
     path = folder / CONFIG
@@ -52,6 +56,6 @@ def _check_same(folder: Path, run: Path, settings: dict[str, Any], structure: An
             old = before.get(section, {}).get(key)
             if old != value and (section, key) not in _FREE:
                 raise UserError(
-                    f"{section}.{key} = {value!r}, but the baseline in {str(folder)!r} began with "
+                    f"{section}.{key} = {value!r}, but the {what} in {str(folder)!r} began with "
                     f"{old!r}; keep its setting, or choose another --out"
                 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.baselines.ladder import Scale
+from gaugelasso.baselines.retrained import from_scratch
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
@@ -56,7 +57,7 @@ def uniform(model: ModelConfig, out: Path, scales: Sequence[Scale]) -> Member:
 
 def retrained(structure: Path, out: Path) -> Member:
     """Return the member that trains the run's structure, of this file, with new weights."""
-    return Member(Arm("retrained", (), out / "retrained", ("--structure", str(structure))), None)
+    return Member(from_scratch("retrained", structure, out / "retrained"), None)
 
 
 def run_row(folder: Path, bar: Bar) -> Row:

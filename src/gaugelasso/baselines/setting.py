@@ -56,10 +56,11 @@ def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
     return float(loss)
 
 
-def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:
-    """Return the config of the baseline's runs: no pressure, and the schedule that the run had.
+def uniform_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:
+    """Return the config of the uniform models of a baseline: that of `plain_settings`.
 
-    `changes` are made too; UserError if they change what a baseline takes from its run.
+    UserError unless the run began with a uniform transformer. A work target other than FMA is
+    replaced: a ladder is one of work, and a profile has no times of other numbers of heads.
     """
     config, initial = run_config(run), run / "initial.json"
     if not isinstance(config.model, ModelConfig):
@@ -72,18 +73,28 @@ def plain_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, 
             f"{str(initial)!r}: the run did not begin with the uniform model of its config "
             "(--structure); a baseline narrows that model, so give a run that did"
         )
+    settings = plain_settings(run, summary, changes, "a baseline")
+    if counts_work(settings.compress.accounting):
+        return settings
+    compress = replace(settings.compress, accounting="fma", profile="")
+    return replace(settings, compress=compress)
+
+
+def plain_settings(
+    run: Path, summary: Mapping[str, Any], changes: Mapping[str, str], what: str
+) -> Config:
+    """Return the config of plain training as the run was: no pressure, and its schedule.
+
+    `changes` are made too; UserError if they change what `what` takes from its run.
+    """
+    config = run_config(run)
     steps, frozen = summary["steps"], summary.get("frozen_step")
     # A met work target, or a second anneal, moved the start of the cooldown.
     cooldown = config.train.cooldown if frozen is None else steps - frozen
     for key in changes:
         if key in PLAIN_KEYS or key == "train.seed" or key.startswith(("task.", "target.")):
             raise UserError(
-                f"--set {key}={changes[key]}: a baseline takes {key} from its run; "
+                f"--set {key}={changes[key]}: {what} takes {key} from its run; "
                 "the keys of [model] and other keys of [compress] and [train] can be set"
             )
-    settings = plain(run_config(run, changes), steps, cooldown)
-    if counts_work(settings.compress.accounting):
-        return settings
-    # A ladder is one of work, and a profile has no times of other numbers of heads.
-    compress = replace(settings.compress, accounting="fma", profile="")
-    return replace(settings, compress=compress)
+    return plain(run_config(run, changes), steps, cooldown)

@@ -8,7 +8,7 @@ from gaugelasso.baselines.folder import CONFIG, RESULT, STRUCTURE, opened
 from gaugelasso.baselines.ladder import Scale
 from gaugelasso.baselines.result import add_latencies_, collect
 from gaugelasso.baselines.search import Search
-from gaugelasso.baselines.setting import Bar, loss_of, plain_settings
+from gaugelasso.baselines.setting import Bar, loss_of, uniform_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.report import write_baseline
@@ -64,7 +64,7 @@ def baseline(
     summary = loaded.summary or {}
     bar = Bar(loss_of(run, summary), tolerance)
     changes = parse_changes(set_) | ({"train.device": device} if device else {})
-    settings = plain_settings(run, summary, changes)
+    settings = uniform_settings(run, summary, changes)
     where = choose_device(settings.train.device)
     folder = out or run / "baseline"
     text = comment("plain training with the schedule of a run") + "\n" + to_toml(settings.to_dict())

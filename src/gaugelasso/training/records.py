@@ -135,6 +135,7 @@ class About:
     metric_name: str
     device: str
     precision: str
+    method: str = "compression"
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def summary(
     """
     return {
         "task": about.task,
+        "method": about.method,
         "seed": about.seed,
         "steps": compressor.steps,
         "accounting": compressor.options.accounting,
@@ -193,11 +195,17 @@ def summary(
     }
 
 
-def about_run(config: Config, device: str) -> About:
-    """What a summary says of a run of the trainer."""
+def about_run(config: Config, device: str, given_structure: bool = False) -> About:
+    """What a summary says of a run of the trainer.
+
+    Its method is compression, or without pressure plain training: of the uniform model, or of a
+    given structure from scratch.
+    """
     precision = "bfloat16" if in_bfloat16(config, device) else "float32"
+    pressure = config.compress.solver != "fixed" or config.compress.rho > 0
+    method = "compression" if pressure else "from scratch" if given_structure else "plain"
     name = config.task.metric_name
-    return About(config.task_name, config.train.seed, name, device, precision)
+    return About(config.task_name, config.train.seed, name, device, precision, method)
 
 
 def outcome_of(

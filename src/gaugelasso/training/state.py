@@ -94,6 +94,8 @@ class RunState:
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}
         initial |= {"costs": compressor.state.costs()}
         initial |= {"data": self._data} if self._data else {}
+        # A resumed run need not be given the structure again.
+        initial |= {"given_structure": True} if given else {}
         folder.write("initial.json", {**initial, **describe(compressor.model)})
 
     def _resume(self, found: Checkpoint) -> None:

@@ -21,6 +21,7 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import Structure
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST
@@ -191,7 +192,8 @@ class Trainer:
     def _summary(self, selection: HeldOut) -> dict[str, Any]:
         config, compressor = self.config, self.compressor
         outcome = outcome_of(config, compressor, self._final(TEST), selection)
-        about, numbers = about_run(config, self.device), self.driver.to_dict()
+        given = bool(read_json(self.folder.path / "initial.json").get("given_structure"))
+        about, numbers = about_run(config, self.device, given), self.driver.to_dict()
         found = summary(about, compressor, self.record, numbers, outcome)
         return found | reference_entry(config, self.folder.path)
 
