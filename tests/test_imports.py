@@ -38,7 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "axes", "kernels", "models", "inference", "compress", "runs", "tasks", "config",
         "training",
     },
-    "baselines": {"errors", "files", "models", "runs", "config", "sweeps", "bench"},
+    "baselines": {
+        "errors", "signals", "axes", "files", "models", "compress", "runs", "config", "training",
+        "sweeps", "bench",
+    },
     "report": {"errors", "files", "runs"},
     "cli": {
         "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",

@@ -21,7 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
-from gaugelasso.cli.controls import retrain
+from gaugelasso.cli.controls import prune, retrain
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "sweep": sweep,
     "baseline": baseline,
     "retrain": retrain,
+    "prune": prune,
     "bench": bench,
     "profile": profile,
     "check": check,

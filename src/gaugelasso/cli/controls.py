@@ -1,4 +1,4 @@
-"""Commands that train what a run is compared with: retrain."""
+"""Commands that train what a run is compared with: retrain, prune."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,28 @@ from typing import Annotated
 import typer
 
 from gaugelasso.baselines.folder import CONFIG, STRUCTURE, opened
+from gaugelasso.baselines.post_hoc import PrunePlan
+from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
 from gaugelasso.baselines.retrained import found_structure, from_scratch
 from gaugelasso.baselines.setting import plain_settings
-from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
+from gaugelasso.baselines.source import Source
+from gaugelasso.cli.arguments import (
+    Changes,
+    Device,
+    Out,
+    Overwrite,
+    Resume,
+    RunPath,
+    choose_existing,
+    parse_changes,
+)
+from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
+from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_run
 from gaugelasso.report.results import collect_results, results_table
+from gaugelasso.report.tables import print_outcome
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.arms import failures_message, parse_seeds
@@ -65,3 +80,74 @@ def retrain(
 
 def _name(run: Path) -> str:
     return run.absolute().name
+
+
+def prune(
+    run: RunPath,
+    fma: Annotated[
+        float | None,
+        typer.Option(help="Prune to this work per token, by the accounting of the run."),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(help="Prune until the loss on selection data would exceed this one."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="With --fma: rounds, each to an interpolated work.")
+    ] = 10,
+    channels: Annotated[
+        int, typer.Option(min=1, help="With --loss: channels that a round removes.")
+    ] = 1,
+    corrective: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Steps at train.lr_min after each round.",
+            show_default="100 with --fma, 10 with --loss",
+        ),
+    ] = None,
+    finetune: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Steps after the last round.", show_default="train.cooldown of the run"
+        ),
+    ] = None,
+    set_: Changes = None,
+    out: Out = None,
+    device: Device = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Prune a trained model after its training: post-hoc pruning by the paper's protocol.
+
+    RUN is a finished run of a full model, trained without pressure, such as the folder
+    "reference" of a run with target.above_full. Each round balances the model, removes the least
+    efficient channels and takes corrective steps; fine-tuning follows. The default output folder
+    is "pruned" in RUN.
+
+    Example: gaugelasso prune runs/full --fma 200000 --out runs/pruned
+
+    Example: gaugelasso prune runs/full --loss 0.1 --corrective 10 --finetune 10000
+    """
+    if (fma is None) == (loss is None):
+        given = "both are given" if fma is not None else "none is given"
+        raise UserError(f"--fma and --loss: give one of them; {given}")
+    if fma is not None and not 0 < fma < float("inf"):
+        raise UserError(f"--fma {fma:g}: must be a finite number above 0")
+    loaded = load_run(run)
+    check_finished([loaded])
+    source = Source.of(run)
+    steps = finetune or run_config(run).train.cooldown
+    if not steps:
+        raise UserError("--finetune: the run has train.cooldown = 0; give a number of steps")
+    plan = PrunePlan(loss, fma, rounds, channels, corrective or (10 if fma is None else 100), steps)
+    changes = parse_changes(set_) | ({"train.device": device} if device else {})
+    settings, folder = prune_settings(source, plan, changes), out or run / "pruned"
+    if not source.is_full:
+        print_line(f"note: {str(run)!r} is compressed already; post-hoc pruning begins there")
+    title = f"{settings.task_name}, post-hoc pruning"
+    existing = choose_existing(resume, overwrite)
+    with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
+        PruneTrainer(source, plan, settings, folder, existing, on_progress).run()
+    print_outcome(load_run(folder), console)
+    print_line(f"run folder: {folder}")

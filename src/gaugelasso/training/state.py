@@ -19,8 +19,6 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import Structure, check_rebuildable, describe
-from gaugelasso.training.course_run import CourseRun
-from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -33,6 +31,7 @@ from gaugelasso.training.resume import (
     present_keys,
     warn_changed_code,
 )
+from gaugelasso.training.run_driver import RunDriver
 from gaugelasso.training.saved import RunCheckpoints
 from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.structure import check_same_structure
@@ -48,7 +47,7 @@ class RunState:
         folder: RunFolderBase,
         team: Team,
         resume: bool,
-        new_driver: Callable[["RunState"], CourseRun | PressedRun],
+        new_driver: Callable[["RunState"], RunDriver],
         structure: Structure | None = None,
     ):
         self._structure = structure

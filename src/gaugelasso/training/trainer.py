@@ -45,6 +45,7 @@ from gaugelasso.training.records import (
     summary,
 )
 from gaugelasso.training.reference_file import reference_entry
+from gaugelasso.training.run_driver import RunDriver
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import microbatches_of
@@ -98,10 +99,10 @@ class Trainer:
         return self.state.record
 
     @property
-    def driver(self) -> CourseRun | PressedRun:
+    def driver(self) -> RunDriver:
         return self.state.driver
 
-    def _new_driver(self, state: RunState) -> CourseRun | PressedRun:
+    def _new_driver(self, state: RunState) -> RunDriver:
         self.log = RunLog(state, self.evaluate, self.on_progress)
         if self.config.target.hold == "final":
             return CourseRun(state, self._measured, self.log)

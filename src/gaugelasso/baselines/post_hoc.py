@@ -1,0 +1,178 @@
+"""Post-hoc pruning (paper, app. post-hoc): a trained model, pruned in rounds, then fine-tuned.
+
+A round balances all axes, removes the least efficient channels, and takes corrective steps at the
+least learning rate. With a loss ceiling, rounds go on until the held-out loss exceeds it; the last
+round is then undone. With a work target, each round prunes to a work that is interpolated
+linearly. Fine-tuning follows a cosine. There is no pressure at any time.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gaugelasso.baselines.efficiency import Ranking
+from gaugelasso.baselines.plain_driver import PlainDriver
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.courses.window import Measured
+from gaugelasso.compress.drop import Decision
+from gaugelasso.compress.events import Event
+from gaugelasso.compress.model_state import Undo
+from gaugelasso.training.run_log import RunLog
+from gaugelasso.training.state import RunState
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """How to prune: to a loss ceiling, or in `rounds` rounds to a work per token.
+
+    `channels` is the number that a round removes, with a loss ceiling. `corrective` steps follow
+    each round, `finetune` steps the last one.
+    """
+
+    loss: float | None
+    fma: float | None
+    rounds: int
+    channels: int
+    corrective: int
+    finetune: int
+
+    @property
+    def steps(self) -> int:
+        """The steps of all rounds and of the fine-tuning; with a ceiling, of one round at least."""
+        rounds = 1 if self.fma is None else self.rounds
+        return rounds * self.corrective + self.finetune
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class PruneRun(PlainDriver):
+    """`measure()` gives the loss on selection data, which the ceiling holds for."""
+
+    def __init__(
+        self, state: RunState, log: RunLog, plan: PrunePlan, measure: Callable[[], Measured]
+    ):
+        super().__init__(state, log, plan.finetune)
+        self.plan, self._measure = plan, measure
+        self.rounds = 0  # those that stand
+        self._round_ends_at: int | None = None
+        self._undo: Undo = lambda: None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "rounds": self.rounds}
+
+    # --- the schedule -----------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        if self.frozen_at is not None:
+            return self.frozen_at + self.finetune
+        # More rounds may follow, so this is the least that is left.
+        return max(self.plan.steps, self.now + self.finetune)
+
+    def phase(self, step: int) -> Phase:
+        frozen = self.frozen_at is not None and step >= self.frozen_at
+        return "cooldown" if frozen else "compression"
+
+    def rate(self, step: int) -> float:
+        if self.phase(step) == "cooldown":
+            return self.finetuning_rate(step)
+        return self.state.config.train.lr_min
+
+    @property
+    def settled(self) -> bool:
+        """Within a round the state before it is in memory only, so no checkpoint is written."""
+        return self._round_ends_at is None or self._round_ends_at == self.now
+
+    # --- rounds -----------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        if self.frozen_at is None and self._round_ends_at is None:
+            self._begin_round()
+        super().before_step()
+
+    def _begin_round(self) -> None:
+        """Balance and cut; the fine-tuning begins here if there is nothing to cut."""
+        state, began = self.compressor.state, time.perf_counter()
+        before = self._probe()
+        if state.balances:
+            state.balance_(pressing=False)
+        balanced, fma, prices = self._probe(), state.fma, state.prices
+        decision = self._choose()
+        if not decision.dropped():
+            if self.plan.fma is None or state.fma > self.plan.fma:
+                self.frozen_at = self.now
+            else:  # the work target of this round is met
+                self._round_ends_at = self.now + self.plan.corrective
+            return
+        self._undo = state.snapshot_modules()
+        self._cut_before_at = self.state.record.cut_at
+        state.cut_(decision, f"in the round at step {self.now}")
+        self._round_ends_at = self.now + self.plan.corrective
+        self._note(
+            Event(
+                step=self.now,
+                fma_before=fma,
+                fma=state.fma,
+                dropped=decision.dropped(),
+                prices=decision.saved(prices),
+                removed=decision.removed,
+                widths=state.widths(),
+                seconds=time.perf_counter() - began,
+                loss_before=before,
+                loss_balanced=balanced,
+                loss_after=self._probe(),
+            )
+        )
+
+    def _choose(self) -> Decision:
+        ranking, plan = Ranking(self.compressor.state), self.plan
+        if plan.fma is None:
+            return ranking.next(plan.channels)
+        full, share = self.state.record.fma_initial, (self.rounds + 1) / plan.rounds
+        return ranking.to_work(full + (plan.fma - full) * share)
+
+    def _probe(self) -> float | None:
+        """The loss of the last batch."""
+        return self.compressor.probe() if self.compressor.probe else None
+
+    def _note(self, event: Event) -> None:
+        self.compressor.history.append(event)
+        self.log.event(event)
+
+    def decision_due(self) -> bool:
+        return self._round_ends_at == self.now
+
+    def decide(self, due: bool) -> bool:
+        if not due:
+            return False
+        plan = self.plan
+        if plan.loss is not None and not self._measure().loss <= plan.loss:
+            self._undo_round()
+            self.frozen_at = self.now
+        else:
+            self.rounds += 1
+            if plan.fma is not None and self.rounds == plan.rounds:
+                self.frozen_at = self.now
+        self._round_ends_at, self._undo = None, lambda: None
+        return False
+
+    def _undo_round(self) -> None:
+        began, fma, cut_at = time.perf_counter(), self.compressor.fma, self.state.record.cut_at
+        self._undo()
+        state = self.compressor.state
+        seconds = time.perf_counter() - began
+        event = Event.returned(self.now, cut_at, fma, state.fma, state.widths(), seconds)
+        self._note(event)
+        self.state.record.cut_at = self._cut_before_at
+        self.returns += 1
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        super().load_(values)
+        self.rounds = values["rounds"]
+
+    def failed(self, reason: str) -> None:
+        """Return to the checkpoint, which is of the end of a round."""
+        super().failed(reason)
+        self._round_ends_at, self._undo = None, lambda: None

@@ -1,0 +1,79 @@
+"""The run that a method begins with or learns from: finished, with its trained model."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.axes import Compressible
+from gaugelasso.config import Config, run_config
+from gaugelasso.config.target import TargetConfig
+from gaugelasso.errors import UserError
+from gaugelasso.runs.checkpoint import load_model, load_structure
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.structures import Structure
+
+
+class TrainedModel(Structure):
+    """The structure of a run that is built with the run's weights."""
+
+    def build(self, seed: int = 0, weights: Path | None = None) -> Compressible:
+        return load_model(self.path)
+
+    @classmethod
+    def of(cls, run: Path) -> "TrainedModel":
+        structure = load_structure(run)
+        return cls(run, structure.data, structure.model_class)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A finished run. Its training counts as the first part of the method's training."""
+
+    run: Path
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, run: Path) -> "Source":
+        path = run / "summary.json"
+        if not exists(path):
+            raise UserError(f"{str(run)!r} is not finished: summary.json is missing; train it")
+        return cls(run, read_json(path, finite=False))
+
+    @property
+    def training_fma(self) -> float:
+        return float(self.summary["training_fma"])
+
+    @property
+    def wall_s(self) -> float:
+        return float(self.summary["wall_s"])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing was cut from its model."""
+        return bool(self.summary["fma_final"] == self.summary["fma_initial"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the summary of a method says of it."""
+        keys = ("method", "seed", "steps", "fma_final", "loss", "training_fma", "wall_s")
+        return {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
+
+
+def settings_of(run: Path, changes: Mapping[str, str], target: TargetConfig, what: str) -> Config:
+    """The config of a run with another target and no pressure, after changes.
+
+    UserError if a change is one of what the method takes from the run, or sets itself.
+    """
+    own: Collection[str] = ("train.steps", "train.warmup", "train.cooldown", "train.saturation")
+    for key in changes:
+        if key in own or key.startswith(("task.", "model.", "target.")):
+            raise UserError(
+                f"--set {key}={changes[key]}: {what} takes {key} from its run or its options; "
+                "other keys of [compress] and [train] can be set"
+            )
+    config = run_config(run, changes)
+    # The utility by which channels are ranked is that of the method itself.
+    compress = replace(
+        config.compress, solver="fixed", rho=0.0, penalty="symmetric", calibration="efficiency"
+    )
+    return replace(config, target=target, compress=compress)

@@ -1,0 +1,225 @@
+"""Post-hoc pruning: the order of drops, rounds to a work target or a loss ceiling, resume."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.baselines.efficiency import Ranking
+from gaugelasso.baselines.post_hoc import PrunePlan
+from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
+from gaugelasso.baselines.source import Source
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.penalty import ranked
+from gaugelasso.compress.result import TargetMissed
+from gaugelasso.report import write_report
+from gaugelasso.report.data import load_run
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.folder import Existing
+from tests.command import Command, assert_user_error
+from tests.tiny_runs import assert_same_run, contents, finished, read, rows, stop_at
+
+PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A full model, trained without pressure."""
+    return finished(tmp_path, **PLAIN)
+
+
+def to_work(run: Path, fma: float, rounds: int = 4) -> PrunePlan:
+    return PrunePlan(None, fma, rounds=rounds, channels=1, corrective=3, finetune=8)
+
+
+def to_loss(loss: float) -> PrunePlan:
+    return PrunePlan(loss, None, rounds=10, channels=1, corrective=2, finetune=20)
+
+
+def start(
+    run: Path, plan: PrunePlan, name: str = "pruned", existing: Existing = "refuse"
+) -> PruneTrainer:
+    source = Source.of(run)
+    config = prune_settings(source, plan, {})
+    return PruneTrainer(source, plan, config, run.parent / name, existing)
+
+
+# --- the order ------------------------------------------------------------------------------
+
+
+def test_the_least_efficient_channel_goes_first(run: Path) -> None:
+    state = Compressor(load_model(run), 0.0).state
+    state.balance_(pressing=False)
+    ranking, order = Ranking(state), ranked(state.utility(), state.prices)
+    decision = ranking.next(1)
+    _, name, index = next(row for row in order if not decision.keeps[row[1]][row[2]])
+    position = [row[1:] for row in order].index((name, index))
+    # Those before it are the strongest of their axes, which stay.
+    for _, kept, strongest in order[:position]:
+        assert strongest == int(state.utility()[kept].argmax())
+    assert state.work_after(decision) < state.fma
+
+
+def test_drops_to_a_work_are_no_more_than_it_needs(run: Path) -> None:
+    state = Compressor(load_model(run), 0.0).state
+    ranking = Ranking(state)
+    number = ranking._number_to(0.5 * state.fma)
+    assert ranking.work(number) <= 0.5 * state.fma < ranking.work(number - 1)
+    assert state.work_after(ranking.to_work(0.5 * state.fma)) == ranking.work(number)
+    assert 0 < ranking.least_work < 0.2 * state.fma
+
+
+def test_a_round_removes_as_many_as_multiples_of_widths_need(run: Path) -> None:
+    state = Compressor(load_model(run), 0.0, CompressorOptions(multiple=4)).state
+    dropped = Ranking(state).next(1).dropped()
+    assert dropped
+    widths = state.widths()
+    assert all((widths[name] - count) % 4 == 0 for name, count in dropped.items() if name != "D")
+
+
+# --- to a work target -----------------------------------------------------------------------
+
+
+def test_work_falls_through_interpolated_targets(run: Path) -> None:
+    full = read(run / "summary.json")
+    target = 0.4 * full["fma_final"]
+    trainer = start(run, to_work(run, target))
+    summary = trainer.run()
+    folder = trainer.folder.path
+    events = rows(folder, "events.jsonl")
+    assert [event["step"] for event in events] == [0, 3, 6, 9]
+    for number, event in enumerate(events, start=1):
+        wanted = full["fma_final"] + (target - full["fma_final"]) * number / 4
+        assert event["fma"] <= wanted
+        assert event["dropped"]
+        # Balance changes no output, and the cut is what the batch then sees.
+        assert event["loss_balanced"] == pytest.approx(event["loss_before"], rel=1e-3)
+    assert (summary["method"], summary["held"]) == ("post-hoc", True)
+    assert summary["fma_final"] <= target
+    assert (summary["steps"], summary["frozen_step"]) == (4 * 3 + 8, 12)
+    # The training of the full model is part of the method's work.
+    assert summary["training_fma"] > full["training_fma"] == summary["source"]["training_fma"]
+    assert summary["wall_s"] > full["wall_s"]
+    rates = {row["step"]: row["lr"] for row in rows(folder, "metrics.jsonl")}
+    assert rates[5] == trainer.train.lr_min < rates[15] < trainer.config.compress.lr
+    assert load_model(folder).structure() == summary["structure"]
+
+
+def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
+    """Killed within a round and within the fine-tuning."""
+    plan = to_work(run, 0.4 * read(run / "summary.json")["fma_final"])
+    start(run, plan, "whole").run()
+    for step in (10, 17):
+        stop_at(start(run, plan, f"at{step}"), step)
+        start(run, plan, f"at{step}", "resume").run()
+        assert_same_run(run.parent / "whole", run.parent / f"at{step}")
+    with pytest.raises(Exception, match=r"--resume: fma = 7, but the pruning in"):
+        PruneTrainer(Source.of(run), to_work(run, 7), start_config(run, plan), run.parent / "at10",
+                     "resume")  # fmt: skip
+
+
+def start_config(run: Path, plan: PrunePlan) -> Any:
+    return prune_settings(Source.of(run), plan, {})
+
+
+# --- to a loss ceiling ----------------------------------------------------------------------
+
+
+def test_the_round_that_breaks_the_ceiling_is_undone(run: Path) -> None:
+    full = read(run / "summary.json")
+    ceiling = 1.3 * full["selection_loss"]
+    trainer = start(run, to_loss(ceiling))
+    measured = []
+    evaluate = trainer._driver._measure
+    trainer._driver._measure = lambda: measured.append(found := evaluate()) or found
+    before = {}
+    undo = trainer._driver._undo_round
+
+    def compare() -> None:
+        undo()
+        before["fma"], before["loss"] = trainer.compressor.fma, evaluate().loss
+
+    trainer._driver._undo_round = compare  # type: ignore[method-assign]
+    try:
+        summary = trainer.run()
+    except TargetMissed:
+        summary = read(trainer.folder.path / "summary.json")
+    losses = [one.loss for one in measured]
+    assert all(loss <= ceiling for loss in losses[:-1])
+    assert losses[-1] > ceiling
+    assert summary["pruning"]["rounds_made"] == len(losses) - 1 > 0
+    *cuts, back = rows(trainer.folder.path, "events.jsonl")
+    assert back["returned_to"] == cuts[-1]["step"]
+    assert back["fma"] == before["fma"] == cuts[-1]["fma_before"] == summary["fma_final"]
+    # To the state before the last cut: that of the round before, but for the balance.
+    assert before["loss"] == pytest.approx(losses[-2], rel=1e-3)
+    assert summary["structure_step"] == cuts[-2]["step"]
+
+
+def test_a_stop_waits_for_the_end_of_a_round(run: Path) -> None:
+    trainer = start(run, to_loss(1e6))
+    driver = trainer._driver
+    settled = []
+    for _ in range(5):
+        trainer._step()
+        settled.append(driver.settled)
+        driver.advance()
+    assert settled == [False, True, False, True, False]
+    trainer.folder.close()
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Path) -> None:
+    fma = str(0.5 * read(run / "summary.json")["fma_final"])
+    options = ("--fma", fma, "--rounds", "2", "--corrective", "2", "--finetune", "20")
+    code, output, err = gaugelasso("prune", run, *options)
+    assert (code, err) == (0, "")
+    out = run / "pruned"
+    assert "run folder:" in output
+    assert load_run(out).summary is not None
+    assert write_report([out]).page.exists()
+    assert gaugelasso("info", out)[0] == 0
+    assert gaugelasso("eval", out, "--batches", "1")[0] == 0
+    before = contents(out)
+    assert_user_error(gaugelasso("prune", run, *options), "already")
+    assert contents(out) == before
+    assert gaugelasso("prune", run, *options, "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--fma and --loss: give one of them; none is given"),
+        (("--fma", "9", "--loss", "1"), "give one of them; both are given"),
+        (("--fma", "nan"), "--fma nan: must be a finite number above 0"),
+        (("--fma", "1e9"), "has 624 FMA per token already"),
+        (("--fma", "2"), "--fma 2 cannot be reached by pruning"),
+        (("--fma", "2"), "the nearest is"),
+        (("--loss", "0.001"), "on selection data before it is pruned"),
+        (("--loss", "9", "--finetune", "3"), "--finetune 3: with the rounds that makes 13 steps"),
+        (("--fma", "600", "--set", "task.length=3"), "prune takes task.length from its run"),
+        (("--fma", "600", "--set", "train.steps=3"), "prune takes train.steps from its run"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(
+    gaugelasso: Command, run: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert_user_error(gaugelasso("prune", run, *options), message)
+    assert not (run / "pruned").exists()
+
+
+def test_an_unfinished_run_is_refused(gaugelasso: Command, run: Path) -> None:
+    (run / "summary.json").unlink()
+    assert_user_error(gaugelasso("prune", run, "--loss", "9"), "is not finished")
+
+
+def test_the_weights_are_those_of_the_run(run: Path) -> None:
+    trainer = start(run, to_loss(1e6))
+    here, there = named_tensors(trainer.model), named_tensors(load_model(run))
+    assert all(torch.equal(here[name], there[name]) for name in there)
+    trainer.folder.close()
