@@ -39,8 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "baselines": {
-        "errors", "signals", "axes", "files", "models", "compress", "runs", "config", "training",
-        "sweeps", "bench",
+        "errors", "signals", "axes", "kernels", "distributed", "files", "models", "compress",
+        "runs", "config", "training", "sweeps", "bench",
     },
     "report": {"errors", "files", "runs"},
     "cli": {

@@ -116,7 +116,7 @@ def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
         stop_at(start(run, plan, f"at{step}"), step)
         start(run, plan, f"at{step}", "resume").run()
         assert_same_run(run.parent / "whole", run.parent / f"at{step}")
-    with pytest.raises(Exception, match=r"--resume: fma = 7, but the pruning in"):
+    with pytest.raises(Exception, match=r"--resume: fma = 7, but the run in"):
         PruneTrainer(Source.of(run), to_work(run, 7), start_config(run, plan), run.parent / "at10",
                      "resume")  # fmt: skip
 
@@ -133,16 +133,16 @@ def test_the_round_that_breaks_the_ceiling_is_undone(run: Path) -> None:
     ceiling = 1.3 * full["selection_loss"]
     trainer = start(run, to_loss(ceiling))
     measured = []
-    evaluate = trainer._driver._measure
-    trainer._driver._measure = lambda: measured.append(found := evaluate()) or found
+    evaluate = trainer.pruning._measure
+    trainer.pruning._measure = lambda: measured.append(found := evaluate()) or found
     before = {}
-    undo = trainer._driver._undo_round
+    undo = trainer.pruning._undo_round
 
     def compare() -> None:
         undo()
         before["fma"], before["loss"] = trainer.compressor.fma, evaluate().loss
 
-    trainer._driver._undo_round = compare  # type: ignore[method-assign]
+    trainer.pruning._undo_round = compare  # type: ignore[method-assign]
     try:
         summary = trainer.run()
     except TargetMissed:
@@ -161,7 +161,7 @@ def test_the_round_that_breaks_the_ceiling_is_undone(run: Path) -> None:
 
 def test_a_stop_waits_for_the_end_of_a_round(run: Path) -> None:
     trainer = start(run, to_loss(1e6))
-    driver = trainer._driver
+    driver = trainer.pruning
     settled = []
     for _ in range(5):
         trainer._step()
@@ -201,7 +201,10 @@ def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Pa
         (("--fma", "2"), "--fma 2 cannot be reached by pruning"),
         (("--fma", "2"), "the nearest is"),
         (("--loss", "0.001"), "on selection data before it is pruned"),
-        (("--loss", "9", "--finetune", "3"), "--finetune 3: with the rounds that makes 13 steps"),
+        (
+            ("--loss", "9", "--finetune", "3"),
+            "--finetune 3: with the phases before it that makes 13 steps",
+        ),
         (("--fma", "600", "--set", "task.length=3"), "prune takes task.length from its run"),
         (("--fma", "600", "--set", "train.steps=3"), "prune takes train.steps from its run"),
     ],

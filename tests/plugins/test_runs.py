@@ -301,3 +301,16 @@ def test_a_found_structure_is_retrained(
     again = read(run / "retrained" / "seed8" / "summary.json")
     assert again["method"] == "from scratch"
     assert again["structure"] == read(run / "summary.json")["structure"]
+
+
+def test_a_model_of_the_user_is_pruned(gaugelasso: Command, own: Path) -> None:
+    """The order of drops and the cut are generic over its table."""
+    run = finish(own, compress__solver="fixed", target__loss="1e30", target__hold="pressed")
+    full = read(run / "summary.json")
+    options = ("--fma", str(full["fma_final"] / 2), "--rounds", "2", "--corrective", "2")
+    assert gaugelasso("prune", run, *options, "--finetune", "20")[0] == 0
+    summary = read(run / "pruned" / "summary.json")
+    assert summary["method"] == "post-hoc"
+    assert summary["fma_final"] <= full["fma_final"] / 2
+    assert summary["structure"]["hidden"] < full["structure"]["hidden"] == 24
+    assert_user_error(gaugelasso("cofi", run, "--fma", "9"), "for the built-in transformer only")

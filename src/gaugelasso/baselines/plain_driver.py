@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import TRIES, Driver
 from gaugelasso.errors import UserError
@@ -12,6 +13,9 @@ from gaugelasso.training.answers import failure_advice
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
+
+# What a checkpoint keeps of every such run.
+_KEPT = ("frozen_at", "returns", "failed_returns", "saved_at")
 
 
 class PlainDriver(Driver):
@@ -30,11 +34,11 @@ class PlainDriver(Driver):
     # --- what a checkpoint keeps ------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("frozen_at", "returns", "failed_returns", "saved_at")
-        return {"held_at": None, "pressure": 0.0, **{name: getattr(self, name) for name in names}}
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {"held_at": None, "pressure": 0.0, **kept}
 
     def load_(self, values: Mapping[str, Any]) -> None:
-        for name in self.to_dict().keys() - {"held_at", "pressure"}:
+        for name in _KEPT:
             setattr(self, name, values[name])
         self.skipped = values["skipped"]
 
@@ -43,6 +47,9 @@ class PlainDriver(Driver):
     @property
     def compressor(self) -> Compressor:
         return self.state.compressor
+
+    def phase(self, step: int) -> Phase:
+        raise NotImplementedError
 
     @property
     def settled(self) -> bool:

@@ -21,7 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
-from gaugelasso.cli.controls import prune, retrain
+from gaugelasso.cli.controls import cofi, prune, retrain
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "baseline": baseline,
     "retrain": retrain,
     "prune": prune,
+    "cofi": cofi,
     "bench": bench,
     "profile": profile,
     "check": check,

@@ -33,8 +33,13 @@ class FolderLog:
         """Append a row to metrics.jsonl; phase and rate are those of the last step."""
         model, record = compressor.model, self.record
         row = metrics_row(compressor, model, record, self.metric_name, phase, lr, step_s)
+        row |= self.columns()
         self.folder.append("metrics.jsonl", row)
         return row
+
+    def columns(self) -> dict[str, float]:
+        """Further columns of a row; none unless a method has some."""
+        return {}
 
     # --- the clock ------------------------------------------------------------------------
 

@@ -49,8 +49,9 @@ class RunState:
         resume: bool,
         new_driver: Callable[["RunState"], RunDriver],
         structure: Structure | None = None,
+        new_step: Callable[[Compressible, Config, str, Team], TrainingStep] = TrainingStep,
     ):
-        self._structure = structure
+        self._structure, self._new_step = structure, new_step
         self.config, self.device, self.folder, self.team = config, device, folder, team
         self.record = RunRecord()
         self.saved = RunCheckpoints(folder, config, device, team)
@@ -72,7 +73,7 @@ class RunState:
 
     def _set_model(self, model: Compressible) -> None:
         self.model = model
-        self.step = TrainingStep(model, self.config, self.device, self.team)
+        self.step = self._new_step(model, self.config, self.device, self.team)
         self.compressor = self.step.compressor
 
     def _begin(self) -> None:

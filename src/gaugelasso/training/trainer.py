@@ -48,7 +48,7 @@ from gaugelasso.training.reference_file import reference_entry
 from gaugelasso.training.run_driver import RunDriver
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
-from gaugelasso.training.step import microbatches_of
+from gaugelasso.training.step import TrainingStep, microbatches_of
 from gaugelasso.training.structure import check_fits
 
 
@@ -77,8 +77,8 @@ class Trainer:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
             resume, device = existing == "resume", self.device
-            made = self._new_driver
-            self.state = RunState(config, device, self.folder, team, resume, made, structure)
+            made, step = self._new_driver, self._new_step
+            self.state = RunState(config, device, self.folder, team, resume, made, structure, step)
             on_failure.pop_all()
 
     def _open(self, existing: Existing) -> None:
@@ -101,6 +101,11 @@ class Trainer:
     @property
     def driver(self) -> RunDriver:
         return self.state.driver
+
+    def _new_step(
+        self, model: Compressible, config: Config, device: str, team: Team
+    ) -> TrainingStep:
+        return TrainingStep(model, config, device, team)
 
     def _new_driver(self, state: RunState) -> RunDriver:
         self.log = RunLog(state, self.evaluate, self.on_progress)

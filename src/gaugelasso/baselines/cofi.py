@@ -1,0 +1,193 @@
+"""CoFi during training (paper, app. CoFi): masks towards a work or parameter target.
+
+Three phases: warm-up, in which the target falls linearly from the full cost to the requested one;
+pruning at that target; and, after the masks are made dense, fine-tuning. The student begins with
+the weights of the full model, and learns from it to the end.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.baselines.cofi_cut import make_dense_
+from gaugelasso.baselines.cofi_masks import Masks, parameter_terms
+from gaugelasso.baselines.cofi_step import CofiStep
+from gaugelasso.baselines.plain_driver import PlainDriver
+from gaugelasso.compress.courses.stages import Phase
+from gaugelasso.compress.drop import Decision
+from gaugelasso.compress.events import Event
+from gaugelasso.compress.pricing import Product
+from gaugelasso.models import Transformer
+from gaugelasso.training.records import finite
+from gaugelasso.training.run_log import RunLog
+from gaugelasso.training.state import RunState
+
+# The learning rate of masks and multipliers in CoFi.
+MASK_RATE = 0.01
+# The steps before the end of pruning over which the change of a multiplier is measured.
+_WINDOW = 5_000
+
+
+@dataclass(frozen=True)
+class CofiPlan:
+    """The requested cost, the lengths of the phases, and the share of distillation in the loss."""
+
+    objective: Literal["fma", "parameters"]
+    target: float
+    warmup: int
+    prune: int
+    finetune: int
+    distill: float
+    mask_rate: float = MASK_RATE
+
+    @property
+    def dense_at(self) -> int:
+        """The step at which masks are made dense."""
+        return self.warmup + self.prune
+
+    @property
+    def steps(self) -> int:
+        return self.dense_at + self.finetune
+
+    @property
+    def window(self) -> int:
+        return max(1, min(_WINDOW, self.prune // 8))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CofiRun(PlainDriver):
+    """`teacher_work` is the work per token of the full model's forward pass."""
+
+    def __init__(self, state: RunState, log: "CofiLog", plan: CofiPlan, teacher_work: float):
+        super().__init__(state, log, plan.finetune)
+        self.plan, self._teacher_work = plan, teacher_work
+        self.masks: Masks | None = None
+        self._saved: Sequence[float] = ()
+        # lambda_1 at the start of the window; the control at the last step of pruning.
+        self.lambda_before: float | None = None
+        self.control: list[float] = []
+
+    def to_dict(self) -> dict[str, Any]:
+        masks = list(self._saved) if self.masks is None else self.masks.state()
+        own = {"lambda_before": self.lambda_before, "control": self.control, "masks": masks}
+        return {**super().to_dict(), **own}
+
+    def load_(self, values: Mapping[str, Any]) -> None:
+        super().load_(values)
+        self.lambda_before, self.control = values["lambda_before"], list(values["control"])
+        self._saved = values["masks"]
+
+    # --- the schedule -----------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        return self.plan.steps
+
+    def phase(self, step: int) -> Phase:
+        if step >= self.plan.dense_at:
+            return "cooldown"
+        return "warmup" if step < self.plan.warmup else "compression"
+
+    def rate(self, step: int) -> float:
+        if self.phase(step) == "cooldown":
+            return self.finetuning_rate(step)
+        return self.state.config.compress.lr
+
+    def target(self, step: int) -> float:
+        """The cost that the masks are held to at a step."""
+        assert self.masks is not None
+        full, share = self.masks.full, min(1.0, (step + 1) / max(self.plan.warmup, 1))
+        return full + (self.plan.target - full) * share
+
+    # --- steps ------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> CofiStep:
+        step = self.state.step
+        assert isinstance(step, CofiStep)
+        return step
+
+    def before_step(self) -> None:
+        if self.frozen_at is None:
+            if self.masks is None:
+                self._begin()
+            if self.now == self.plan.dense_at:
+                self._make_dense()
+            else:
+                self._hold()
+        # A forward pass is a third of a step, which is what training work counts.
+        self.log.step(self._teacher_work / 3)
+        super().before_step()
+
+    def _begin(self) -> None:
+        """Open all masks, or take over those of a checkpoint."""
+        model, seed = self.state.model, self.state.config.train.seed
+        assert isinstance(model, Transformer)
+        self.masks = Masks(model, self.terms(), self.plan.mask_rate, seed)
+        if self._saved:
+            self.masks.load_(self._saved)
+
+    def terms(self) -> Sequence[Product]:
+        state = self.compressor.state
+        if self.plan.objective == "fma":  # by an accounting of work, whose terms are products
+            return [term for term in state.plan.terms if isinstance(term, Product)]
+        return parameter_terms(state.table, named_tensors(state.model))
+
+    def _hold(self) -> None:
+        assert self.masks is not None
+        self.step.masks, self.step.target = self.masks, self.target(self.now)
+        if self.now == self.plan.dense_at - self.plan.window:
+            self.lambda_before = float(self.masks.multipliers[0].detach())
+
+    def _make_dense(self) -> None:
+        assert self.masks is not None
+        began, state, before = time.perf_counter(), self.compressor.state, self.compressor.fma
+        prices = state.prices
+        self.control = [*self.masks.means().values(), *self.masks.multipliers.tolist()]
+        cut = make_dense_(state, self.masks)
+        self.masks = self.step.masks = None
+        self._saved, self.frozen_at = (), self.now
+        event = Event(
+            step=self.now,
+            fma_before=before,
+            fma=state.fma,
+            dropped=cut.dropped(),
+            prices=Decision({name: cut.keeps[name] for name in prices}).saved(prices),
+            removed=cut.removed,
+            widths=state.widths(),
+            seconds=time.perf_counter() - began,
+        )
+        self.compressor.history.append(event)
+        self.log.event(event)
+
+    def controller(self) -> dict[str, Any]:
+        """The control at the last step of pruning, as the paper's table has it."""
+        *means, first, second = self.control
+        names = ("mha", "head", "hidden", "ffn", "intermediate")
+        change = None
+        if self.lambda_before is not None:
+            change = finite(1000 * (first - self.lambda_before) / self.plan.window)
+        return {
+            "masks": dict(zip(names, means, strict=True)),
+            "lambda_1": first,
+            "lambda_2": second,
+            "lambda_1_per_1000_steps": change,
+        }
+
+
+class CofiLog(RunLog):
+    """Adds the mean masks, the multipliers and the expected cost to the rows of the pruning."""
+
+    def columns(self) -> dict[str, float]:
+        driver = self._state.driver
+        assert isinstance(driver, CofiRun)
+        if (masks := driver.masks) is None:
+            return {}
+        first, second = masks.multipliers.tolist()
+        means = {f"mask_{family}": value for family, value in masks.means().items()}
+        expected = float(masks.expected().detach())
+        return {**means, "lambda_1": first, "lambda_2": second, "expected_cost": expected}

@@ -1,0 +1,130 @@
+"""A run of CoFi, from its options to its summary. `cofi` has the phases."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.axes import Compressible, named_tensors
+from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun
+from gaugelasso.baselines.cofi_masks import parameter_terms
+from gaugelasso.baselines.cofi_step import CofiStep, Distillation
+from gaugelasso.baselines.rival import RivalTrainer, check_length
+from gaugelasso.baselines.source import Source, settings_of
+from gaugelasso.compress.courses.window import Measured
+from gaugelasso.compress.pricing import count
+from gaugelasso.config import Config
+from gaugelasso.config.target import TargetConfig
+from gaugelasso.distributed import Team
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.units import counts_work
+from gaugelasso.training.evaluation import HeldOut
+from gaugelasso.training.records import Progress
+from gaugelasso.training.state import RunState
+
+# The control moves around its target, and masks are rounded: a cost this much above it has met it.
+TOLERANCE = 0.02
+
+
+def teacher_of(run: Path) -> Transformer:
+    """The model of a run; UserError unless it is the built-in transformer, which has the masks."""
+    model = load_model(run)
+    if not isinstance(model, Transformer):
+        raise UserError(
+            f"{str(run)!r} is a run of a model of its own; CoFi has masks for the built-in "
+            "transformer only"
+        )
+    return model
+
+
+def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) -> Config:
+    """The config of a run of CoFi; UserError if its target is not below the full model's cost."""
+    check_length(plan)
+    work = plan.objective == "fma"
+    target = TargetConfig(fma=plan.target) if work else TargetConfig(loss=1e30, hold="pressed")
+    config = settings_of(source.run, changes, target, "cofi")
+    accounting = config.compress.accounting
+    if work and not counts_work(accounting):
+        raise UserError(
+            f"--fma: compress.accounting = {accounting!r} of {str(source.run)!r} counts no work; "
+            "--set compress.accounting=fma, or give --parameters"
+        )
+    model = teacher_of(source.run)
+    full = source.summary["fma_final"] if work else parameters(model)
+    if not 0 < plan.target < full:
+        name = "fma" if work else "parameters"
+        raise UserError(
+            f"--{name} {plan.target:g}: must be above 0 and below the {full:,.0f} of the model of "
+            f"{str(source.run)!r}"
+        )
+    # No events, so nothing to probe for.
+    train = replace(
+        config.train, steps=plan.steps, warmup=plan.warmup, cooldown=plan.finetune, saturation=0,
+        probe=False,
+    )  # fmt: skip
+    return replace(config, train=train)
+
+
+def parameters(model: Transformer) -> float:
+    """The number of parameters, without the tables of the embedding."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    return float(count(parameter_terms(table, tensors), table.widths(tensors)))
+
+
+class CofiTrainer(RivalTrainer):
+    """Trains a student under masks; the model of `source` is its start and its teacher."""
+
+    method = "cofi"
+    plan_file = "cofi.json"
+
+    def __init__(
+        self,
+        source: Source,
+        plan: CofiPlan,
+        config: Config,
+        out: Path,
+        existing: Existing = "refuse",
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        self.plan, self._teacher = plan, teacher_of(source.run).eval().requires_grad_(False)
+        super().__init__(source, plan, config, out, existing, on_progress)
+
+    def _new_step(self, model: Compressible, config: Config, device: str, team: Team) -> CofiStep:
+        logits = self._teacher.initial_spec.input_kind == "tokens"
+        taught = Distillation(self._teacher.to(device), self.plan.distill, logits)
+        return CofiStep(model, config, device, team, taught)
+
+    def method_driver(self, state: RunState) -> CofiRun:
+        self.log = log = CofiLog(state, self.evaluate, self.on_progress)
+        self.cofi = CofiRun(state, log, self.plan, float(self.source.summary["fma_final"]))
+        return self.cofi
+
+    def evaluate(self, batches: int) -> Measured:
+        masks, model = self.cofi.masks, self.model
+        assert isinstance(model, Transformer)
+        with contextlib.nullcontext() if masks is None else masks.applied(model):
+            return super().evaluate(batches)
+
+    def _reached(self) -> float:
+        model = self.model
+        assert isinstance(model, Transformer)
+        return self.compressor.fma if self.plan.objective == "fma" else parameters(model)
+
+    def _summary(self, selection: HeldOut) -> dict[str, Any]:
+        held = self._reached() <= self.plan.target * (1 + TOLERANCE)
+        return {**super()._summary(selection), "held": held}
+
+    def outcome(self) -> dict[str, Any]:
+        reached = {"reached": self._reached(), **self.cofi.controller()}
+        return {"cofi": {**self.plan.to_dict(), **reached}}
+
+    def missed_message(self, summary: Mapping[str, Any]) -> str:
+        found, name = summary["cofi"], self.plan.objective
+        return (
+            f"--{name} {self.plan.target:g} was not reached: the nearest is "
+            f"{found['reached']:,.0f}; lambda_1 was {found['lambda_1']:.3g} at the end of pruning"
+        )

@@ -1,0 +1,98 @@
+"""A training step of CoFi: sampled masks, distillation from the full model, and the constraint."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from gaugelasso.axes import Compressible
+from gaugelasso.baselines.cofi_masks import Masks
+from gaugelasso.config import Config
+from gaugelasso.distributed import Team
+from gaugelasso.kernels import reference_kernels
+from gaugelasso.models import Transformer
+from gaugelasso.training.evaluation import autocast
+from gaugelasso.training.step import TrainingStep
+
+# The temperature at which the outputs of both models are compared.
+_TEMPERATURE = 2.0
+# The stream of random numbers of the masks; those of data are lower.
+_MASKS = 100
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The loss is (1 - share) of the task's and `share` of the distance to the teacher."""
+
+    teacher: Transformer
+    share: float
+    logits: bool  # whether outputs are logits of classes; else they are values
+
+    def loss(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        """KL divergence of softened classes, times the temperature squared; or squared error."""
+        if not self.logits:
+            return F.mse_loss(outputs.float(), wanted.float())
+        soft, t = outputs.float().flatten(0, -2) / _TEMPERATURE, _TEMPERATURE
+        target = (wanted.float().flatten(0, -2) / t).log_softmax(-1)
+        given = soft.log_softmax(-1)
+        return F.kl_div(given, target, log_target=True, reduction="batchmean") * t**2
+
+
+class CofiStep(TrainingStep):
+    """While `masks` is set, the step samples them and moves them towards `target`.
+
+    Its random numbers depend on the seed and on `number`, the step, and nothing else.
+    """
+
+    masks: Masks | None = None
+    target = 0.0
+    number = 0
+
+    def __init__(
+        self, model: Compressible, config: Config, device: str, team: Team,
+        distillation: Distillation,
+    ):  # fmt: skip
+        self.distillation = distillation
+        super().__init__(model, config, device, team)
+
+    def load_(self, step: int) -> None:
+        super().load_(step)
+        self.number = step
+
+    def __call__(self) -> None:
+        if self.masks is None:
+            super().__call__()
+        else:  # sampling is not captured in a CUDA graph
+            self.plain()
+            self.masks.step_()
+
+    def gradients(self) -> None:
+        self.loss.zero_()
+        share = 1 if self.config.train.canonical else len(self.micros)
+        pairs = zip(self.inputs, self.targets, strict=True)
+        for number, (inputs, targets) in enumerate(pairs):
+            with reference_kernels(not self.config.train.fused):
+                loss, total = self._losses(inputs, targets, number)
+            (total / share).backward()
+            loss = loss.detach() / share
+            self.compressor.device_step.add_microbatch_(number, loss)
+            self.loss.add_(loss)
+
+    def _losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
+        """The task's loss, and what is minimised."""
+        taught, masks = self.distillation, self.masks
+        with autocast(self.config, self.device):
+            if masks is None:
+                outputs = self.model(inputs)
+            else:
+                assert isinstance(self.model, Transformer)
+                draw = replace(self.draw(self.number, micro), stream=_MASKS)
+                gated = masks.gated(self.model, masks.sample(draw.seed))
+                outputs = functional_call(self.model, gated, (inputs,))
+            with torch.no_grad():
+                wanted = taught.teacher(inputs)
+        loss = self.config.task.loss(outputs, targets)
+        total = (1 - taught.share) * loss + taught.share * taught.loss(outputs, wanted)
+        return loss, total if masks is None else total + masks.lagrangian(self.target)

@@ -1,0 +1,114 @@
+"""The trainer of a method that begins with the model of a finished run, and has a plan of its own.
+
+The plan is in a file beside the run's config, and a resumed run must have the same.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from gaugelasso.baselines.plain_driver import PlainDriver
+from gaugelasso.baselines.source import Source, TrainedModel
+from gaugelasso.compress.courses.stages import LEAST_STEPS
+from gaugelasso.compress.result import TargetMissed
+from gaugelasso.config import Config
+from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.signals import StopRequest
+from gaugelasso.training.evaluation import HeldOut
+from gaugelasso.training.records import Progress
+from gaugelasso.training.run_driver import RunDriver
+from gaugelasso.training.state import RunState
+from gaugelasso.training.trainer import Trainer
+
+
+class Plan(Protocol):
+    """The options of a method."""
+
+    @property
+    def finetune(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class RivalTrainer(Trainer):
+    """`source` is the run that the method begins with; its training is part of the method's.
+
+    A subclass names the method and the file of its plan, and gives the driver.
+    """
+
+    method: ClassVar[str]
+    plan_file: ClassVar[str]
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        config: Config,
+        out: Path,
+        existing: Existing = "refuse",
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        self.source = source
+        whole = {"run": str(source.run), **plan.to_dict()}
+        if existing == "resume" and exists(out / self.plan_file):
+            _check_same_plan(out / self.plan_file, whole)
+        structure = TrainedModel.of(source.run)
+        super().__init__(config, out, existing, on_progress, structure=structure)
+        if not self.compressor.steps:
+            self.folder.write(self.plan_file, whole)
+            self.record.training_fma, self.record.wall_s = source.training_fma, source.wall_s
+
+    def method_driver(self, state: RunState) -> PlainDriver:
+        """The driver of a run of this method; sets `log` too."""
+        raise NotImplementedError
+
+    def outcome(self) -> dict[str, Any]:
+        """The keys of the summary that only this method has."""
+        raise NotImplementedError
+
+    def missed_message(self, summary: Mapping[str, Any]) -> str:
+        """What was named, and the nearest that was reached."""
+        raise NotImplementedError
+
+    def _new_driver(self, state: RunState) -> RunDriver:
+        self._settled = self.method_driver(state)
+        return self._settled
+
+    def _is_stopping(self, request: StopRequest) -> bool:
+        return request.asked and self._settled.settled
+
+    def _summary(self, selection: HeldOut) -> dict[str, Any]:
+        found = super()._summary(selection)
+        return {**found, "method": self.method, "source": self.source.to_dict(), **self.outcome()}
+
+    def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        super()._finish(summary)
+        if not summary["held"]:
+            message = self.missed_message(summary)
+            raise TargetMissed(f"{message}; the model is in {str(self.folder.checkpoints)!r}")
+        return summary
+
+
+def check_length(plan: Plan) -> None:
+    """UserError if the phases of a plan are too short for a run."""
+    if plan.steps < LEAST_STEPS:
+        raise UserError(
+            f"--finetune {plan.finetune}: with the phases before it that makes {plan.steps} steps, "
+            f"and a run needs at least {LEAST_STEPS}; raise it"
+        )
+
+
+def _check_same_plan(path: Path, plan: Mapping[str, Any]) -> None:
+    before = read_json(path)
+    for key, value in plan.items():
+        old = before.get(key) if isinstance(before, dict) else None
+        if old != value:
+            raise UserError(
+                f"--resume: {key} = {value!r}, but the run in {str(path.parent)!r} began with "
+                f"{old!r}; give the same, or choose another --out"
+            )

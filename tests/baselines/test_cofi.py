@@ -1,0 +1,261 @@
+"""CoFi: masks and their control, the dense cut, and runs of the command."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.baselines.cofi import CofiPlan
+from gaugelasso.baselines.cofi_cut import make_dense_
+from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
+from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters
+from gaugelasso.baselines.cofi_step import Distillation
+from gaugelasso.baselines.source import Source
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.result import TargetMissed
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.folder import Existing
+from tests.command import Command, assert_user_error
+from tests.tiny_runs import assert_same_run, finished, plain, read, rows, stop_at
+
+PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
+
+
+def model_of(norm: str = "slow", kv_heads: int = 2) -> Transformer:
+    spec = TransformerSpec.uniform(
+        width=8, layers=2, heads=4, kv_heads=kv_heads, d_k=4, d_v=4, d_f=6, length=6, inputs=8,
+        outputs=8, norm=norm,
+    )  # fmt: skip
+    return Transformer(spec, seed=1).double()
+
+
+def masks_of(
+    model: Transformer, objective: str = "fma", rate: float = 0.05
+) -> tuple[Compressor, Masks]:
+    compressor = Compressor(model, 0.0, CompressorOptions(solver="fixed"))
+    state = compressor.state
+    terms: Any = state.plan.terms
+    if objective == "parameters":
+        terms = parameter_terms(state.table, named_tensors(model))
+    return compressor, Masks(model, terms, rate, seed=0)
+
+
+def set_(masks: Masks, closed: dict[str, list[int]], owner: str = "") -> None:
+    """Open all masks but these, family -> positions in its parts of this owner."""
+    with torch.no_grad():
+        masks.logits.fill_(20.0)
+        for part in masks.parts:
+            if part.family in closed and owner in part.owner:
+                part.of(masks.logits)[closed[part.family]] = -20.0
+
+
+INPUTS = torch.arange(12).view(2, 6) % 8
+
+
+# --- masks ----------------------------------------------------------------------------------
+
+
+def test_a_mask_is_open_as_often_as_its_probability_says() -> None:
+    _, masks = masks_of(model_of())
+    with torch.no_grad():
+        masks.logits.copy_(torch.linspace(-3, 3, len(masks.logits)))
+    drawn = torch.stack([masks.sample(seed) for seed in range(300)])
+    assert torch.equal(drawn[0], masks.sample(0))
+    assert drawn.min() == 0
+    assert drawn.max() == 1
+    torch.testing.assert_close(
+        (drawn > 0).float().mean(0), masks.open_probability().detach(), atol=0.12, rtol=0
+    )
+    zeros, chance = masks.deterministic() == 0, masks.open_probability().detach()
+    for part in masks.parts:
+        expected = part.size - float(part.of(chance).sum())
+        assert int(part.of(zeros).sum()) == round(expected)
+
+
+def test_open_masks_change_nothing_and_cost_all() -> None:
+    model = model_of()
+    for objective, full in (("fma", None), ("parameters", parameters(model))):
+        compressor, masks = masks_of(model, objective)
+        set_(masks, {})
+        assert masks.full == pytest.approx(full or compressor.fma)
+        assert float(masks.expected().detach()) == pytest.approx(masks.full, rel=1e-4)
+    gated = masks.gated(model, torch.ones(len(masks.logits)))
+    assert torch.equal(functional_call(model, gated, (INPUTS,)), model(INPUTS))
+    every = sum(p.numel() for p in model.parameters())
+    tables = model.embedding.table.numel() + (
+        0 if model.embedding.positions is None else model.embedding.positions.numel()
+    )
+    assert parameters(model) == every - tables
+
+
+@pytest.mark.parametrize("norm", ["slow", "tied"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize(
+    ("closed", "owner"),
+    [
+        ({"head": [0]}, "attention_1"),
+        ({"mha": [0]}, "attention_0"),
+        ({"ffn": [0]}, "mlp_1"),
+        ({"intermediate": [1, 4]}, "mlp"),
+        ({"hidden": [2, 3]}, ""),
+        ({"hidden": [0], "head": [1], "intermediate": [0, 5]}, ""),
+    ],
+)
+def test_the_dense_model_is_the_masked_one(
+    norm: str, kv_heads: int, closed: dict[str, list[int]], owner: str
+) -> None:
+    model = model_of(norm, kv_heads)
+    compressor, masks = masks_of(model)
+    set_(masks, closed, owner)
+    before = compressor.fma
+    with masks.applied(model):
+        wanted = model.eval()(INPUTS)
+    expected = float(masks.expected().detach())
+    make_dense_(compressor.state, masks)
+    torch.testing.assert_close(model.eval()(INPUTS), wanted)
+    assert compressor.fma < before
+    # What the cascade and the scales of a removed block save is not in the expectation.
+    assert compressor.fma == pytest.approx(expected, rel=0.05)
+    assert compressor.fma <= expected * 1.001
+    # The optimizer and the structure follow.
+    assert Transformer(model.spec()).spec() == model.spec()
+    model.train()
+    compressor.step(lambda: model(INPUTS).square().mean())
+
+
+def test_the_control_brings_the_cost_to_its_target() -> None:
+    _, masks = masks_of(model_of(), rate=0.1)
+    target = 0.5 * masks.full
+    for _ in range(250):
+        masks.lagrangian(target).backward()
+        masks.step_()
+    assert float(masks.expected().detach()) == pytest.approx(target, rel=0.1)
+    assert float(masks.multipliers[1].detach()) > 0
+
+
+def test_multipliers_rise_by_their_rate_while_the_cost_is_above() -> None:
+    _, masks = masks_of(model_of())
+    for _ in range(10):
+        masks.lagrangian(0.01 * masks.full).backward()
+        masks.step_()
+    assert masks.multipliers.tolist() == pytest.approx([0.5, 0.5], rel=1e-3)
+
+
+def test_masks_go_on_from_their_state() -> None:
+    (_, one), (_, other) = masks_of(model_of()), masks_of(model_of())
+    for number in range(6):
+        if number == 3:
+            other.load_(one.state())
+        for masks in (one, other)[: 1 + (number >= 3)]:
+            masks.lagrangian(0.3 * masks.full).backward()
+            masks.step_()
+    assert torch.equal(one.logits, other.logits)
+    assert torch.equal(one.multipliers, other.multipliers)
+    with pytest.raises(ValueError, match="numbers of masks in place of"):
+        other.load_([0.0])
+
+
+def test_distillation_is_zero_for_the_teacher_itself() -> None:
+    model = model_of()
+    outputs = model(INPUTS)
+    for logits in (True, False):
+        taught = Distillation(model, 0.5, logits)
+        assert float(taught.loss(outputs, outputs).detach()) == pytest.approx(0, abs=1e-6)
+        assert float(taught.loss(outputs + torch.randn(outputs.shape), outputs).detach()) > 0.01
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A full model, trained without pressure."""
+    return finished(tmp_path, **PLAIN)
+
+
+def plan_of(target: float, objective: Any = "fma") -> CofiPlan:
+    return CofiPlan(objective, target, warmup=5, prune=25, finetune=10, distill=0.5, mask_rate=0.5)
+
+
+def start(run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse") -> CofiTrainer:
+    source = Source.of(run)
+    return CofiTrainer(source, plan, cofi_settings(source, plan, {}), run.parent / name, existing)
+
+
+def test_a_run_ends_dense_at_its_target(run: Path) -> None:
+    full = read(run / "summary.json")
+    target = 0.5 * full["fma_final"]
+    trainer = start(run, plan_of(target), "cofi")
+    with contextlib.suppress(TargetMissed):
+        trainer.run()
+    folder = trainer.folder.path
+    summary, found = read(folder / "summary.json"), read(folder / "summary.json")["cofi"]
+    assert summary["method"] == "cofi"
+    assert summary["fma_final"] == found["reached"] < 0.7 * full["fma_final"]
+    assert summary["held"] == (summary["fma_final"] <= 1.02 * target)
+    assert summary["training_fma"] > full["training_fma"] + summary["steps"] / 3 * full["fma_final"]
+    (event,) = rows(folder, "events.jsonl")
+    assert (event["step"], event["fma"]) == (30, summary["fma_final"])
+    pruned = [row for row in rows(folder, "metrics.jsonl") if row["step"] <= 30]
+    assert [row["phase"] for row in pruned][:2] == ["warmup", "compression"]
+    assert all(f"mask_{family}" in row for row in pruned for family in FAMILIES)
+    assert pruned[-1]["lambda_1"] == pytest.approx(found["lambda_1"])
+    assert found["masks"]["intermediate"] < 1
+    assert found["lambda_1_per_1000_steps"] is not None
+    assert "lambda_1" not in rows(folder, "metrics.jsonl")[-1]
+    assert plain(load_model(folder).structure()) == summary["structure"]
+
+
+def finish(run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse") -> None:
+    with contextlib.suppress(TargetMissed):
+        start(run, plan, name, existing).run()
+
+
+def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
+    """Killed with masks, and after they are made dense."""
+    plan = plan_of(0.5 * read(run / "summary.json")["fma_final"])
+    finish(run, plan, "whole")
+    for step in (23, 36):
+        stop_at(start(run, plan, f"at{step}"), step)
+        finish(run, plan, f"at{step}", "resume")
+        assert_same_run(run.parent / "whole", run.parent / f"at{step}")
+
+
+def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Path) -> None:
+    model = load_model(run)
+    assert isinstance(model, Transformer)
+    target = 0.8 * parameters(model)
+    phases = ("--warmup", "5", "--prune", "60", "--finetune", "5", "--mask-rate", "0.3")
+    code, _, err = gaugelasso("cofi", run, "--parameters", str(target), *phases)
+    assert (code, err) == (0, "")
+    summary = read(run / "cofi" / "summary.json")
+    assert summary["held"]
+    assert summary["cofi"]["objective"] == "parameters"
+    again = load_model(run / "cofi")
+    assert isinstance(again, Transformer)
+    assert parameters(again) == summary["cofi"]["reached"] <= 1.02 * target
+    assert gaugelasso("info", run / "cofi")[0] == 0
+    assert gaugelasso("eval", run / "cofi", "--batches", "1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--fma and --parameters: give one of them; none is given"),
+        (("--fma", "1e9"), "--fma 1e+09: must be above 0 and below the 624 of the model"),
+        (("--parameters", "0"), "--parameters 0: must be above 0 and below the"),
+        (("--fma", "300", "--distill", "1.5"), "--distill 1.5: must be a number from 0 to 1"),
+        (("--fma", "300", "--set", "compress.accounting=bytes"), "counts no work"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    gaugelasso: Command, run: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert_user_error(gaugelasso("cofi", run, *options), message)
+    assert not (run / "cofi").exists()
