@@ -36,6 +36,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "trust 4": {"trust": 4.0},
     "trust 16": {"trust": 16.0},
     "tied norm": {"norm": "tied"},
+    "geometry": {"calibration": "geometry"},
+    "decoupled": {"coupling": "decoupled"},
     "one-sided": {"penalty": "one_sided", "sinkhorn_sweeps": 0},
     "one-sided, sinkhorn": {"penalty": "one_sided"},
 }

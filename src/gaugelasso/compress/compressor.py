@@ -116,7 +116,8 @@ class Compressor:
         self._checks = StepChecks(self.state, pressed)
         weight, norm_rate = self.state.optimizer.store.weight, options.step_norm_rate
         self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
-        self.device_step = DeviceStep(self.state, self.scalars, options.relative_step)
+        how = options.relative_step, options.coupling
+        self.device_step = DeviceStep(self.state, self.scalars, *how)
         self.resume_state = ResumeState(self.state, self.scalars)
         self.set_lr_(options.lr)
         self.set_loss_target_(pressed)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.penalty import Coupling
 from gaugelasso.compress.step_scalars import StepScalars
 
 
@@ -15,10 +16,20 @@ class DeviceStep:
 
     `relative_step` bounds how much a step changes a lasso group on the elementwise path, as a
     share of the group's RMS; 0 is no bound.
+
+    A coupled penalty is part of the optimizer's step. A decoupled one is a gradient step of its
+    own after it, w -= lr rho r, which the optimizer does not normalise: for comparison only.
     """
 
-    def __init__(self, state: ModelState, scalars: StepScalars, relative_step: float):
+    def __init__(
+        self,
+        state: ModelState,
+        scalars: StepScalars,
+        relative_step: float,
+        coupling: Coupling = "coupled",
+    ):
         self._state, self._scalars, self._relative_step = state, scalars, relative_step
+        self._decoupled = coupling == "decoupled"
 
     @torch.no_grad()
     def add_microbatch_(self, micro: int, loss: Tensor) -> None:
@@ -43,6 +54,10 @@ class DeviceStep:
         if self._relative_step:
             start = optimizer.matrix_end
             rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
-        optimizer.step_(gradient, scalars.rho, lr, rates)
+        if self._decoupled:
+            optimizer.step_(gradient, torch.zeros_like(scalars.rho), lr, rates)
+            weight.sub_(lr * scalars.rho * gradient)
+        else:
+            optimizer.step_(gradient, scalars.rho, lr, rates)
         plan.slow.follow_(norm_rate)
         return loss

@@ -9,7 +9,7 @@ from typing import get_args
 from gaugelasso.compress import pricing
 from gaugelasso.compress.memory import DTYPES
 from gaugelasso.compress.optimizers import OPTIMIZERS
-from gaugelasso.compress.penalty import Calibration, Form
+from gaugelasso.compress.penalty import Calibration, Coupling, Form
 from gaugelasso.compress.solver import Method
 from gaugelasso.errors import UserError
 
@@ -53,6 +53,7 @@ class CompressorOptions:
     split_share: float = 1e-5
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
+    coupling: Coupling = "coupled"
     solver: Method = "conservative"
     rho: float = 0.0
     loss_smoothing: float = 0.0
@@ -119,6 +120,7 @@ _CHOICES: dict[str, Collection[str]] = {
     "serving_dtype": DTYPES,
     "penalty": get_args(Form),
     "calibration": get_args(Calibration),
+    "coupling": get_args(Coupling),
     "solver": get_args(Method),
     "optimizer": OPTIMIZERS,
 }

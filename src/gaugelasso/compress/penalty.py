@@ -19,6 +19,7 @@ from gaugelasso.kernels.dispatch import fused_flat
 
 Form = Literal["symmetric", "one_sided", "product_norm"]
 Calibration = Literal["efficiency", "geometry"]
+Coupling = Literal["coupled", "decoupled"]
 
 # A slice with a smaller norm counts as zero: its direction is undefined, so it has no gradient.
 _TINY = 1e-20

@@ -37,11 +37,11 @@ _FORMER_KEYS = {
 
 
 # What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, and
-# nothing was said of serving.
+# nothing was said of serving, nor of a penalty as a step of its own.
 FORMER: dict[str, Any] = {"hold": "pressed"} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)
-    if field.name == "profile" or field.name.startswith("serving_")
+    if field.name in ("profile", "coupling") or field.name.startswith("serving_")
 }
 
 
