@@ -80,7 +80,6 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
             files.page,
             profile=files.profile.read_bytes(),
             saturation=files.saturation.read_bytes() if files.saturation else None,
-            training=files.training.read_bytes(),
             samples=files.samples.read_bytes() if files.samples else None,
             baseline=(worth, files.baseline.read_bytes()) if worth and files.baseline else None,
         )
