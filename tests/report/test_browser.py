@@ -9,7 +9,7 @@ import pytest
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
 from tests.report.browser import CHROMIUM, Browser, browser
-from tests.report.folders import make_run
+from tests.report.folders import event, make_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -72,6 +72,7 @@ def test_the_scrubber_moves_and_figures_change(tab: Browser, tmp_path: Path) -> 
     assert tab.text("#event").startswith("No structural event yet")
     scrub(tab, 0.25)
     assert (figure(tab, "work"), width(tab, "mlp_0.d_f")) == ("600", "4")
+    assert figure(tab, "parameters") == "500"
     assert "Event at step 20: 1,000 → 600 FMA per token; dropped 12" in tab.text("#event")
     # The bar has the share of its width.
     bar, track = tab.box("[data-axis='mlp_0.d_f'] b"), tab.box("[data-axis='mlp_0.d_f'] .bar")
@@ -137,6 +138,22 @@ def test_the_page_fits_a_phone_and_has_a_dark_form(
     assert tab.value("document.documentElement.scrollWidth") == size[0]
     color = tab.value("getComputedStyle(document.body).backgroundColor")
     assert color == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+
+
+def test_a_model_of_the_user_has_a_row_for_each_axis(tab: Browser, tmp_path: Path) -> None:
+    narrow = {"hidden.0": 3, "a.long.name.of.an.axis": 8}
+    run = make_run(tmp_path / "r", events=[event(40, 1000.0, 400.0, {"hidden.0": 5}, [], narrow)])
+    wide = {"hidden.0": 8, "a.long.name.of.an.axis": 8, "gone": 4}
+    own = {"model_class": "mine:Perceptron", "structure": {}, "widths": wide}
+    path = run / "initial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    tab.open(page_of(tmp_path, run), width=390, height=844)
+    assert [width(tab, axis) for axis in wide] == ["3", "8", "—"]
+    assert tab.value("document.querySelectorAll('#structure tbody tr').length") == 3
+    assert tab.value("document.documentElement.scrollWidth") == 390
+    box = tab.box("[data-axis='hidden.0']")
+    tab.hover(box["x"] + 5, box["y"] + 5)
+    assert tab.text("#tip") == "hidden.0. 3 of 8 channels (37.5%)."
 
 
 def test_a_run_without_rows_and_events_opens(tab: Browser, tmp_path: Path) -> None:

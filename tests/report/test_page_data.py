@@ -29,6 +29,7 @@ def test_frames_restore_the_structure_after_every_event(tmp_path: Path) -> None:
     for step, widths in zip(frames["step"], widths_of(frames, len(names)), strict=True):
         expected = run.widths_at(step)
         assert widths == [expected.get(name, 0) for name in names]
+    assert frames["parameters"] == [2000, 500, 500]
     assert frames["text"][2] == "dropped 10: attention_1.d_ai 8, D 2; removed attention_1"
     assert data["runs"][0]["final"]["fma"] == 100.0
 

@@ -93,7 +93,7 @@
       return ended(run)
         ? { ...run.final, time: valueAt(run.curves.step_ms, at), first: run.frames.fma[0] }
         : { fma: run.frames.fma[frame], first: run.frames.fma[0],
-            parameters: valueAt(run.curves.parameters, at), loss: valueAt(run.curves.loss, at),
+            parameters: run.frames.parameters[frame], loss: valueAt(run.curves.loss, at),
             metric: valueAt(run.curves.metric, at), time: valueAt(run.curves.step_ms, at) };
     });
     const final = list.every(ended);
@@ -124,7 +124,7 @@
     const number = make("span", host);
     const track = make("div", host, undefined, "bar");
     const range = make("u", track), bar = make("b", track);
-    const cell = { host, axis, number, range, bar, title: `${where}${kind}, ${name}` };
+    const cell = { host, axis, number, range, bar, title: where + [kind, name].filter(Boolean).join(", ") };
     host.dataset.axis = data.axes[axis];
     for (const name of ["pointerenter", "pointerdown", "pointermove"])
       host.addEventListener(name, (event) => tip(cell, event));
@@ -154,7 +154,8 @@
         const td = make("td", tr, undefined, i < 4 ? "attention" : "mlp");
         const { kind, name } = data.columns[i];
         if (axis === null) td.classList.add("never");
-        else cellOf(td, axis, layers ? `layer ${row.name}: ` : `${row.name}: `, kind, name);
+        else if (layers) cellOf(td, axis, `layer ${row.name}: `, kind, name);
+        else cellOf(td, axis, row.name, "", "");
       });
     }
   };

@@ -90,7 +90,6 @@ def _run_data(run: Run, axes: list[str], frames: int, points: int) -> dict[str, 
         "loss": run.column("loss"),
         "metric": run.evaluations(),
         "step_ms": smooth_time(run),
-        "parameters": run.column("parameters"),
     }
     return {
         "seed": run.seed,
@@ -119,14 +118,18 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
     """Structures in the order of steps; the first is the initial one.
 
     `changes` holds, flat, the index of each axis that differs from the frame before, and its
-    width. A removed operator has width 0.
+    width. A removed operator has width 0. `parameters` is null where no row of the log has the
+    work of a frame, because another event came first.
     """
     events = _changes(run)
     number = len(events)
     kept = list(range(number))
     if number > most:
         kept = sorted({round((place + 1) * number / most) - 1 for place in range(most)})
-    data: dict[str, Any] = {"step": [0], "fma": [run.initial["fma"]], "text": [""], "events": [0]}
+    parameters = {row["fma"]: row["parameters"] for row in run.metrics}
+    first = outcome(run).parameters_initial
+    data: dict[str, Any] = {"step": [0], "fma": [run.initial["fma"]], "parameters": [first]}
+    data |= {"text": [""], "events": [0]}
     before = [run.initial["widths"].get(axis, 0) for axis in axes]
     changes: list[list[int]] = [[part for pair in enumerate(before) for part in pair]]
     for place, index in enumerate(kept):
@@ -136,6 +139,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
         changes.append([part for pair in pairs for part in pair])
         data["step"].append(event["step"])
         data["fma"].append(event["fma"])
+        data["parameters"].append(parameters.get(event["fma"]))
         data["text"].append(_event_text(event))
         data["events"].append(index - (kept[place - 1] if place else -1))
         before = widths
