@@ -28,7 +28,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
             count(event["step"]), form(before), form(after),
             form(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, formats.figure) for loss in losses),
-            _dropped(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
+            dropped_channels(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
         ])  # fmt: skip
     headers = [
         "step",
@@ -56,7 +56,7 @@ def axis_name(name: str) -> str:
     return name.removeprefix("operators.")
 
 
-def _dropped(dropped: Mapping[str, int]) -> str:
+def dropped_channels(dropped: Mapping[str, int]) -> str:
     """The number of channels dropped, and the axes that lost the most."""
     largest = sorted(dropped.items(), key=lambda item: -item[1])
     named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
