@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Axis, named_tensors
-from gaugelasso.compress import growth, pricing
+from gaugelasso.compress import growth, pricing, surgery
 from gaugelasso.compress.drop import (
     Decision,
     channel_rms,
@@ -55,26 +55,15 @@ def exchange_(state: ModelState, guard: Guard, rules: EventRules) -> Exchange:
         return Exchange()
     assert state.births is not None
     generator = state.births.generator(rules.step)
-    grown: dict[str, int] = {}
 
     def change_() -> None:
         when = f"of the exchange of step {rules.step}"
         state.cut_(decision, f"after the cut {when}")
-        grown.update(_with_room(state, births))
-        state.grow_(grown, generator, f"after the growth {when}", rules.step)
+        state.grow_(births, generator, f"after the growth {when}", rules.step)
 
     if not guard.try_("exchange", change_, state.snapshot_modules):
         return Exchange()
-    return Exchange(decision.dropped(), {name: n for name, n in grown.items() if n})
-
-
-def _with_room(state: ModelState, births: Mapping[str, int]) -> dict[str, int]:
-    """The births that there is room for: a cascade may have removed sites."""
-    tensors = {**named_tensors(state.model), **state.plan.links}
-    return {
-        name: int(min(number, growth.room(state.table, state.table[name], tensors)))
-        for name, number in births.items()
-    }
+    return Exchange(decision.dropped(), births)
 
 
 def totals(
@@ -180,13 +169,16 @@ class _Plan:
         widths = {name: int(keep.sum()) for name, keep in decision.keeps.items()}
         # Not what the cascade took from, nor a stream together with an axis that reaches it.
         able = [axis for axis in self._receivers if widths[axis.name] == self._widths[axis.name]]
+        table, left = self._state.table, named_tensors(self._state.model)
+        left = surgery.cut(left, table, decision.keeps)  # it may have taken sites
+        room = {axis.name: growth.room(table, axis, left) for axis in able}
         births: dict[str, int] = {}
         while able:
             still = []
             for axis in able:
                 grain = self._grains[axis.name]
                 more = {**births, axis.name: births.get(axis.name, 0) + grain}
-                fits = more[axis.name] <= growth.room(self._state.table, axis, self._tensors)
+                fits = more[axis.name] <= room[axis.name]
                 if fits and self._apart(more) and self._work(widths, more) <= self._state.fma:
                     births = more
                     still.append(axis)

@@ -194,9 +194,10 @@ class _Growing:
 
 
 def _mapped(tensor: Tensor, dim: int, matrix: Tensor) -> Tensor:
-    """The matrix applied along one dim."""
-    matrix = matrix.to(tensor)
-    return torch.tensordot(matrix, tensor, dims=([1], [dim])).movedim(0, dim).contiguous()
+    """The matrix applied along one dim; in float64, because GPUs may round products to TF32."""
+    exact = tensor.double()
+    mapped = torch.tensordot(matrix.to(exact), exact, dims=([1], [dim]))
+    return mapped.movedim(0, dim).to(tensor.dtype).contiguous()
 
 
 def _resized(tensor: Tensor, dim: int, number: int) -> list[int]:
