@@ -114,9 +114,10 @@ def test_a_linear_axis_grows_as_the_reference_says(case: Case, name: str) -> Non
     axis, tensors = model.axis_table()[name], named_tensors(model)
     momentum = {slot.tensor: tensors[slot.tensor].sin() for slot in axis.side_a + axis.side_b}
     second = {tensor: values.square() for tensor, values in momentum.items()}
-    _, result = grown(model, name, states=((-1, momentum), (-2, second)))
-    generator = torch.Generator().manual_seed(SEED)
-    q = growth.procrustes_map(width(axis, tensors), 2, generator)
+    seeded = torch.Generator().manual_seed
+    states = (-1, momentum), (-2, second)
+    result = growth.grow(tensors, model.axis_table(), {name: 2}, seeded(SEED), states)
+    q = growth.procrustes_map(width(axis, tensors), 2, seeded(SEED))
     wanted = {
         power: reference.procrustes_rows(axis, q, given, power)
         for power, given in ((1, tensors), (-1, momentum), (-2, second))
