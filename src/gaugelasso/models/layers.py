@@ -59,8 +59,8 @@ class Extractor(nn.Module):
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
         """The inputs of an operator: side A is the gain, side B the maps that read them."""
         riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
-        gain = Slot(f"{owner}.read.gain")
-        return Axis(f"{owner}.{kind}", kind, (gain,), maps, riders, owner=owner)
+        gain, name = Slot(f"{owner}.read.gain"), f"{owner}.{kind}"
+        return Axis(name, kind, (gain,), maps, riders, owner=owner, growth="permutation")
 
 
 class Injector(nn.Module):
@@ -80,7 +80,8 @@ class Injector(nn.Module):
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
         """The outputs of an operator: side A is the maps that compute them, side B the scale."""
         scale, sites = Slot(f"{owner}.write.scale"), Slot(f"{owner}.write.sites")
-        return Axis(f"{owner}.{kind}", kind, maps, (scale,), (sites,), owner=owner)
+        name = f"{owner}.{kind}"
+        return Axis(name, kind, maps, (scale,), (sites,), owner=owner, growth="permutation")
 
 
 class Part(nn.Module):

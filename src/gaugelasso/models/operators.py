@@ -96,6 +96,7 @@ class Attention(Operator):
                 frequencies,
                 owner=name,
                 silences=False,
+                growth="rotation" if self.rope else "linear",
             ),
             Axis(
                 f"{name}.d_v",
@@ -103,6 +104,7 @@ class Attention(Operator):
                 (Slot(f"{name}.value", 2),),
                 (Slot(f"{name}.out", 1),),
                 owner=name,
+                growth="linear",
             ),
             Injector.axis(name, "d_ao", (Slot(f"{name}.out", 2),)),
         ]
@@ -195,6 +197,7 @@ class SwiGLU(Operator):
                 (Slot(f"{name}.down"),),
                 (Slot(f"{name}.gate", 1),),
                 owner=name,
+                growth="permutation",
             ),
             Injector.axis(name, "d_mo", (Slot(f"{name}.down", 1),)),
         ]

@@ -82,7 +82,8 @@ class Transformer(Compressible):
                 energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))
                 norms.append(part.read.norm(f"{name}.read"))
-        axes.append(Axis(STREAM, STREAM, tuple(writers), tuple(readers), tuple(energies)))
+        sides = tuple(writers), tuple(readers)
+        axes.append(Axis(STREAM, STREAM, *sides, tuple(energies), growth="permutation"))
         length = self.initial_spec.length
         return AxisTable(
             axes=tuple(axes),
