@@ -74,6 +74,7 @@ def settings_of(run: Path, changes: Mapping[str, str], target: TargetConfig, wha
     config = run_config(run, changes)
     # The utility by which channels are ranked is that of the method itself.
     compress = replace(
-        config.compress, solver="fixed", rho=0.0, penalty="symmetric", calibration="efficiency"
-    )
+        config.compress, solver="fixed", rho=0.0, penalty="symmetric", calibration="efficiency",
+        exchange=0,
+    )  # fmt: skip
     return replace(config, target=target, compress=compress)

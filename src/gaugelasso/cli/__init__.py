@@ -21,6 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
+from gaugelasso.cli.comparisons import compare
 from gaugelasso.cli.controls import cofi, prune, retrain
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
@@ -42,6 +43,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "export": export,
     "report": report,
     "pareto": pareto,
+    "compare": compare,
     "advise": advise,
     "info": info,
     "show": show,

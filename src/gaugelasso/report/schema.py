@@ -129,11 +129,12 @@ _OPTIONAL: Mapping[str, Schema] = {
     },
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
+        "exchanged": COUNTS, "grown": COUNTS,
     },
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
         "next_to_go": CHANNELS, "costs": COSTS, "selection_metric": FIGURE,
-        "reference": {"named": TEXT, "training_fma": FIGURE},
+        "reference": {"named": TEXT, "training_fma": FIGURE}, "method": TEXT,
     },
 }  # fmt: skip
 

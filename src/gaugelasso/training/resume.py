@@ -36,12 +36,12 @@ _FORMER_KEYS = {
 }
 
 
-# What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, and
-# nothing was said of serving, nor of a penalty as a step of its own.
+# What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, nothing
+# was said of serving, no channels were exchanged, and the penalty was part of the step.
 FORMER: dict[str, Any] = {"hold": "pressed"} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)
-    if field.name in ("profile", "coupling") or field.name.startswith("serving_")
+    if field.name in ("profile", "exchange", "coupling") or field.name.startswith("serving_")
 }
 
 
