@@ -71,6 +71,7 @@ class Attention(nn.Module):
                 side_b=(slot("key", 2),),
                 owner=name,
                 silences=False,
+                growth="linear",  # nothing is between queries and keys
             ),
             Axis(
                 f"{name}.values",
@@ -79,6 +80,7 @@ class Attention(nn.Module):
                 side_b=(slot("out", 1),),
                 owner=name,
                 silences=False,
+                growth="linear",
             ),
             self.write.axis(f"{name}.write", (slot("out", 2), slot("out_bias", 0)), owner=name),
         ]
@@ -143,6 +145,7 @@ class Mlp(nn.Module):
             owner=name,
             silences=False,
             gauge=False,
+            growth="permutation",  # the GELU is between the sides
         )
         return [
             self.read.axis(f"{name}.read", (Slot(up),), owner=name, silences=False),

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 # Within the method: what is done to axes, each alone over the table, and what all of it shares.
-SIBLINGS = {"pricing", "penalty", "gauge", "surgery", "split", "solver", "optim"}
+SIBLINGS = {"pricing", "penalty", "gauge", "surgery", "split", "growth", "solver", "optim"}
 SHARED = {"flat", "flat_optimizer", "groups", "gauge_factors"}
 
 

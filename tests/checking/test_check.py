@@ -209,6 +209,28 @@ def test_a_missing_rider_of_a_linked_axis() -> None:
     )
 
 
+def test_a_relu_is_not_linear() -> None:
+    class Wrong(Net):
+        axis = Axis(
+            "hidden", "hidden", (Slot("up", 1), Slot("bias")), (Slot("down"),), owner="net",
+            growth="linear",
+        )  # fmt: skip
+
+    message = only_failure(Wrong(), "growth")
+    assert "the axis is not linear; declare growth='permutation'" in message
+
+
+def test_a_width_that_is_not_read_from_a_shape_fails_to_grow() -> None:
+    class Wrong(Net):
+        axis = replace(Net.axis, growth="permutation")
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.up.shape[1] <= 8
+            return super().forward(x)
+
+    assert "the model fails with one more index: AssertionError" in only_failure(Wrong(), "growth")
+
+
 class Gelu(Net):
     activation = staticmethod(F.gelu)
 

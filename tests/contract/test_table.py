@@ -1,5 +1,6 @@
 """Every dim of every tensor is owned or declared fixed, and a wrong table says so."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Axis, AxisError, AxisTable, Cost, Norm, Slot, named_tensors
-from tests.contract.models import CASES, ROWS, Case, is_linked, make
+from tests.contract.models import CASES, ROWS, TRANSFORMERS, Case, is_linked, make
 
 QUERY, KEY = "operators.attention_0.query", "operators.attention_0.key"
 GAIN, SITES = "operators.attention_0.read.gain", "operators.attention_0.read.sites"
@@ -155,3 +156,32 @@ def test_rider_link_is_checked_as_well() -> None:
     riders = tuple(replace(s, link=sites) if s == other else s for s in table["D"].riders)
     with pytest.raises(AxisError, match=other.tensor):
         change_axis("D", riders=riders)(table).check(tensors)
+
+
+def test_axes_say_how_they_may_grow() -> None:
+    """The paper's tab:regrowth_class, as the built-in transformer declares it."""
+    for case in TRANSFORMERS:
+        model = make(case)
+        for axis in model.axis_table().axes:
+            rope = axis.kind == "d_k" and model.get_submodule(str(axis.owner)).rope
+            linear = axis.kind == "d_v" or (axis.kind == "d_k" and not rope)
+            expected = "linear" if linear else "rotation" if rope else "permutation"
+            assert axis.growth == expected, axis.name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"growth": "rope"}, "growth = 'rope' is unknown; use one of linear, rotation"),
+        ({"growth": "linear", "riders": (Slot("bias"),)}, "'bias' has a link or is a rider"),
+        ({"growth": "linear", "gauge": False}, "it has gauge=False"),
+        (
+            {"growth": "permutation", "gauge": False, "side_b": (Slot("up"),)},
+            "'up' is on both sides",
+        ),
+    ],
+)
+def test_a_growth_that_the_axis_cannot_have_is_refused(wrong: dict, message: str) -> None:
+    given = {"side_a": (Slot("up"),), "side_b": (Slot("down"),)} | wrong
+    with pytest.raises(AxisError, match=re.escape(message)):
+        Axis("hidden", "hidden", **given)

@@ -50,6 +50,13 @@ def test_ranks_stop_alike_at_a_work_target(tmp_path: Path) -> None:
     assert_same_run(one, two)
 
 
+def test_ranks_exchange_alike(tmp_path: Path) -> None:
+    crews = Crews(tmp_path, (*CANONICAL, "compress.exchange=10", "compress.trust=0.5"))
+    one, two = crews.finish("1", 1), crews.finish("2", 2)
+    assert any(event.get("grown") for event in rows(one, "events.jsonl"))
+    assert_same_run(one, two)
+
+
 def test_any_order_gives_the_same_structure(tmp_path: Path) -> None:
     crews = Crews(tmp_path, GENTLE)
     one = crews.finish("1", 1)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gaugelasso.report import formats
+from gaugelasso.report import formats, write_report
 from gaugelasso.report.data import load_run
-from gaugelasso.report.event_table import events_table
+from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
@@ -108,6 +108,26 @@ def test_undone_changes_are_counted(tmp_path: Path) -> None:
         events.append(event(step, 1000.0, 1000.0, {}, [], widths) | {"undone": undone})
     note = events_table([load_run(make_run(tmp_path / "r", events=events))]).note
     assert note.startswith("3 events, 0 with a drop, 0 refused, 2 with the balance undone, 1 with")
+
+
+def test_exchanges_stand_beside_drops(tmp_path: Path) -> None:
+    widths = initial_widths(2)
+    swap = {"exchanged": {"operators.mlp_0.d_f": 3, "D": 1}, "grown": {"operators.mlp_1.d_f": 4}}
+    events = [
+        event(10, 1000.0, 900.0, {"D": 1}, [], widths),
+        event(20, 900.0, 899.0, {}, [], widths) | swap,
+        event(30, 899.0, 899.0, {}, [], widths) | {"undone": {"exchange": 0.9}},
+    ]
+    run = load_run(make_run(tmp_path / "r", events=events))
+    note = events_table([run]).note
+    assert note.startswith(
+        "3 events, 1 with a drop, 0 refused, 1 with an exchange, 1 with the exch"
+    )
+    table = exchange_table([run])
+    assert table is not None
+    assert table.rows == [["20", "899", "4: mlp_0.d_f 3, D 1", "4: mlp_1.d_f 4"]]
+    assert "mlp_1.d_f 4" in write_report([tmp_path / "r"]).tables.read_text()
+    assert exchange_table([load_run(make_run(tmp_path / "plain"))]) is None
 
 
 def test_only_the_largest_events_are_shown(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from gaugelasso.errors import UserError
 Tensors = Mapping[str, Tensor]
 Side = Literal["a", "b"]
 CostKind = Literal["matmul", "lookup", "scale", "rotation", "scores", "mix", "cache"]
+# What lies between the sides of an axis, and so how new indices can be added to it.
+Growth = Literal["linear", "rotation", "permutation"]
 
 
 class AxisError(UserError):
@@ -65,6 +67,11 @@ class Axis:
     `silences` says whether the owner writes nothing once the axis is empty. Attention without
     keys still writes the mean of its values. Its key axis therefore has `silences=False`, and
     its last index stays as long as the operator does.
+
+    `growth` says which changes of basis the axis admits, and so how it may grow (the paper's table
+    regrowth_class): `linear`, any orthogonal map on both sides, if nothing is between them;
+    `rotation`, a rotation of each pair (keys with RoPE); `permutation`, a reordering alone (an
+    activation or a normaliser). None, the default: the axis never grows.
     """
 
     name: str
@@ -75,15 +82,41 @@ class Axis:
     owner: str | None = None
     silences: bool = True
     gauge: bool = True
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         for part in ("side_a", "side_b", "riders"):
             check_tuple(f"axis {self.name!r}: {part}", getattr(self, part), Slot)
+        self._check_growth()
         moving = [slot.tensor for slot in self.riders if slot.power]
         if not self.gauge and moving:
             raise AxisError(
                 f"axis {self.name!r} has gauge=False, so that nothing rescales its rider "
                 f"{moving[0]!r}: leave out its power, or put it on a side"
+            )
+
+    def _check_growth(self) -> None:
+        known = typing.get_args(Growth)
+        if self.growth is not None and self.growth not in known:
+            raise AxisError(
+                f"axis {self.name!r}: growth = {self.growth!r} is unknown; use one of "
+                f"{', '.join(known)}, or None for an axis that does not grow"
+            )
+        if self.growth == "linear":
+            bent = [slot.tensor for slot in self.slots() if slot.link is not None]
+            bent += [slot.tensor for slot in self.riders]
+            if bent or not self.gauge:
+                reason = f"{bent[0]!r} has a link or is a rider" if bent else "it has gauge=False"
+                raise AxisError(
+                    f"axis {self.name!r} has growth='linear', but {reason}, so that no orthogonal "
+                    "map can mix its indices: use growth='permutation'"
+                )
+        on_a = {(slot.tensor, slot.dim) for slot in self.side_a}
+        tied = [slot.tensor for slot in self.side_b if (slot.tensor, slot.dim) in on_a]
+        if self.growth and tied:
+            raise AxisError(
+                f"axis {self.name!r}: {tied[0]!r} is on both sides, so that no index can be added "
+                "without an effect: leave out growth"
             )
 
     def sides(self) -> Iterator[tuple[Side, tuple[Slot, ...]]]:

@@ -13,7 +13,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import common_folder, write_pareto, write_report
 from gaugelasso.report.advice import advise as make_advice
 from gaugelasso.report.data import load_run
-from gaugelasso.report.tables import print_outcome, print_structure
+from gaugelasso.report.tables import print_exchanges, print_outcome, print_structure
 from gaugelasso.runs.reading import exists
 from gaugelasso.runs.writing import make_folder, write_text
 
@@ -95,3 +95,4 @@ def info(run: RunPath) -> None:
     loaded = load_run(run)
     print_structure(loaded, console)
     print_outcome(loaded, console)
+    print_exchanges(loaded, console)

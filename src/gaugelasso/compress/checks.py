@@ -14,6 +14,7 @@ from torch import Tensor
 from gaugelasso.axes import AxisTable, Compressible
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
+from gaugelasso.compress.growth import can_grow
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.errors import UserError
@@ -151,6 +152,24 @@ def check_prices(state: ModelState) -> None:
             f"no index has a price under the accounting {state.options.accounting!r}, so nothing "
             "would be removed: declare the work in the axis table, as in "
             "costs=(Cost('matmul', factor, ('axis',)),)"
+        )
+
+
+def check_exchange(state: ModelState) -> None:
+    """UserError if channels are to be exchanged, and the model or the accounting does not allow it.
+
+    The times of a profile end at the widths that it was measured for.
+    """
+    every, table = state.options.exchange, state.table
+    if every and state.options.accounting == "latency":
+        raise UserError(
+            f"compress.exchange = {every}: a profile has no times of axes that grow; use the "
+            "accounting fma, paper or bytes, or exchange = 0"
+        )
+    if every and not any(can_grow(table, axis) for axis in table.axes):
+        raise UserError(
+            f"compress.exchange = {every}: the axis table of {type(state.model).__name__} does not "
+            "say how an axis may grow; declare Axis(growth=...), or use exchange = 0"
         )
 
 

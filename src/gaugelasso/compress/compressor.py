@@ -21,6 +21,7 @@ from torch import Tensor
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.checks import (
     StepChecks,
+    check_exchange,
     check_length,
     check_model,
     check_number,
@@ -113,6 +114,7 @@ class Compressor:
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
+        check_exchange(self.state)
         self._checks = StepChecks(self.state, pressed)
         weight, norm_rate = self.state.optimizer.store.weight, options.step_norm_rate
         self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
@@ -199,7 +201,7 @@ class Compressor:
 
     @torch.no_grad()
     def event_(self) -> Event:
-        """Hold a structural event now: split, balance, select, cut."""
+        """Hold a structural event now: split, balance, select, cut, exchange."""
         rules = EventRules(
             step=self.steps,
             threshold=self.options.trust * float(self.scalars.lr),

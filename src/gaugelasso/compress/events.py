@@ -50,8 +50,10 @@ class Event:
     - spared: axis name -> indices near zero that stayed because the batch needs them
     - withheld: axis name -> indices that stayed because the work target is met without them
     - splits: the sites that became two, before `loss_balanced` was measured
-    - undone: the changes that were undone ("split", "balance", "cut"), with the loss of each
+    - undone: the changes that were undone ("split", "balance", "cut", "exchange"), with the loss
+      of each
     - returned_to: for a rollback, the step of the state that the run went back to
+    - exchanged, grown: axis name -> indices that an exchange took, and that it added
     """
 
     step: int
@@ -71,6 +73,8 @@ class Event:
     withheld: dict[str, int] = field(default_factory=dict)
     undone: dict[str, float] = field(default_factory=dict)
     returned_to: int | None = None
+    exchanged: dict[str, int] = field(default_factory=dict)
+    grown: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def returned(
@@ -85,8 +89,18 @@ class Event:
         """The record of a rollback to the state of step `to`."""
         return cls(step, fma_before, fma, {}, {}, (), widths, seconds, returned_to=to)
 
+    @property
+    def changed(self) -> bool:
+        """Whether the widths have changed."""
+        return bool(self.dropped or self.exchanged)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """A row of events.jsonl. An event without an exchange has no keys for it."""
+        row = asdict(self)
+        for key in ("exchanged", "grown"):
+            if not row[key]:
+                del row[key]
+        return row
 
 
 def consult_(

@@ -1,7 +1,7 @@
 """A model, everything that is built on its structure, and the changes that an event makes to it.
 
-There are three changes: split, balance and cut. `snapshot_values` undoes a change of values in
-place, `snapshot_modules` one that replaces tensors. Decides nothing; knows no losses.
+There are four changes: split, balance, cut and growth. `snapshot_values` undoes a change of values
+in place, `snapshot_modules` one that replaces tensors. Decides nothing; knows no losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors, on_host
-from gaugelasso.compress import accountings, gauge, pricing, surgery
+from gaugelasso.compress import accountings, gauge, growth, pricing, surgery
+from gaugelasso.compress.births import BirthRecord
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
@@ -69,6 +70,10 @@ class ModelState:
         self.cost_model = accountings.chosen(options, self._timed)
         self.plan = self._build()
         self.optimizer = self._new_optimizer()
+        self.births: BirthRecord | None = None  # nothing is born without exchange
+        if options.exchange:
+            seed = team.broadcast(torch.initial_seed())
+            self.births = BirthRecord(options.exchange, self.widths(), seed, device)
         # On the device, so that a captured balance reads its present value.
         self._least = self.plan.store.weight.new_ones(())
         # Most events change no structure: a graph turns their thousand launches into one.
@@ -169,6 +174,29 @@ class ModelState:
         surgery.swap_(self.model, staged, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
+        if self.births is not None:
+            self.births.cut_(decision.keeps)
+        self.rebuild_()
+
+    def grow_(
+        self, births: growth.Births, generator: torch.Generator, when: str, step: int = 0
+    ) -> None:
+        """Add indices to axes of model and optimizer; with exchange, silent ones are protected.
+
+        RanksDiffer, with `when`, unless all ranks grow the same.
+        """
+        vectors = self.optimizer.state
+        states = [(vector.power, vector.views(self.plan.store)) for vector in vectors]
+        grown = growth.grow(named_tensors(self.model), self.table, births, generator, states)
+        if self.team.size > 1:
+            self.team.check_same(fingerprint(grown.tensors), when)
+        surgery.swap_(self.model, grown.tensors)
+        for vector, views in zip(vectors, grown.states, strict=True):
+            parts = [view.reshape(-1) for view in views.values()]
+            vector.values = torch.cat(parts) if parts else vector.values
+        if self.births is not None:
+            silent = {n: k for n, k in births.items() if self.table[n].growth != "linear"}
+            self.births.grow_(growth.grown_widths(self.table, silent), step)
         self.rebuild_()
 
     # --- undo -----------------------------------------------------------------------
@@ -186,9 +214,12 @@ class ModelState:
         """Keep the structure and its tensors, without a copy; the undo puts them back."""
         restore = surgery.snapshot_modules(self.model)
         state = [(vector, vector.values) for vector in self.optimizer.state]
+        births = self.births.snapshot() if self.births is not None else {}
 
         def undo() -> None:
             restore()
+            if self.births is not None:
+                self.births.restore_(births)
             for vector, values in state:
                 vector.values = values
             self.rebuild_()
@@ -216,6 +247,8 @@ class ModelState:
         """Build the plan of a new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
         self.plan = self._build()
+        if self.births is not None:
+            self.births.fit_(self.widths())
         self.optimizer.attach(self.plan.store, self.table.matrices)
         self.rebuilds += 1
         self._balancing.reset(release=True)

@@ -51,6 +51,7 @@ class CompressorOptions:
     norm_rate: float = 0.2
     anchor: float = 0.01
     split_share: float = 1e-5
+    exchange: int = 0
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     solver: Method = "conservative"
@@ -77,9 +78,9 @@ class CompressorOptions:
             self._check(key, "a number of 0 or more", lambda value: value >= 0)
         for key in self._numbers("interval", "multiple"):
             self._check(key, "a whole number of at least 1", lambda value: value >= 1)
-        for key, least in {"serving_batch": 1, "serving_length": 0}.items():
+        for key, least in {"serving_batch": 1, "serving_length": 0, "exchange": 0}.items():
             value = getattr(self, key)
-            if not isinstance(value, Integral) or value < least:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UserError(
                     f"compress.{key} = {value!r}: must be a whole number of at least {least}"
                 )

@@ -179,6 +179,25 @@ def balance_(
     return total
 
 
+# --- growth ----------------------------------------------------------------------------------
+
+
+def procrustes_rows(axis: Axis, q: Tensor, tensors: Tensors, power: int = 1) -> dict[str, Tensor]:
+    """T_i <- sum_j Q_ij T_j for the new rows i of both sides; with power -2, Q_ij^2 for Q_ij.
+
+    `tensors` are the weights (power 1), their momentum (-1) or their second moments (-2). Weights
+    and momentum change alike, because Q is an isometry.
+    """
+    factor = q if power % 2 else q.square()
+    grown = {}
+    for slot in axis.side_a + axis.side_b:
+        if slot.tensor in tensors:
+            old = tensors[slot.tensor].unbind(slot.dim)
+            rows = [sum(c * part for c, part in zip(row, old, strict=True)) for row in factor]
+            grown[slot.tensor] = torch.stack(rows, slot.dim)
+    return grown
+
+
 # --- normalisers -----------------------------------------------------------------------------
 
 

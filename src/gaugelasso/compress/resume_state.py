@@ -25,6 +25,8 @@ class ResumeState:
     def tensors(self) -> dict[str, Tensor]:
         """Everything beside the model that the next step depends on, by name."""
         tensors = self._all_scalars()
+        if self._state.births is not None:
+            tensors |= self._state.births.tensors()
         for kind, views in self._state.optimizer.states().items():
             tensors |= {f"{kind}.{name}": view for name, view in views.items()}
         return tensors

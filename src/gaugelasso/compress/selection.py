@@ -72,11 +72,14 @@ class _LocalSelection:
         self._rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
 
     def propose(self) -> Keeps:
-        """Keep-sets by trust-drop, and what the hooks keep."""
+        """Keep-sets by trust-drop, with new indices and what the hooks keep."""
         state, rules = self._state, self._rules
         keeps = candidates(
             state.table, self._tensors, self._rms, rules.threshold, *self._multiples()
         )
+        if state.births is not None:
+            for name, new in state.births.protected(rules.step).items():
+                keeps[name] |= new
         consult_(rules.hooks, rules.step, keeps, self._rms, state.prices)
         return keeps
 

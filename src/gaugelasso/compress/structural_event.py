@@ -1,4 +1,4 @@
-"""One structural event: split, balance, select, cut, each under the guard.
+"""One structural event: split, balance, select, cut, exchange, each under the guard.
 
 The order of an event, and its record. A change that raises the batch's loss too much is undone.
 """
@@ -7,6 +7,7 @@ import time
 
 from gaugelasso.compress.drop import NOTHING, Decision
 from gaugelasso.compress.events import Event, EventRules
+from gaugelasso.compress.exchange import Exchange, exchange_
 from gaugelasso.compress.guard import Guard
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.resume_state import ResumeState
@@ -25,6 +26,8 @@ def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules)
     loss_balanced = guard.loss
     choice = select_drops(state, guard, rules)
     cut = _cut_(state, guard, choice.decision or NOTHING, rules.step)
+    due = state.births is not None and state.births.exchange_due_(rules.step)
+    exchange = exchange_(state, guard, rules) if due else Exchange()
     return Event(
         step=rules.step,
         fma_before=fma_before,
@@ -42,6 +45,8 @@ def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules)
         spared=choice.spared,
         withheld=choice.withheld,
         undone=guard.undone,
+        exchanged=exchange.taken,
+        grown=exchange.grown,
     )
 
 

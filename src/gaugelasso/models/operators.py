@@ -40,6 +40,7 @@ class Attention(Operator):
         tied: bool,
         shrink: float,
         generator: torch.Generator,
+        eps: float = 0.0,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -49,7 +50,7 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
@@ -95,6 +96,7 @@ class Attention(Operator):
                 frequencies,
                 owner=name,
                 silences=False,
+                growth="rotation" if self.rope else "linear",
             ),
             Axis(
                 f"{name}.d_v",
@@ -102,6 +104,7 @@ class Attention(Operator):
                 (Slot(f"{name}.value", 2),),
                 (Slot(f"{name}.out", 1),),
                 owner=name,
+                growth="linear",
             ),
             Injector.axis(name, "d_ao", (Slot(f"{name}.out", 2),)),
         ]
@@ -161,11 +164,19 @@ class Attention(Operator):
 class SwiGLU(Operator):
     """down(up(y) * silu(gate(y)))."""
 
-    def __init__(self, spec: MlpSpec, *, tied: bool, shrink: float, generator: torch.Generator):
+    def __init__(
+        self,
+        spec: MlpSpec,
+        *,
+        tied: bool,
+        shrink: float,
+        generator: torch.Generator,
+        eps: float = 0.0,
+    ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
@@ -186,6 +197,7 @@ class SwiGLU(Operator):
                 (Slot(f"{name}.down"),),
                 (Slot(f"{name}.gate", 1),),
                 owner=name,
+                growth="permutation",
             ),
             Injector.axis(name, "d_mo", (Slot(f"{name}.down", 1),)),
         ]

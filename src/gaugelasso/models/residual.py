@@ -64,8 +64,10 @@ class SlowNorm(nn.Module):
         """The inputs of the maps that read y: side A is the gain, side B their rows."""
         leaves = ("sites", "weight", "energy")
         riders = tuple(Slot(f"{name}.{leaf}") for leaf in leaves)
-        gain = Slot(f"{name}.gain")
-        return Axis(f"{name}.in", "in", (gain,), maps, riders, owner=owner, silences=silences)
+        sides = (Slot(f"{name}.gain"),), maps
+        return Axis(
+            f"{name}.in", "in", *sides, riders, owner, silences=silences, growth="permutation"
+        )
 
     def norm(self, name: str) -> Norm:
         return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
@@ -94,7 +96,8 @@ class SiteWriter(nn.Module):
     def axis(self, name: str, maps: tuple[Slot, ...], owner: str | None = None) -> Axis:
         """The outputs: side A is the maps that compute u (and their bias), side B the scale."""
         scale, sites = Slot(f"{name}.scale"), Slot(f"{name}.sites")
-        return Axis(f"{name}.out", "out", maps, (scale,), (sites,), owner=owner)
+        sides = maps, (scale,)
+        return Axis(f"{name}.out", "out", *sides, (sites,), owner=owner, growth="permutation")
 
     def writes(self, name: str, stage: int) -> Slot:
         """Its slot on side A of the stream."""
@@ -109,4 +112,5 @@ def stream_axis(
 ) -> Axis:
     """The axis of the stream, from `writes` and `reads`; `width` is a buffer with all sites."""
     riders = (width, *(rider for _, riders in readers for rider in riders))
-    return Axis(name, name, tuple(writers), tuple(slot for slot, _ in readers), riders)
+    sides = tuple(writers), tuple(slot for slot, _ in readers)
+    return Axis(name, name, *sides, riders, growth="permutation")

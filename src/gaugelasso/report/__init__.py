@@ -20,7 +20,7 @@ from gaugelasso.report.baseline import (
 )
 from gaugelasso.report.compare import Comparison, compare_results, compare_table
 from gaugelasso.report.data import Condition, load_condition, run_folders
-from gaugelasso.report.event_table import events_table
+from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, run_tables, runs_table
@@ -89,6 +89,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
         tables += [baseline_table(worth), trained_table(worth)] if worth else []
         tables += [saturation_table(runs), *([] if own else [shares_table(runs)])]
         tables += [*(table for run in runs for table in run_tables(run)), events_table(runs)]
+        tables += [exchanges] if (exchanges := exchange_table(runs)) else []
         write_text(files.tables, "\n".join(map(to_markdown, tables)))
     return files
 

@@ -1,4 +1,4 @@
-"""The table of a run's largest structural events."""
+"""The tables of a run's structural events: the largest drops, and all exchanges of channels."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun
 
 _LARGEST_EVENTS = 20
-_AXES_NAMED = 3  # in the "dropped" cell of an event
+_AXES_NAMED = 3  # in a cell of channels
 
 
 def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
@@ -28,7 +28,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
             count(event["step"]), form(before), form(after),
             form(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, formats.figure) for loss in losses),
-            dropped_channels(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
+            counted_channels(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
         ])  # fmt: skip
     headers = [
         "step",
@@ -43,7 +43,9 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
     headers += ["after cut", "channels dropped", "operators removed"]
     refused = sum(bool(event["refused"]) for _, event in events)
     note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
-    for what in ("split", "balance", "cut"):
+    if exchanges := sum(bool(event.get("grown")) for _, event in events):
+        note += f", {exchanges} with an exchange"
+    for what in ("split", "balance", "cut", "exchange"):
         if undone := sum(what in event.get("undone", {}) for _, event in events):
             note += f", {undone} with the {what} undone"
     note += f". Share: {cost} saved relative to {cost} before. Losses are measured on one training "
@@ -56,10 +58,33 @@ def axis_name(name: str) -> str:
     return name.removeprefix("operators.")
 
 
-def dropped_channels(dropped: Mapping[str, int]) -> str:
-    """The number of channels dropped, and the axes that lost the most."""
-    largest = sorted(dropped.items(), key=lambda item: -item[1])
+def exchange_table(runs: Sequence[Run]) -> Table | None:
+    """Every exchange of channels, in order; None if there was none."""
+    events = [(run, event) for run in runs for event in run.events if event.get("grown")]
+    if not events:
+        return None
+    cost, form = noun(runs[0].accounting), work_format(runs[0].accounting)
+    rows = [
+        [
+            *([str(run.seed)] if len(runs) > 1 else []),
+            count(event["step"]),
+            form(event["fma"]),
+            counted_channels(event.get("exchanged", {})),
+            counted_channels(event["grown"]),
+        ]
+        for run, event in events
+    ]
+    headers = ["step", f"{cost} after", "channels taken", "channels grown"]
+    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
+    note = f"An exchange does not change the {cost} by more than the price of one channel."
+    text = (len(headers) - 2, len(headers) - 1)
+    return Table("Channels exchanged", headers, rows, note, text)
+
+
+def counted_channels(channels: Mapping[str, int]) -> str:
+    """A number of channels, and the axes that have the most of them."""
+    largest = sorted(channels.items(), key=lambda item: -item[1])
     named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
     more = len(largest) - len(named)
     named += [f"{more} more {'axis' if more == 1 else 'axes'}"] if more else []
-    return f"{sum(dropped.values())}: {', '.join(named)}"
+    return f"{sum(channels.values())}: {', '.join(named)}"

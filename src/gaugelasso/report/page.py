@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.report.baseline import Data, baseline_table, sentences, trained_table
-from gaugelasso.report.event_table import events_table
+from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, to_html
 from gaugelasso.report.page_data import page_data, to_script
@@ -117,6 +117,7 @@ def write_page(
         *(_samples(runs[0], samples) if samples else ()),
         *_structures(runs),
         to_html(events_table(runs)),
+        *([to_html(exchanges)] if (exchanges := exchange_table(runs)) else []),
         to_html(_origin(runs)),
         "<h2>Configuration</h2>",
         f"<pre>{html.escape(_config(runs))}</pre>",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gaugelasso.report.event_table import axis_name, dropped_channels
+from gaugelasso.report.event_table import axis_name, counted_channels
 from gaugelasso.report.figure import Curve
 from gaugelasso.report.formats import is_accuracy
 from gaugelasso.report.outcome import outcome
@@ -149,7 +149,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
 def _event_text(event: Mapping[str, Any]) -> str:
     if event.get("returned_to") is not None:
         return f"rollback to the state of step {event['returned_to']:,}"
-    parts = [f"dropped {dropped_channels(event['dropped'])}"] if event["dropped"] else []
+    parts = [f"dropped {counted_channels(event['dropped'])}"] if event["dropped"] else []
     if event["removed"]:
         parts.append(f"removed {', '.join(map(axis_name, event['removed']))}")
     return "; ".join(parts)

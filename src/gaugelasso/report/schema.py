@@ -129,6 +129,7 @@ _OPTIONAL: Mapping[str, Schema] = {
     },
     "events.jsonl": {
         "loss_before": FIGURE, "loss_balanced": FIGURE, "loss_after": FIGURE, "undone": FIGURES,
+        "exchanged": COUNTS, "grown": COUNTS,
     },
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,

@@ -16,7 +16,7 @@ from gaugelasso.report.costs import (
     named,
     work_format,
 )
-from gaugelasso.report.event_table import axis_name
+from gaugelasso.report.event_table import axis_name, exchange_table
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table, render
@@ -237,6 +237,12 @@ def print_outcome(run: Run, console: Console) -> None:
 
 def print_structure(run: Run, console: Console) -> None:
     render(structure_table(run), console)
+
+
+def print_exchanges(run: Run, console: Console) -> None:
+    """Print what channels were exchanged, if any were."""
+    if table := exchange_table([run]):
+        render(table, console)
 
 
 def _initial_step_ms(run: Run) -> float | None:

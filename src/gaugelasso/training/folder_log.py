@@ -24,7 +24,7 @@ class FolderLog:
 
     def event(self, event: Event) -> None:
         self.folder.append("events.jsonl", event.to_dict())
-        if event.dropped:
+        if event.changed:
             self.record.cut_at = event.step
 
     def write_row(

@@ -36,12 +36,12 @@ _FORMER_KEYS = {
 }
 
 
-# What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, and
-# nothing was said of serving.
+# What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, nothing
+# was said of serving, and no channels were exchanged.
 FORMER: dict[str, Any] = {"hold": "pressed"} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)
-    if field.name == "profile" or field.name.startswith("serving_")
+    if field.name in ("profile", "exchange") or field.name.startswith("serving_")
 }
 
 

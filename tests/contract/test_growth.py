@@ -1,0 +1,202 @@
+"""Growth: no axis changes the function when it grows, and what is new can learn and can go."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.axes import Axis, Compressible, named_tensors, width
+from gaugelasso.compress import growth, reference
+from gaugelasso.compress.drop import cascade
+from gaugelasso.compress.surgery import cut_, swap_
+from tests.contract.models import (
+    AXES,
+    CASES,
+    TRANSFORMERS,
+    Case,
+    clone,
+    difference,
+    loss,
+    make,
+    output,
+    silence_,
+)
+
+SEED = 3
+
+
+def _room(case: Case, name: str) -> float:
+    model = make(case)
+    table = model.axis_table()
+    return growth.room(table, table[name], named_tensors(model))
+
+
+# Axes of one seed with room. The table of the perceptron does not say how it grows, and an operator
+# that reads and writes all sites can name no further one.
+GROWING = [p for p in AXES if p.values[0].seed == CASES[0].seed and _room(*p.values)]
+LINEAR = [p for p in GROWING if make(p.values[0]).axis_table()[p.values[1]].growth == "linear"]
+
+
+def grown(
+    model: Compressible, name: str, number: int = 2, states: tuple = ()
+) -> tuple[Compressible, growth.Grown]:
+    """A copy of a model with some more indices on one axis, as far as there is room."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    number = int(min(number, growth.room(table, table[name], tensors)))
+    result = growth.grow(
+        tensors, table, {name: number}, torch.Generator().manual_seed(SEED), states
+    )
+    larger = clone(model)
+    swap_(larger, result.tensors)
+    added = growth.grown_widths(table, {name: number})
+    before, after = table.widths(tensors), larger.axis_table().widths(named_tensors(larger))
+    assert after == {each: size + added.get(each, 0) for each, size in before.items()}
+    return larger, result
+
+
+@pytest.mark.parametrize(("case", "name"), GROWING)
+def test_growth_changes_no_output(case: Case, name: str) -> None:
+    model = make(case)
+    larger, _ = grown(model, name)
+    larger.axis_table().check(named_tensors(larger))
+    assert difference(output(larger, case), output(model, case)) < 1e-10
+    again = case.row.rebuild(json.loads(json.dumps(larger.structure()))).double().eval()
+    again.load_state_dict(larger.state_dict())
+    assert torch.equal(output(again, case), output(larger, case))
+
+
+@pytest.mark.parametrize(("case", "name"), GROWING)
+def test_new_indices_have_norms_of_a_typical_size(case: Case, name: str) -> None:
+    """On both sides of a linear axis, on one side of every other; the other side is zero."""
+    model = make(case)
+    larger, _ = grown(model, name, number=3)
+    old, new = _norms(model, name), _norms(larger, name)
+    size = len(old["a"])
+    fresh = {side: norms[size:] for side, norms in new.items()}
+    typical = {side: float(norms.square().mean().sqrt()) for side, norms in old.items()}
+    axis = model.axis_table()[name]
+    if axis.growth == "linear":
+        for side, norms in fresh.items():
+            assert bool((norms > 0).all())
+            assert float(norms.max()) < math.sqrt(size) * typical[side]
+        return
+    silent = "b" if axis.linked() or not axis.gauge else "a"
+    other = "a" if silent == "b" else "b"
+    assert not fresh[silent].any()
+    assert bool((fresh[other] > 0.1 * typical[other]).all())
+    assert bool((fresh[other] < 10 * typical[other]).all())
+
+
+def _norms(model: Compressible, name: str) -> dict[str, Tensor]:
+    axis, tensors = model.axis_table()[name], named_tensors(model)
+    return {
+        side: reference.side_norms(axis, slots, tensors).detach() for side, slots in axis.sides()
+    }
+
+
+@pytest.mark.parametrize(("case", "name"), LINEAR)
+def test_a_gradient_of_the_grown_model_is_the_transformed_gradient(case: Case, name: str) -> None:
+    """So momentum, an average of gradients, follows as the weights do."""
+    model = make(case)
+    gradients = _gradients(model, case)
+    larger, result = grown(model, name, states=((-1, gradients),))
+    expected, found = _gradients(larger, case), result.states[0]
+    scale = max(float(each.abs().max()) for each in expected.values())
+    for tensor, gradient in expected.items():
+        assert float((found[tensor] - gradient).abs().max()) < 1e-10 * scale, tensor
+
+
+@pytest.mark.parametrize(("case", "name"), LINEAR)
+def test_a_linear_axis_grows_as_the_reference_says(case: Case, name: str) -> None:
+    model = make(case)
+    axis, tensors = model.axis_table()[name], named_tensors(model)
+    momentum = {slot.tensor: tensors[slot.tensor].sin() for slot in axis.side_a + axis.side_b}
+    second = {tensor: values.square() for tensor, values in momentum.items()}
+    seeded = torch.Generator().manual_seed
+    states = (-1, momentum), (-2, second)
+    result = growth.grow(tensors, model.axis_table(), {name: 2}, seeded(SEED), states)
+    q = growth.procrustes_map(width(axis, tensors), 2, seeded(SEED))
+    wanted = {
+        power: reference.procrustes_rows(axis, q, given, power)
+        for power, given in ((1, tensors), (-1, momentum), (-2, second))
+    }
+    for power, found in zip((1, -1, -2), (result.tensors, *result.states), strict=True):
+        for tensor, expected in wanted[power].items():
+            assert torch.allclose(found[tensor], expected, rtol=1e-12, atol=1e-14), tensor
+    # Squares stay squares, and none is lost.
+    for tensor, old in second.items():
+        assert bool((result.states[1][tensor] >= 0).all())
+        assert torch.allclose(result.states[1][tensor].sum(), old.sum())
+
+
+def _gradients(model: Compressible, case: Case) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss(model, case), list(named.values()), allow_unused=True)
+    pairs = zip(named, found, strict=True)
+    return {name: torch.zeros_like(named[name]) if g is None else g for name, g in pairs}
+
+
+@pytest.mark.parametrize(("case", "name"), [p for p in GROWING if not p.values[0].dropped])
+def test_a_silent_index_can_learn(case: Case, name: str) -> None:
+    """The zero side has a gradient; a zero on both sides would be there forever."""
+    model = make(case)
+    axis = model.axis_table()[name]
+    larger, _ = grown(model, name)
+    gradients = _gradients(larger, case)
+    fresh = _fresh(larger.axis_table()[name], larger, width(axis, named_tensors(model)))
+    for side, slots in axis.sides():
+        parts = [gradients[slot.tensor].movedim(slot.dim, 0)[fresh[slot]] for slot in slots]
+        norm = sum(float(part.norm()) for part in parts)
+        values = [named_tensors(larger)[slot.tensor] for slot in slots]
+        own = [v.movedim(s.dim, 0)[fresh[s]] for v, s in zip(values, slots, strict=True)]
+        if not any(bool(each.any()) for each in own):
+            assert norm > 0, side
+
+
+def _fresh(axis: Axis, model: Compressible, size: int) -> dict:
+    """Slot -> the positions of indices from `size` on."""
+    tensors = named_tensors(model)
+    found = {}
+    for slot in axis.side_a + axis.side_b:
+        index = torch.arange(tensors[slot.tensor].shape[slot.dim])
+        found[slot] = (index if slot.link is None else tensors[slot.link]) >= size
+    return found
+
+
+@pytest.mark.parametrize(("case", "name"), [p for p in GROWING if p not in LINEAR])
+def test_new_indices_can_be_cut_again(case: Case, name: str) -> None:
+    """Zero-then-drop of what was born gives the model before the birth, to the last bit."""
+    model = make(case)
+    larger, _ = grown(model, name)
+    table, tensors = larger.axis_table(), named_tensors(larger)
+    sizes = model.axis_table().widths(named_tensors(model))
+    keeps = {each.name: torch.ones(width(each, tensors), dtype=torch.bool) for each in table.axes}
+    keeps[name][sizes[name] :] = False
+    before = output(larger, case)
+    silence_(larger, {name: keeps[name]})
+    assert difference(output(larger, case), before) < 1e-10
+    decision = cascade(table, tensors, keeps)
+    assert decision is not None
+    cut_(larger, table, decision.keeps, decision.removed)
+    if not case.dropped:  # else the cascade has more to do
+        after = named_tensors(larger)
+        assert all(torch.equal(after[key], old) for key, old in named_tensors(model).items())
+    assert difference(output(larger, case), output(model, case)) < 1e-10
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS[:2], ids=str)
+def test_several_axes_grow_at_once_and_a_seed_repeats_them(case: Case) -> None:
+    model = make(case)
+    table, tensors = model.axis_table(), named_tensors(model)
+    births = {a.name: 1 for a in table.axes if a.kind in ("d_k", "d_v", "d_f", "D")}
+    first, again, other = (
+        growth.grow(tensors, table, births, torch.Generator().manual_seed(seed)).tensors
+        for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    before = output(model, case)
+    swap_(model, first)
+    assert difference(output(model, case), before) < 1e-10
