@@ -2,6 +2,7 @@
 # make test: lint, format, types, documentation and tests. Both set up everything they need.
 # make docs: the documentation as a site, in site/. A dead link or an unlisted page fails.
 # make kernels: the GPU's kernels in Triton's interpreter, which it installs (260 MB).
+# make tables: results/README.md, every table and figure of the paper beside ours, from JSON.
 # make torture: kills, failing disks and spoiled files by the hundred, into results/.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +11,7 @@ READY  := $(VENV)/.ready
 # One process more than there are cores, as tests also wait for disks and for each other's processes.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 
-.PHONY: demo test docs kernels torture lint format clean wheel
+.PHONY: demo test docs kernels tables torture lint format clean wheel
 
 demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
@@ -32,6 +33,9 @@ docs: $(READY)
 kernels: $(READY)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+
+tables: $(READY)
+	$(BIN)/python benchmarks/tables.py
 
 torture: $(READY)
 	$(BIN)/python -m tests.trust.torture --out results/reliability.json

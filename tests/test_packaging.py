@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gaugelasso"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-SOURCES = [path for path in PACKAGE.rglob("*") if path.suffix == ".py" or path.name == "py.typed"]
+SUFFIXES = {".py", ".css", ".js"}
+SOURCES = [
+    path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES or path.name == "py.typed"
+]
 
 
 def test_the_wheel_takes_the_whole_package() -> None:

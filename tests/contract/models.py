@@ -113,7 +113,7 @@ def perceptron() -> Row:
 ROWS = [
     transformer("rope"),
     transformer("rope_positions", positions=True),
-    transformer("grouped_keys", heads=4, kv_heads=2),
+    transformer("grouped_keys", heads=4, kv_heads=2, eps=0.01),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),

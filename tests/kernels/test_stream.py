@@ -55,11 +55,12 @@ class Chain:
     writes: list[Tensor]
     weight: Tensor
     dtype: torch.dtype
+    eps: float = 0.0
 
     @classmethod
-    def of(cls, size: int, dtype: torch.dtype, seed: int = 0) -> "Chain":
+    def of(cls, size: int, dtype: torch.dtype, seed: int = 0, eps: float = 0.0) -> "Chain":
         sites = [draw_sites(size + 3, size, seed=4 * seed + k) for k in range(4)]
-        return cls(sites[:2], sites[2:], draw(size, positive=True, seed=seed), dtype)
+        return cls(sites[:2], sites[2:], draw(size, positive=True, seed=seed), dtype, eps)
 
     def run(self, form: Literal["plain", "terms", "fused"], inputs: list[Tensor]) -> list[Tensor]:
         """The stream and all n, the gradients, and the energies; or a bound of their terms."""
@@ -72,11 +73,13 @@ class Chain:
                 self.reads, self.writes, us, energies, strict=True
             ):
                 if form == "fused":
-                    x, n = stream.Read.apply(x, self.weight, sites, energy, EPS, self.dtype)
+                    x, n = stream.Read.apply(
+                        x, self.weight, sites, energy, self.eps, EPS, self.dtype
+                    )
                     n = trim(n, size)
                     x = stream.Write.apply(x, targets, pad(u.to(self.dtype) * n, size))
                 else:
-                    x, n = kernels.read(x, sites, self.weight, energy)
+                    x, n = kernels.read(x, sites, self.weight, energy, self.eps)
                     if form == "terms":
                         n = self._detached(x, sites)
                         energy.copy_(magnitude[sites].square().mean(dim=1))
@@ -93,7 +96,7 @@ class Chain:
         """n without a gradient through the normaliser: one of its gradient's two terms."""
         picked = x.index_select(0, sites)
         level = (self.weight[:, None] * picked.detach().square()).sum(dim=0)
-        return picked * level.rsqrt()
+        return picked * (level + self.eps).rsqrt()
 
     def check(self, inputs: list[Tensor]) -> list[Tensor]:
         """Assert that errors are small relative to the terms of a result; the fused results.
@@ -109,11 +112,12 @@ class Chain:
 
 @pytest.mark.parametrize(("size", "tokens"), [(70, 100), (5, 33), (64, 32), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_gradients_of_two_operators_are_added_in_place(
-    size: int, tokens: int, dtype: torch.dtype
+    size: int, tokens: int, dtype: torch.dtype, eps: float
 ) -> None:
     inputs = [draw(size + 3, tokens), draw(size, tokens, seed=1), draw(size, tokens, seed=2)]
-    Chain.of(size, dtype).check(inputs)
+    Chain.of(size, dtype, eps=eps).check(inputs)
 
 
 @pytest.mark.parametrize("first_read", range(4))
@@ -130,7 +134,7 @@ def test_silent_tokens_stay_silent() -> None:
     x[:, 5:9] = 0
     sites = torch.arange(6, device=DEVICE)
     leaf = x.clone().requires_grad_()
-    _, n = stream.Read.apply(leaf * 1.0, draw(6, positive=True), sites, None, EPS, x.dtype)
+    _, n = stream.Read.apply(leaf * 1.0, draw(6, positive=True), sites, None, 0.0, EPS, x.dtype)
     n = trim(n, 6)
     n.sum().backward()
     assert (n[:, 5:9] == 0).all()

@@ -165,19 +165,20 @@ def test_a_narrower_head_is_not_sharper(rope: bool) -> None:
 NORM = Norm("gain", "weight", "energy")
 
 
-def extractor(tied: bool = False) -> Extractor:
-    read = Extractor((3, 0, 4), tied=tied).double()
+def extractor(tied: bool = False, eps: float = 0.0) -> Extractor:
+    read = Extractor((3, 0, 4), tied=tied, eps=eps).double()
     read.gain.data.copy_(torch.tensor([0.5, -2.0, 1.5]))
     read.weight.copy_(torch.tensor([0.1, 0.7, 0.3]))
     return read
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_extractor_reads_its_sites(tied: bool) -> None:
-    read, x = extractor(tied), gaussian(5, 7, seed=2)
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+def test_extractor_reads_its_sites(tied: bool, eps: float) -> None:
+    read, x = extractor(tied, eps), gaussian(5, 7, seed=2)
     picked, gain = x[[3, 0, 4]], read.gain.detach()[:, None]
     weight = gain**2 / (gain**2).sum() if tied else read.weight[:, None]
-    expected = gain * picked / ((weight * picked**2).sum(0) + EPS).sqrt()
+    expected = gain * picked / ((weight * picked**2).sum(0) + eps).sqrt()
     stream, normalised = read(x)
     assert torch.equal(stream, x)
     assert torch.allclose(gain * normalised, expected, rtol=1e-12)

@@ -82,6 +82,7 @@ def make_run(
     metric: str = "accuracy",
     loss: float = 0.03,
     next_to_go: list[dict[str, Any]] | None = None,
+    method: str | None = None,
     changes: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Write one run folder; `changes` replaces settings of its config.
@@ -146,7 +147,8 @@ def make_run(
             "widths": final["widths"],
             "structure": {"layers": layers, "operators": operators[:1]},
         }
-        extra = {} if next_to_go is None else {"next_to_go": next_to_go}
+        extra: dict[str, Any] = {} if next_to_go is None else {"next_to_go": next_to_go}
+        extra |= {} if method is None else {"method": method}
         _write(path / "summary.json", summary | extra)
     return path
 

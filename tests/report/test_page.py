@@ -1,6 +1,8 @@
 """The page and the whole report: escaped, self-contained, for every state of a run."""
 
 import ast
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -47,10 +49,12 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
         text = text.replace("CPU, 2 cores", "<script>").replace("attention_1", "attention_1<b>")
         (folder / name).write_text(text)
     page = tmp_path / "page.html"
-    write_page([load_run(folder)], page, b"one", b"two", b"three")
+    write_page([load_run(folder)], page, b"one", b"two")
     parsed = Tags(page.read_text())
     names = {tag for tag, _ in parsed.tags}
-    assert not names & {"script", "b", "link", "iframe"}
+    assert not names & {"b", "link", "iframe"}
+    scripts = [found for tag, found in parsed.tags if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}]
     assert parsed.text.count(EVIL) >= 5  # title, subject, tables, config
     attributes = {key for _, found in parsed.tags for key in found}
     assert not any(key.startswith("on") for key in attributes)
@@ -67,17 +71,27 @@ def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
 
 def test_the_page_holds_its_pictures_and_fetches_nothing(tmp_path: Path) -> None:
     runs = [load_run(make_run(tmp_path / f"r{seed}", seed=seed)) for seed in range(2)]
-    write_page(runs, tmp_path / "page.html", b"one", b"two", b"three")
+    write_page(runs, tmp_path / "page.html", b"one", b"two")
     page = (tmp_path / "page.html").read_text()
     parsed = Tags(page)
     sources = [found["src"] for tag, found in parsed.tags if tag == "img"]
-    assert sources == [f"data:image/png;base64,{data}" for data in ("b25l", "dHdv", "dGhyZWU=")]
-    assert not re.search(r"https?:|url\(|@import|href=", page)
+    assert sources == [f"data:image/png;base64,{data}" for data in ("b25l", "dHdv")]
+    # The only address is the name of SVG.
+    assert set(re.findall(r"https?:[^\"]*", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"url\(|@import|href=|fetch\(|innerHTML", page)
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
     assert [tag for tag, _ in parsed.tags].count("details") == 3
     for text in ("means of 2 seeds", "Where the figures come from", "abc123", "train.seed=1"):
         assert text in parsed.text
+
+
+def test_only_the_page_s_own_script_may_run(tmp_path: Path) -> None:
+    write_page([load_run(make_run(tmp_path / "r"))], tmp_path / "page.html", b"one", b"two")
+    page = (tmp_path / "page.html").read_text()
+    script = page[page.rindex("<script>") + len("<script>") : page.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in page
 
 
 def test_report_of_one_run_is_written_into_its_folder(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
+from gaugelasso.cli.comparisons import compare
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "export": export,
     "report": report,
     "pareto": pareto,
+    "compare": compare,
     "advise": advise,
     "info": info,
     "show": show,

@@ -1,5 +1,6 @@
 """Commands that run one model: train, eval, generate, show."""
 
+import contextlib
 import logging
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from gaugelasso.cli.arguments import (
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
+from gaugelasso.cli.tensorboard import find_writer, tensorboard
 from gaugelasso.config import Config, run_config
 from gaugelasso.distributed import Team, join
 from gaugelasso.errors import UserError
@@ -60,6 +62,12 @@ def train(
             help="Begin with this structure and new weights, instead of the model of CONFIG.",
         ),
     ] = None,
+    board: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write figures and pictures for TensorBoard while training."
+        ),
+    ] = False,
 ) -> None:
     """Train and compress one model.
 
@@ -72,7 +80,11 @@ def train(
     Example: gaugelasso train configs/ff31/small.toml --out runs/near --set target.above_full=0.1
 
     Example: gaugelasso train configs/retrieval/demo.toml --out runs/again --structure runs/demo
+
+    Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo --tensorboard
     """
+    if board:
+        find_writer()  # raises if the extra is missing, before anything is written
     begin_with = load_structure(structure) if structure else None
     settings = load_settings(config, set_, device)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.train.seed}"
@@ -91,7 +103,10 @@ def train(
     if first:
         settings = _measure_reference(settings, folder, existing, team, begin_with, title)
         existing = "resume"
-    with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
+    with contextlib.ExitStack() as stack:
+        on_progress = stack.enter_context(show_progress(console, title, folder / "metrics.jsonl"))
+        if board:
+            on_progress = stack.enter_context(tensorboard(folder, on_progress))
         trainer = _build_trainer(settings, folder, existing, on_progress, team, begin_with)
         if resume:
             print_line(_start_message(folder, trainer.compressor.steps))

@@ -35,6 +35,7 @@ class GaugelassoConfig(PreTrainedConfig):
         max_position_embeddings: int = 1,
         learned_positions: bool = False,
         classifier_reads: int = 1,
+        rms_norm_eps: float = 0.0,
         operators: list[dict[str, Any]] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
@@ -45,6 +46,7 @@ class GaugelassoConfig(PreTrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.learned_positions = learned_positions
         self.classifier_reads = classifier_reads
+        self.rms_norm_eps = rms_norm_eps
         self.operators = operators or []
         self.use_cache = use_cache
         # A cache has one layer for each attention operator; others may have been removed.
@@ -54,13 +56,14 @@ class GaugelassoConfig(PreTrainedConfig):
 
 
 class Read(nn.Module):
-    """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal."""
+    """maps^T n with n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal."""
 
     sites: Tensor
     weight: Tensor
 
-    def __init__(self, reads: int, outputs: int):
+    def __init__(self, reads: int, outputs: int, eps: float):
         super().__init__()
+        self.eps = eps
         self.register_buffer("sites", torch.zeros(reads, dtype=torch.long))
         self.register_buffer("weight", torch.zeros(reads))
         self.maps = nn.Parameter(torch.zeros(reads, outputs))
@@ -68,7 +71,7 @@ class Read(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, outputs]."""
         picked = x.index_select(-1, self.sites)
-        level = picked.float().square() @ self.weight.float()
+        level = picked.float().square() @ self.weight.float() + self.eps
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         return (picked * factor.to(x.dtype)[..., None]) @ self.maps
 
@@ -106,14 +109,13 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """Attention with grouped keys; the softmax scale is in the queries' map."""
 
-    def __init__(self, op: dict[str, Any], layer: int):
+    def __init__(self, op: dict[str, Any], layer: int, eps: float):
         super().__init__()
         self.layer = layer
         self.heads, self.groups = op["heads"], op["kv_heads"]
         self.d_k, self.d_v = op["d_k"], op["d_v"]
-        self.read = Read(
-            op["reads"], (self.heads + self.groups) * self.d_k + self.groups * self.d_v
-        )
+        columns = (self.heads + self.groups) * self.d_k + self.groups * self.d_v
+        self.read = Read(op["reads"], columns, eps)
         self.write = Write(self.heads * self.d_v, op["writes"])
         # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
         self._given = op["frequencies"]
@@ -152,9 +154,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """down(up(y) silu(gate(y)))."""
 
-    def __init__(self, op: dict[str, Any]):
+    def __init__(self, op: dict[str, Any], eps: float):
         super().__init__()
-        self.read = Read(op["reads"], 2 * op["filters"])
+        self.read = Read(op["reads"], 2 * op["filters"], eps)
         self.write = Write(op["filters"], op["writes"])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,7 +167,7 @@ class Mlp(nn.Module):
 class Classifier(nn.Module):
     def __init__(self, config: GaugelassoConfig):
         super().__init__()
-        self.read = Read(config.classifier_reads, config.outputs)
+        self.read = Read(config.classifier_reads, config.outputs, config.rms_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.read(x)
@@ -184,10 +186,10 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
         layer = 0
         for op in config.operators:
             if op["kind"] == "attention":
-                self.operators[op["name"]] = Attention(op, layer)
+                self.operators[op["name"]] = Attention(op, layer, config.rms_norm_eps)
                 layer += 1
             else:
-                self.operators[op["name"]] = Mlp(op)
+                self.operators[op["name"]] = Mlp(op, config.rms_norm_eps)
         self.classifier = Classifier(config)
         self.post_init()
 

@@ -121,6 +121,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         "max_position_embeddings": spec.length,
         "learned_positions": spec.positions,
         "classifier_reads": len(spec.classify),
+        "rms_norm_eps": spec.eps,
         "operators": operators,
     }
 

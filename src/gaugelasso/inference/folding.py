@@ -80,7 +80,8 @@ class Folding(NamedTuple):
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
         weight = weight[order].to(statistics_dtype(self.dtype))
-        return Read(sites, weight, folded, form.read, self.int8, self.align, form.read_tile)
+        options = (form.read, self.int8, self.align, form.read_tile, part.eps)
+        return Read(sites, weight, folded, *options)
 
     def write(self, part: layers.Injector, maps: Tensor, form: Form) -> Write:
         sites, order = self.place[part.sites.cpu()].sort()

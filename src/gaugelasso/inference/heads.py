@@ -11,7 +11,6 @@ from gaugelasso.inference.cache import CacheRows
 from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
 from gaugelasso.inference.stream import uses_kernels
 from gaugelasso.kernels.dispatch import aligned
-from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import DECODING, Tile
 from gaugelasso.models import operators
 
@@ -150,7 +149,7 @@ class Attention(nn.Module):
         from gaugelasso.kernels.gpu import whole
 
         return whole.attention_(
-            x, self.read.parts(), self.write.parts(), self.counters, EPS,
+            x, self.read.parts(), self.write.parts(), self.counters, self.read.eps,
             (cache.keys, cache.values), positions, self.heads, (self.wide_k, self.wide_v),
             self.second, self.angles,
         )  # fmt: skip

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from gaugelasso.inference.folding import Folding, Form, StreamOrder, counters, in_one_kernel
 from gaugelasso.inference.heads import Attention
 from gaugelasso.inference.stream import uses_kernels
-from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import layers, operators
 
 
@@ -66,7 +65,7 @@ class Mlp(nn.Module):
             return self.write(x, self.read(x, gated=True))
         from gaugelasso.kernels.gpu import whole
 
-        return whole.mlp_(x, self.read.parts(), self.write.parts(), self.counters, EPS)
+        return whole.mlp_(x, self.read.parts(), self.write.parts(), self.counters, self.read.eps)
 
 
 class Classifier(nn.Module):

@@ -71,7 +71,7 @@ class Matrix(nn.Module):
 
 
 class Read(nn.Module):
-    """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal.
+    """maps^T n with n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal.
 
     The gain is folded into the rows of `maps`. That is exact, as nothing stands between them.
     The slow weights stay: they cannot be folded into the stream, because another reader of the
@@ -91,6 +91,7 @@ class Read(nn.Module):
         int8: bool = False,
         align: int = 1,
         tile: Tile | None = None,
+        eps: float = 0.0,
     ):
         """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c].
 
@@ -99,7 +100,7 @@ class Read(nn.Module):
         """
         super().__init__()
         self.form: ReadForm = form
-        self.tile = tile
+        self.tile, self.eps = tile, eps
         self.window = form in WINDOWS
         self.start, self.stop = stretch(sites, align if self.window else 1)
         if self.window:
@@ -132,16 +133,16 @@ class Read(nn.Module):
             in_product = gated and self.form == "staged_gated"
             order = True if in_product else None
             normal = products.normalised_sites(
-                *where, EPS, len(maps), first=self.first, by_token=order
+                *where, self.eps, len(maps), first=self.first, by_token=order
             )
             if in_product:
                 return products.gated_product(normal, maps, tile)
             return products.swiglu(normal @ maps) if gated else normal @ maps
         factors = None
         if self.form in ("scaled", "scaled_window"):
-            factors = products.norm_factors(*where, EPS, first=self.first)
+            factors = products.norm_factors(*where, self.eps, first=self.first)
         return products.read_product(
-            *where, maps, EPS, gated=gated, first=self.first, factors=factors, tile=tile
+            *where, maps, self.eps, gated=gated, first=self.first, factors=factors, tile=tile
         )
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,7 +152,7 @@ class Read(nn.Module):
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
         picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
-        level = picked.to(self.weight.dtype).square() @ self.weight
+        level = picked.to(self.weight.dtype).square() @ self.weight + self.eps
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
 

@@ -39,8 +39,10 @@ def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
     return F.embedding(tokens, table)  # on a CPU, index_select's backward adds row by row
 
 
-def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The stream, and n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); 0 for tokens without signal.
+def read(
+    x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None, eps: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The stream, and n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal.
 
     Callers must continue with the returned stream: the fused backward pass adds to its
     gradient in place. `energy`, if given, receives the mean squares of x[s_j].
@@ -49,13 +51,15 @@ def read(x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None) -> tup
         from gaugelasso.kernels.gpu import stream
 
         check_offsets(aligned(len(sites)), x.shape[1])
-        x, normalised = stream.Read.apply(x, weight, sites, energy, EPS, work_dtype(x))
+        x, normalised = stream.Read.apply(x, weight, sites, energy, eps, EPS, work_dtype(x))
         return x, normalised
     picked = x.index_select(0, sites)
     square = picked.square()
     if energy is not None:
         energy.copy_(square.detach().mean(dim=1))
     level = (weight[:, None] * square).sum(dim=0)
+    if eps:
+        level = level + eps
     # No gradient for tokens without signal: a product of several 1 / sqrt(EPS) overflows.
     return x, picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
 

@@ -25,7 +25,7 @@ def normal(shape: tuple[int, ...], std: float, generator: torch.Generator) -> nn
 
 
 class Extractor(nn.Module):
-    """n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2); the gain is folded into the map that reads n.
+    """n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); the gain is folded into the map after it.
 
     Initially weight = 1/D: the usual RMSNorm. The weights are a buffer that follows the gain
     slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
@@ -36,9 +36,9 @@ class Extractor(nn.Module):
     weight: Tensor
     energy: Tensor
 
-    def __init__(self, sites: tuple[int, ...], *, tied: bool):
+    def __init__(self, sites: tuple[int, ...], *, tied: bool, eps: float = 0.0):
         super().__init__()
-        self.tied = tied
+        self.tied, self.eps = tied, eps
         self.gain = nn.Parameter(torch.ones(len(sites)))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
         self.register_buffer("weight", torch.full((len(sites),), 1 / len(sites)))
@@ -50,7 +50,7 @@ class Extractor(nn.Module):
             weight, energy = self.gain.square() / self.gain.square().sum(), None
         else:
             weight, energy = self.weight, self.energy if self.training else None
-        return kernels.read(x, self.sites, weight, energy)
+        return kernels.read(x, self.sites, weight, energy, self.eps)
 
     def norm(self, name: str) -> Norm:
         return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
@@ -180,10 +180,16 @@ class Classifier(Part):
     """Extractor and one linear map to the outputs."""
 
     def __init__(
-        self, sites: tuple[int, ...], outputs: int, *, tied: bool, generator: torch.Generator
+        self,
+        sites: tuple[int, ...],
+        outputs: int,
+        *,
+        tied: bool,
+        generator: torch.Generator,
+        eps: float = 0.0,
     ):
         super().__init__()
-        self.read = Extractor(sites, tied=tied)
+        self.read = Extractor(sites, tied=tied, eps=eps)
         self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Attention(Operator):
         tied: bool,
         shrink: float,
         generator: torch.Generator,
+        eps: float = 0.0,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -49,7 +50,7 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
@@ -163,11 +164,19 @@ class Attention(Operator):
 class SwiGLU(Operator):
     """down(up(y) * silu(gate(y)))."""
 
-    def __init__(self, spec: MlpSpec, *, tied: bool, shrink: float, generator: torch.Generator):
+    def __init__(
+        self,
+        spec: MlpSpec,
+        *,
+        tied: bool,
+        shrink: float,
+        generator: torch.Generator,
+        eps: float = 0.0,
+    ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)

@@ -16,6 +16,8 @@ from gaugelasso.errors import UserError
 # Larger than any machine can hold, and small enough for an int64 and a float32 tensor.
 _LARGEST = 2**40
 _LARGEST_FLOAT = 3e38
+# Keys that structures of earlier versions do not have.
+_LATER = ("eps",)
 
 
 class SpecError(UserError):
@@ -74,7 +76,7 @@ class TransformerSpec:
     `sites` are the residual positions by their initial number; halves of a split site share
     it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
     `outputs` the classes or pixels. `layers` is the initial depth. `norm` is "slow" or
-    "tied" (the paper's prescaled RMS).
+    "tied" (the paper's prescaled RMS); `eps` is added to what it takes the root of.
     """
 
     sites: tuple[int, ...]
@@ -89,6 +91,7 @@ class TransformerSpec:
     causal: bool = True
     positions: bool = False
     norm: Literal["slow", "tied"] = "slow"
+    eps: float = 0.0
 
     @classmethod
     def uniform(
@@ -110,6 +113,7 @@ class TransformerSpec:
         causal: bool = True,
         positions: bool = False,
         norm: Literal["slow", "tied"] = "slow",
+        eps: float = 0.0,
     ) -> "TransformerSpec":
         """Equal layers of full width: the structure before compression."""
         # Here, where the value is the one given: below they are numbers of sites and of pairs.
@@ -147,9 +151,12 @@ class TransformerSpec:
             causal=causal,
             positions=positions,
             norm=norm,
+            eps=eps,
         )
 
     def __post_init__(self) -> None:
+        if not 0 <= self.eps < math.inf:
+            raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
         _positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
             _positive(name, getattr(self, name))
@@ -199,7 +206,8 @@ class TransformerSpec:
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON data. Keys that were added later are left out where they say nothing."""
+        return {key: value for key, value in asdict(self).items() if value or key not in _LATER}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
@@ -232,11 +240,11 @@ def _fields(what: str, cls: type, data: Any, skip: str | None = None) -> dict[st
         if key not in names:
             raise SpecError(f"{what}: unknown key {key!r}")
     for name in names:
-        if name not in data:
+        if name not in data and name not in _LATER:
             raise SpecError(f"{what}: key {name!r} is missing")
     values = {}
     for name in names:
-        if name != skip:
+        if name != skip and name in data:
             value = tuple(data[name]) if isinstance(data[name], list) else data[name]
             if not _fits(value, hints[name]):
                 raise SpecError(

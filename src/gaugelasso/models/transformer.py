@@ -26,7 +26,7 @@ class Transformer(Compressible):
         super().__init__()
         self.initial_spec = spec
         generator = torch.Generator().manual_seed(seed)
-        tied = spec.norm == "tied"
+        norm: dict[str, Any] = {"tied": spec.norm == "tied", "eps": spec.eps}
         # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
         shrink = (2 * spec.layers) ** -0.5
         self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
@@ -40,12 +40,13 @@ class Transformer(Compressible):
         )
         self.operators = nn.ModuleDict()
         for op in spec.operators:
+            common: dict[str, Any] = {**norm, "shrink": shrink, "generator": generator}
             self.operators[op.name] = (
-                Attention(op, causal=spec.causal, tied=tied, shrink=shrink, generator=generator)
+                Attention(op, causal=spec.causal, **common)
                 if isinstance(op, AttentionSpec)
-                else SwiGLU(op, tied=tied, shrink=shrink, generator=generator)
+                else SwiGLU(op, **common)
             )
-        self.classifier = Classifier(spec.classify, spec.outputs, tied=tied, generator=generator)
+        self.classifier = Classifier(spec.classify, spec.outputs, generator=generator, **norm)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (or pixels) [B, S, outputs]."""
@@ -122,6 +123,7 @@ class Transformer(Compressible):
             causal=self.initial_spec.causal,
             positions=self.initial_spec.positions,
             norm=self.initial_spec.norm,
+            eps=self.initial_spec.eps,
         )
 
     def structure(self) -> dict:

@@ -4,6 +4,7 @@ Only the command line imports this package. It runs no model.
 """
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from gaugelasso.report.baseline import (
     sentences,
     trained_table,
 )
+from gaugelasso.report.compare import Comparison, compare_results, compare_table
 from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, run_tables, runs_table
-from gaugelasso.runs.writing import write_text
+from gaugelasso.runs.writing import write_bytes, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,6 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
             files.page,
             profile=files.profile.read_bytes(),
             saturation=files.saturation.read_bytes() if files.saturation else None,
-            training=files.training.read_bytes(),
             samples=files.samples.read_bytes() if files.samples else None,
             baseline=(worth, files.baseline.read_bytes()) if worth and files.baseline else None,
         )
@@ -128,6 +129,26 @@ def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, 
     return picture, table
 
 
+def write_methods(found: Comparison, out: Path, results: Path | None = None) -> dict[str, Path]:
+    """Write a comparison of methods into `out`: compare.md, compare.png, compare.json.
+
+    `results` is another place for the JSON. Everything is made before the first file is written.
+    """
+    from gaugelasso.report.compare_figure import draw_comparison
+
+    picture = io.BytesIO()
+    draw_comparison(found, picture)
+    table, data = to_markdown(compare_table(found)), compare_results(found)
+    files = {"picture": out / "compare.png", "table": out / "compare.md"}
+    files |= {"results": out / "compare.json"}
+    with _output_folder(out):
+        write_bytes(files["picture"], picture.getvalue())
+        write_text(files["table"], table)
+        for path in dict.fromkeys([files["results"], *([results] if results else [])]):
+            write_json(path, data)
+    return files
+
+
 def common_folder(folders: Sequence[Path]) -> Path:
     """The default place for output: the only folder, or the common parent of several."""
     if len(folders) == 1:
@@ -156,6 +177,7 @@ __all__ = [
     "common_folder",
     "write_baseline",
     "write_comparison",
+    "write_methods",
     "write_pareto",
     "write_report",
 ]

@@ -3,6 +3,7 @@
 Reads files only: draws nothing, formats nothing. A run in progress is read up to its newest row.
 """
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,8 @@ _REQUIRED_FILES = ("config.json", "environment.json", "initial.json")
 _COMPARED_TRAIN_KEYS = (
     "steps", "warmup", "cooldown", "saturation", "lr_min", "batch", "accumulate",
 )  # fmt: skip
+# Conditions that differ in more settings than this are named by their folders.
+_KEYS_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,26 @@ def settings(run: Run) -> dict[str, Any]:
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COMPARED_TRAIN_KEYS if key in train}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
+
+
+def condition_labels(runs: Sequence[Run]) -> list[str]:
+    """Names of the conditions: the settings that differ, or folders if these are many."""
+    given = [settings(run) for run in runs]
+    common = [key for key in given[0] if all(key in one for one in given)]
+    varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
+    long = [", ".join(f"{key} = {_short_value(one[key])}" for key in varied) for one in given]
+    if len(varied) <= _KEYS_SHOWN:
+        return [label or "one condition" for label in long]
+    groups: dict[str, list[Path]] = {}
+    for run, label in zip(runs, long, strict=True):
+        groups.setdefault(label, []).append(run.path)
+    folders = {label: os.path.commonpath(paths) for label, paths in groups.items()}
+    unique = len(set(folders.values())) == len(folders)
+    return [folders[label] if unique else label for label in long]
+
+
+def _short_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _read(path: Path, finite: bool = True) -> dict[str, Any]:

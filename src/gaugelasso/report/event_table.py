@@ -28,7 +28,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
             count(event["step"]), form(before), form(after),
             form(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, formats.figure) for loss in losses),
-            _counted(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
+            counted_channels(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
         ])  # fmt: skip
     headers = [
         "step",
@@ -69,8 +69,8 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
             *([str(run.seed)] if len(runs) > 1 else []),
             count(event["step"]),
             form(event["fma"]),
-            _counted(event.get("exchanged", {})),
-            _counted(event["grown"]),
+            counted_channels(event.get("exchanged", {})),
+            counted_channels(event["grown"]),
         ]
         for run, event in events
     ]
@@ -81,7 +81,7 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
     return Table("Channels exchanged", headers, rows, note, text)
 
 
-def _counted(channels: Mapping[str, int]) -> str:
+def counted_channels(channels: Mapping[str, int]) -> str:
     """A number of channels, and the axes that have the most of them."""
     largest = sorted(channels.items(), key=lambda item: -item[1])
     named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]

@@ -24,6 +24,8 @@ WIDTH_PX = 2000
 # The palette of Okabe and Ito: distinct for every kind of colour vision, and in grey.
 BLUE, RED, GREEN, ORANGE, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#222222"
 PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8a8a8a"
+# Of conditions that are drawn together: first every colour, then the next marker.
+COLORS, MARKERS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK), "osD^v"
 FONT, SMALL = 9.0, 8.0
 
 Curve = tuple[list[int], list[float]]
@@ -79,6 +81,15 @@ def log_axis(
     axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(_short_tick if base == 10 else _integer_tick))
+
+
+def fit_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+    """A log axis with some air around the values."""
+    low, high = min(values), max(values)
+    # A loss may be negative, which a log axis cannot show.
+    if low > 0:
+        air = max((high / low) ** 0.06, 1.05)
+        log_axis(axes, low / air, high * air, which=which)
 
 
 def round_ticks(low: float, high: float, base: int = 10, most: int = 7) -> list[float]:

@@ -1,10 +1,12 @@
 """One self-contained HTML page about a run, or about the seeds of one condition.
 
-Pictures are inlined; the page loads nothing and runs no script. Every string from a run is
-escaped.
+Pictures, style and script (page.css, page.js) are inlined, and the page loads nothing. Every
+string from a run is escaped; the script gets its data as JSON and adds text, never markup.
+Without JavaScript all tables and pictures can be read.
 """
 
 import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from gaugelasso.report.baseline import Data, baseline_table, sentences, trained_
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, to_html
+from gaugelasso.report.page_data import page_data, to_script
 from gaugelasso.report.run import Run
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, run_tables, runs_table
@@ -27,38 +30,9 @@ _ORIGIN = (
     "platform", "threads",
 )  # fmt: skip
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d5dae0;
-  --back: #ffffff; --card: #f6f8fa; --good: #1a6b3c; --bad: #9a4b00; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #363d45;
-  --back: #14181d; --card: #1d2229; --good: #6fcf97; --bad: #f2a65a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; background: var(--back);
-  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; text-wrap: balance; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p { margin: .2rem 0; } .soft, figcaption { color: var(--soft); font-size: .875rem; }
-.held { color: var(--good); } .missed { color: var(--bad); }
-figure { margin: 0; } figure + figure { margin-top: 1rem; }
-figcaption { margin-top: .4rem; max-width: 60rem; }
-img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px;
-  border: 1px solid var(--line); padding: .4rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; border-bottom-width: 2px; vertical-align: bottom; }
-td { white-space: nowrap; } .text { text-align: left; }
-td.text:not(:first-child) { white-space: normal; min-width: 7rem; }
-tr.foot td { background: var(--card); font-weight: 600; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 1rem;
-  font-size: .8125rem; line-height: 1.45; white-space: pre-wrap; overflow-wrap: anywhere; }
-summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
-@media print { :root { --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --card: #f4f4f4;
-  --good: #000; --bad: #000; color-scheme: light; }
-  body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-  figure, tr { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8pt; }
-  th, td { padding: .15rem .4rem; } details::details-content { content-visibility: visible; } }
-"""
+_STYLE, _SCRIPT = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+)
 # The picture in words, and its caption.
 _PROFILE = (
     "Surviving channels of every axis against depth, at several training steps",
@@ -71,8 +45,36 @@ _OWN_PROFILE = (
     "Channels that survive on each axis (left) and work per token (right) against training "
     "step. A line ends where its operator is removed. Grey dashed line: cooldown starts.",
 )
-# A second defence: a string that was not escaped still cannot load or run anything.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# A second defence: a string that was not escaped still cannot load or run anything, because only
+# the script of this digest may run.
+_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode("ascii")
+_POLICY = (
+    f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_DIGEST}'"
+)
+_EXPLORER = """<section class="explorer" id="explorer" hidden>
+<h2>Structure, step by step</h2>
+<div class="scrub"><div class="controls"><button id="play" type="button">Play</button>
+<select id="run" aria-label="run" hidden></select><output id="now"></output></div>
+<input type="range" id="step" min="0" max="0" step="1" aria-label="training step">
+<svg class="timeline" id="timeline" aria-hidden="true"></svg></div>
+<dl class="figures" id="figures"></dl>
+<p class="event" id="event"></p>
+<div class="ends" id="ends"></div>
+<table id="structure"></table>
+<p class="soft">A number is the width that is left; its bar is the share of the initial width, and
+hatching marks a removed operator.{several} Marks below the scrubber are structural events: the
+longer, the more work went.{thinned}</p>
+<h2>Curves</h2>
+<div class="curves" id="curves"></div>
+<p class="soft">Dotted: loss target. Dashed: cooldown starts and the structure is frozen. Press or
+drag on a curve to move through the steps. Long curves keep the least and the greatest value of
+equal parts.</p>
+<div class="tip" id="tip" hidden></div>
+</section>
+<noscript><p class="soft">Without JavaScript, training curves are in training.png.</p></noscript>
+"""
+_SEVERAL = " Over seeds a number is the median, and a pale bar ends at the widest seed."
+_THINNED = " Of many events, some are left out evenly; the last is shown."
 
 
 def write_page(
@@ -80,7 +82,6 @@ def write_page(
     path: Path,
     profile: bytes,
     saturation: bytes | None,
-    training: bytes,
     samples: bytes | None = None,
     baseline: tuple[Data, bytes] | None = None,
 ) -> None:
@@ -92,11 +93,16 @@ def write_page(
     held, sentence = verdict(runs)
     css_class = {True: "held", False: "missed", None: "soft"}[held]
     title = headline(runs)
+    data = page_data(runs)
+    explorer = _EXPLORER.format(
+        several=_SEVERAL if len(runs) > 1 else "", thinned=_THINNED if data["thinned"] else ""
+    )
     spread = " Lines are medians over seeds; hatching shows their range." if len(runs) > 1 else ""
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f'<p class="{css_class}">{html.escape(sentence)}</p>',
         f'<p class="soft">{html.escape(_subject(runs))}</p>',
+        explorer,
         to_html(before_after(runs)),
         to_html(runs_table(runs)) if len(runs) > 1 else "",
         *(_worth(*baseline) if baseline else ()),
@@ -108,14 +114,6 @@ def write_page(
         ),
         to_html(saturation_table(runs)),
         *(_saturation(runs, saturation) if saturation else ()),
-        "<h2>Training</h2>",
-        _image(
-            training,
-            "Loss, metric, step time and work per token against training step",
-            "Left: training loss with its target, and the metric on held-out data. Right: step "
-            "time and work per token. Grey dashed line: cooldown starts and the structure is "
-            "frozen." + spread,
-        ),
         *(_samples(runs[0], samples) if samples else ()),
         *_structures(runs),
         to_html(events_table(runs)),
@@ -132,6 +130,8 @@ def write_page(
         f"<title>{html.escape(runs[0].task)}: {html.escape(title)}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(filter(None, parts))
+        + f'\n<script type="application/json" id="data">{to_script(data)}</script>'
+        + f"\n<script>{_SCRIPT}</script>"
         + "\n</body>\n</html>\n",
     )
 

@@ -1,32 +1,32 @@
 """Held-out loss against work over several conditions, and the Pareto front of their runs."""
 
 import math
-import os
 import statistics
 import textwrap
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Literal
-
-from matplotlib.axes import Axes
+from typing import IO
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_format
-from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
+from gaugelasso.report.data import (
+    check_finished,
+    check_same,
+    condition_labels,
+    load_run,
+    run_folders,
+    settings,
+)
 from gaugelasso.report.figure import (
-    BLUE,
+    COLORS,
     FONT,
-    GREEN,
     GREY,
     INK,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
+    MARKERS,
     SMALL,
-    log_axis,
+    fit_axis,
     new_figure,
     save,
     style_axes,
@@ -40,9 +40,6 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1000
-_COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK)
-_MARKERS = "osD^v"
-_KEYS_SHOWN = 2
 _LEGEND_CHARS = 36
 
 
@@ -81,7 +78,7 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
         for run, place in zip(runs, places, strict=True)
     ]
     found: dict[str, list[Point]] = {}
-    for point, label in zip(points, _labels(runs), strict=True):
+    for point, label in zip(points, condition_labels(runs), strict=True):
         found.setdefault(label, []).append(point)
     by_work = sorted(found, key=lambda label: -statistics.median(p.fma for p in found[label]))
     return {label: sorted(found[label], key=lambda p: p.run.seed) for label in by_work}
@@ -170,12 +167,12 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
     for number, (label, group) in enumerate(points.items()):
         axes.plot(
             [point.fma for point in group], [point.loss for point in group], linestyle="",
-            marker=_MARKERS[number // len(_COLORS) % len(_MARKERS)], markersize=6, alpha=0.85,
-            color=_COLORS[number % len(_COLORS)], markeredgecolor="white", markeredgewidth=0.6,
+            marker=MARKERS[number // len(COLORS) % len(MARKERS)], markersize=6, alpha=0.85,
+            color=COLORS[number % len(COLORS)], markeredgecolor="white", markeredgewidth=0.6,
             label=textwrap.fill(to_ascii(label), _LEGEND_CHARS).replace("$", r"\$"), zorder=3,
         )  # fmt: skip
-    _scale(axes, "x", [fma for fma, _ in places])
-    _scale(axes, "y", [loss for _, loss in places])
+    fit_axis(axes, "x", [fma for fma, _ in places])
+    fit_axis(axes, "y", [loss for _, loss in places])
     sheet.legend(loc="outside right upper", frameon=False, fontsize=SMALL, labelcolor=INK)
     title = f"{runs[0].task}, {_counted(points, 'condition')}, {_counted(runs, 'run')}"
     sheet.suptitle(to_ascii(title), fontsize=FONT + 1, color=INK, parse_math=False)
@@ -186,36 +183,8 @@ def _counted(things: Sized, name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
-def _scale(axes: Axes, which: Literal["x", "y"], values: list[float]) -> None:
-    low, high = min(values), max(values)
-    # A loss may be negative, which a log axis cannot show.
-    if low > 0:
-        air = max((high / low) ** 0.06, 1.05)
-        log_axis(axes, low / air, high * air, which=which)
-
-
 def _loss(run: Run) -> float:
     loss = outcome(run).loss
     if known(loss, figure) == DASH or loss is None:
         raise UserError(f"{str(run.path)!r} has no finite held-out loss")
     return loss
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Names of the conditions: the settings that differ, or folders if these are many."""
-    given = [settings(run) for run in runs]
-    common = [key for key in given[0] if all(key in one for one in given)]
-    varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
-    long = [", ".join(f"{key} = {_short_value(one[key])}" for key in varied) for one in given]
-    if len(varied) <= _KEYS_SHOWN:
-        return [label or "one condition" for label in long]
-    groups: dict[str, list[Path]] = {}
-    for run, label in zip(runs, long, strict=True):
-        groups.setdefault(label, []).append(run.path)
-    folders = {label: os.path.commonpath(paths) for label, paths in groups.items()}
-    unique = len(set(folders.values())) == len(folders)
-    return [folders[label] if unique else label for label in long]
-
-
-def _short_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -21,13 +21,13 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     """
     runs = load_condition(folders)
     check_finished(runs)
-    return {**_origin(runs), "runs": [_result(run) for run in runs]}
+    return {**origin_of(runs), "runs": [_result(run) for run in runs]}
 
 
 def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
     """The results of several conditions in one file, in the order given."""
     return {
-        **_origin([run for arm in arms for run in arm.runs]),
+        **origin_of([run for arm in arms for run in arm.runs]),
         "arms": [
             {
                 "name": arm.name,
@@ -95,7 +95,8 @@ def _result(run: Run) -> dict[str, Any]:
     }
 
 
-def _origin(runs: Sequence[Run]) -> dict[str, Any]:
+def origin_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Command, commit, hardware, date and accounting of runs, as a results file has them."""
     dates = sorted(date for run in runs for date in run.environment_values("date"))
     return {
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},

@@ -214,6 +214,13 @@ class Run:
         kept = [(step, v) for step, v in rows if v is not None and math.isfinite(v)]
         return [step for step, _ in kept], [float(value) for _, value in kept]
 
+    def evaluations(self) -> tuple[list[int], list[float]]:
+        """(steps, metric) where it was measured; the rows in between repeat it."""
+        every = self.config["train"]["eval_every"]
+        points = zip(*self.column(self.metric_name), strict=True)
+        kept = [(step, v) for step, v in points if step % every == 0 or step == self.last_step]
+        return [step for step, _ in kept], [value for _, value in kept]
+
 
 def operator_count(widths: Mapping[str, int]) -> int:
     return len({name.split(".")[1] for name in widths if name.startswith("operators.")})

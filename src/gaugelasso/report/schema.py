@@ -134,7 +134,7 @@ _OPTIONAL: Mapping[str, Schema] = {
     "summary.json": {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
         "next_to_go": CHANNELS, "costs": COSTS, "selection_metric": FIGURE,
-        "reference": {"named": TEXT, "training_fma": FIGURE},
+        "reference": {"named": TEXT, "training_fma": FIGURE}, "method": TEXT,
     },
 }  # fmt: skip
 

@@ -62,7 +62,7 @@ def draw_training(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
 def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
     named, metric = [run.loss_target for run in runs], runs[0].metric_name
     target = sorted({loss for loss in named if loss is not None})
-    scores = [_evaluations(run) for run in runs]
+    scores = [run.evaluations() for run in runs]
     loss, score = spread([run.column("loss") for run in runs]), spread(scores)
     shared = all(run.metric_is_loss for run in runs)
     style_axes(axes, "training step", "loss" if shared else "training loss")
@@ -96,7 +96,7 @@ def _draw_time(axes: Axes, runs: Sequence[Run]) -> None:
     axes.yaxis.label.set_color(BLUE)
     if len(runs) == 1:
         axes.plot(*runs[0].column("step_ms"), color=BLUE, alpha=0.35, linewidth=0.6, zorder=1)
-    time = spread([_smooth_time(run) for run in runs])
+    time = spread([smooth_time(run) for run in runs])
     draw_spread(axes, time, BLUE, "step time (running median)")
     if len(time[0]):
         # Graph captures and other processes cause outliers, so the medians set the scale.
@@ -126,15 +126,7 @@ def _draw_key(figure: Figure, runs: Sequence[Run]) -> None:
                       fontsize=SMALL)  # fmt: skip
 
 
-def _evaluations(run: Run) -> Curve:
-    """The metric at the steps where it was measured; rows in between repeat it."""
-    every = run.config["train"]["eval_every"]
-    points = zip(*run.column(run.metric_name), strict=True)
-    kept = [(step, v) for step, v in points if step % every == 0 or step == run.last_step]
-    return [step for step, _ in kept], [value for _, value in kept]
-
-
-def _smooth_time(run: Run) -> Curve:
+def smooth_time(run: Run) -> Curve:
     """Running median of step times, because rows that include an event take longer."""
     steps, times = run.column("step_ms")
     half = max(4, len(times) // 80)

@@ -45,6 +45,8 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
+# What `train --tensorboard` writes.
+TENSORBOARD = "tensorboard"
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
@@ -178,7 +180,7 @@ class RunFolder(RunFolderBase):
         If it is interrupted, the next process that opens the folder finishes it.
         """
         write_text(self.path / _CLEARING, "")
-        for name in (CHECKPOINTS, REFERENCE, "report", *reversed(_FILES), _CLEARING):
+        for name in (CHECKPOINTS, REFERENCE, "report", TENSORBOARD, *reversed(_FILES), _CLEARING):
             with writing(self.path / name):
                 durable.remove(self.path / name)
                 durable.remove(self.path / f"{name}.tmp")

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import check_offsets
+from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import FEW, Tile
 
 # Differs between operators: without this, a kernel would be compiled for some of its values.
@@ -23,6 +24,12 @@ def _dot(a, b, total):
 
 
 @triton.jit
+def _factor(level, least):
+    """1 / sqrt(level); 0 below the least level, where there is no signal."""
+    return tl.where(level > least, tl.rsqrt(tl.maximum(level, least)), 0.0)
+
+
+@triton.jit
 def _block(columns, BC: tl.constexpr):
     """This program's blocks of tokens and columns: neighbours share the tokens, in the cache."""
     blocks = tl.cdiv(columns, BC)
@@ -31,8 +38,8 @@ def _block(columns, BC: tl.constexpr):
 
 @triton.jit(do_not_specialize=_ANY)
 def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_site, first, eps,
-                  GATED: tl.constexpr, DENSE: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr,
-                  BC: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                  least, GATED: tl.constexpr, DENSE: tl.constexpr, NORM: tl.constexpr,
+                  BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """out = factor (x[:, sites] @ maps); GATED: the first c columns times silu of the next c.
 
     NORM says where the factor of a token is from: "given"; "measured", known when the last site is
@@ -66,7 +73,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         if NORM == "given":
             factor = tl.load(factors + n, mask=live, other=0.0)
         else:
-            factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+            factor = _factor(level + eps, least)
         total = total * factor[:, None]
         gate = gate * factor[:, None]
     if GATED:
@@ -107,7 +114,7 @@ def _product_write(h, maps, sites, x, N, f, d, c, h_token, x_token, x_site, firs
 
 @triton.jit(do_not_specialize=_ANY)
 def _normalise(x, sites, weight, factors, out, N, d, c, x_token, x_site, out_token, out_site, first,
-               eps, DENSE: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr,
+               eps, least, DENSE: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr,
                BK: tl.constexpr):  # fmt: skip
     """The factor of every token; COPY: the sites times it instead, and zeros up to column c."""
     n = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -121,7 +128,7 @@ def _normalise(x, sites, weight, factors, out, N, d, c, x_token, x_site, out_tok
         values = tl.load(at, mask=live[:, None] & real[None, :], other=0.0).to(tl.float32)
         share = tl.load(weight + k, mask=real, other=0.0)
         level += tl.sum(values * values * share[None, :], axis=1)
-    factor = tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
+    factor = _factor(level + eps, least)
     if COPY:
         for start in range(0, c, BK):
             k = start + tl.arange(0, BK)
@@ -181,7 +188,7 @@ def read_product(
     factors: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """maps^T n with n_j = x[s_j] / sqrt(sum_i weight_i x[s_i]^2), for every token: [N, c].
+    """maps^T n with n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2), for every token: [N, c].
 
     x [N, D], sites [d], weight [d] in float32, maps [d, c]. With `gated`, maps are [d, 2 c], and
     the result is the first half times silu of the second. `first` says that the sites are the d
@@ -206,7 +213,7 @@ def _product(x, sites, weight, factors, maps, d, eps, gated, norm, first, tile):
     if tokens and c:
         _read_product[grid](
             x, sites, weight, factors, maps, out, tokens, d, c, maps.stride(0), *x.stride(),
-            eps=eps, GATED=gated, NORM=norm, **_dense(first), **_launch(tile),
+            eps=eps, least=EPS, GATED=gated, NORM=norm, **_dense(first), **_launch(tile),
         )  # fmt: skip
     return out
 
@@ -246,7 +253,7 @@ def _normalised(x, sites, weight, eps, first, out, copy):
     if tokens:
         _normalise[(triton.cdiv(tokens, tile["BM"]),)](
             x, sites, weight, out, out, tokens, len(sites), c, *x.stride(), *strides, eps=eps,
-            COPY=copy, num_warps=4, **_dense(first), **tile,
+            least=EPS, COPY=copy, num_warps=4, **_dense(first), **tile,
         )  # fmt: skip
     return out
 
@@ -254,7 +261,7 @@ def _normalised(x, sites, weight, eps, first, out, copy):
 def norm_factors(
     x: Tensor, sites: Tensor, weight: Tensor, eps: float, *, first: int | None = None
 ) -> Tensor:
-    """1 / sqrt(sum_i weight_i x[s_i]^2) of every token [N], in float32; 0 without signal."""
+    """1 / sqrt(eps + sum_i weight_i x[s_i]^2) of every token [N], in float32; 0 without signal."""
     out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     return _normalised(x, sites, weight, eps, first, out, False)
 

@@ -13,15 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.gpu.decoding import attention_launch, over_cache
-from gaugelasso.kernels.gpu.products import _dot
+from gaugelasso.kernels.gpu.products import _dot, _factor
+from gaugelasso.kernels.stream import EPS
 
 # Sequences of a block, which is the least that tensor cores multiply.
 BLOCK = 16
-
-
-@triton.jit
-def _factor(level, eps):
-    return tl.where(level > eps, tl.rsqrt(tl.maximum(level, eps)), 0.0)
 
 
 @triton.jit
@@ -51,7 +47,7 @@ def _finish(x, parts, targets, counter, n, many, N, w, ld, x_token, x_site, stop
 
 @triton.jit
 def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld, x_token, x_site,
-         eps, chunks, BM: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
+         eps, least, chunks, BM: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
          BP: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """BF filters of BM tokens."""
     block, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
@@ -74,7 +70,7 @@ def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld,
         map_at = maps + k[:, None] * (2 * f) + j[None, :]
         up = _dot(rows, tl.load(map_at, mask=inside, other=0.0), up)
         gate = _dot(rows, tl.load(map_at + f, mask=inside, other=0.0), gate)
-    factor = _factor(level, eps)
+    factor = _factor(level + eps, least)
     gate = gate * factor[:, None]
     h = (up * factor[:, None] * gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
     for start in range(0, w, BW):
@@ -91,7 +87,7 @@ def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld,
 
 @triton.jit
 def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, second, half, rest, d_v, eps,
-               BK: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+               least, BK: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """Queries, keys (two parts each) and values of one token and head, from columns q, k and v."""
     p, e = tl.arange(0, BH), tl.arange(0, BV)
     level = tl.zeros((BK,), tl.float32)
@@ -113,7 +109,7 @@ def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, second, half, res
         known = real[:, None] & (e < d_v)[None, :]
         v_at = maps + row[:, None] * ld + v + e[None, :]
         value += read[:, None] * tl.load(v_at, mask=known, other=0.0).to(tl.float32)
-    factor = _factor(tl.sum(level, axis=0), eps)
+    factor = _factor(tl.sum(level, axis=0) + eps, least)
     return (
         tl.sum(q_one, axis=0) * factor,
         tl.sum(q_two, axis=0) * factor,
@@ -125,11 +121,11 @@ def _projected(x, sites, weight, maps, d, ld, x_site, q, k, v, second, half, res
 
 @triton.jit
 def _attention(x, sites, weight, maps, out, targets, parts, counters, keys, values, cos, sin,
-               positions, N, d, w, ld, ld_out, x_token, x_site, eps, heads, groups, half, rest, d_v,
-               wide_k, wide_v, second, k_head, k_token, k_channel, v_head, v_token, v_channel,
-               bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
-               BV: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr,
-               BR: tl.constexpr):  # fmt: skip
+               positions, N, d, w, ld, ld_out, x_token, x_site, eps, least, heads, groups, half,
+               rest, d_v, wide_k, wide_v, second, k_head, k_token, k_channel, v_head, v_token,
+               v_channel, bits, TURN: tl.constexpr, ROOM: tl.constexpr, BN: tl.constexpr,
+               BH: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
+               BP: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """One head of one sequence, from the stream to its part of what is written."""
     b, h = tl.program_id(0) // heads, tl.program_id(0) % heads
     share = heads // groups
@@ -137,7 +133,7 @@ def _attention(x, sites, weight, maps, out, targets, parts, counters, keys, valu
     count = tl.load(positions + b).to(tl.int32)
     q_one, q_two, k_one, k_two, value = _projected(
         x + b * x_token, sites, weight, maps, d, ld, x_site, h * wide_k, (heads + g) * wide_k,
-        (heads + groups) * wide_k + g * wide_v, second, half, rest, d_v, eps, BK, BH, BV,
+        (heads + groups) * wide_k + g * wide_v, second, half, rest, d_v, eps, least, BK, BH, BV,
     )  # fmt: skip
     head = b.to(tl.int64) * groups + g
     mixed = over_cache(
@@ -185,7 +181,7 @@ def mlp_(
     parts = torch.empty(chunks, tokens, down.shape[1], dtype=torch.float32, device=x.device)
     _mlp[(triton.cdiv(tokens, BLOCK) * chunks,)](
         x, sites, weight, maps, down, targets, parts, counters, tokens, len(sites), f, w,
-        down.shape[1], *x.stride(), eps, chunks, BM=BLOCK, BF=filters, BK=128, BW=64,
+        down.shape[1], *x.stride(), eps, EPS, chunks, BM=BLOCK, BF=filters, BK=128, BW=64,
         **_summing(chunks, w), num_warps=8, num_stages=3,
     )  # fmt: skip
     return x
@@ -217,7 +213,7 @@ def attention_(
     cos, sin = angles or (x, x)
     _attention[(tokens * heads,)](
         x, sites, weight, maps, out, targets, parts, counters, keys, values, cos, sin, positions,
-        tokens, len(sites), w, maps.shape[1], out.shape[1], *x.stride(), eps, heads,
+        tokens, len(sites), w, maps.shape[1], out.shape[1], *x.stride(), eps, EPS, heads,
         keys.shape[1], half, rest, d_v, *padded, second if angles else half, *strides,
         1 / math.log(2), TURN=angles is not None, BK=64, BW=64, **_summing(heads, w), **launch,
     )  # fmt: skip

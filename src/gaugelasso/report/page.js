@@ -1,0 +1,378 @@
+// The explorer of a report page: a scrubber through training steps, structure, figures, curves.
+//
+// Names come from run folders, so text enters the page only as text nodes, never as markup.
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const data = JSON.parse($("data").textContent);
+  const DASH = "—";
+  const runs = data.runs;
+  const last = Math.max(...runs.map((run) => run.last));
+  let chosen = runs.length > 1 ? -1 : 0; // -1: the median over all seeds
+  let step = last;
+
+  // Numbers as the tables of the report write them.
+  const figure = (v) => (v === null ? DASH : String(Number(v.toPrecision(4))));
+  const count = (v) =>
+    v === null ? DASH : v.toLocaleString("en-US", {
+      maximumFractionDigits: v >= 1000 || Number.isInteger(v) ? 0 : 1,
+    });
+  const work = (v) => (data.noun === "ms" ? figure(v) : count(v));
+  const ratio = (v) => (Number.isFinite(v) ? v.toFixed(v < 10 ? 2 : v < 100 ? 1 : 0) + "×" : DASH);
+  const score = (v) => (v !== null && data.metric.percent ? (100 * v).toFixed(2) + "%" : figure(v));
+  const ms = (v) => (v === null ? DASH : v.toFixed(v >= 10 ? 1 : 2) + " ms");
+  const short = (v) => {
+    for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+      if (Math.abs(v) >= size * 0.9995) return Number((v / size).toPrecision(3)) + letter;
+    return String(Number(v.toPrecision(3)));
+  };
+
+  const make = (tag, parent, text, kind) => {
+    const found = parent.appendChild(document.createElement(tag));
+    if (text !== undefined) found.textContent = text;
+    if (kind) found.className = kind;
+    return found;
+  };
+  const draw = (tag, parent, attributes) => {
+    const found = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const key in attributes) found.setAttribute(key, attributes[key]);
+    return parent.appendChild(found);
+  };
+
+  // The place of the last value that is not above `x`; 0 if there is none.
+  const placeOf = (values, x) => {
+    let low = 0, high = values.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (values[middle] <= x) low = middle + 1;
+      else high = middle;
+    }
+    return Math.max(0, low - 1);
+  };
+  const median = (values) => {
+    const known = values.filter((v) => v !== null).sort((a, b) => a - b);
+    const half = known.length >> 1;
+    if (!known.length) return null;
+    return known.length % 2 ? known[half] : (known[half - 1] + known[half]) / 2;
+  };
+
+  // A frame stores what differs from the frame before.
+  for (const run of runs) {
+    let widths = data.axes.map(() => 0);
+    run.frames.widths = run.frames.changes.map((changes) => {
+      widths = widths.slice();
+      for (let i = 0; i < changes.length; i += 2) widths[changes[i]] = changes[i + 1];
+      return widths;
+    });
+  }
+  const shown = () => (chosen < 0 ? runs : [runs[chosen]]);
+  const frameOf = (run) => placeOf(run.frames.step, step);
+  const ended = (run) => run.final !== null && step >= run.last;
+  const valueAt = ([steps, values], at) =>
+    steps.length && steps[0] <= at ? values[placeOf(steps, at)] : null;
+
+  // Figures at the step.
+  const tiles = {};
+  for (const key of ["work", "ratio", "parameters", "loss", "metric", "time"]) {
+    const box = make("div", $("figures"));
+    tiles[key] = { name: make("dt", box), value: make("dd", box) };
+    tiles[key].value.dataset.figure = key;
+  }
+  const tell = (key, name, values, form) => {
+    const { name: dt, value: dd } = tiles[key];
+    dt.textContent = name;
+    dd.textContent = form(median(values));
+    const known = values.filter((v) => v !== null);
+    const low = Math.min(...known), high = Math.max(...known);
+    if (known.length > 1 && low < high) make("small", dd, `${form(low)} – ${form(high)}`);
+  };
+  const figures = () => {
+    const list = shown();
+    const now = list.map((run) => {
+      const frame = frameOf(run), at = Math.min(step, run.last);
+      return ended(run)
+        ? { ...run.final, time: valueAt(run.curves.step_ms, at), first: run.frames.fma[0] }
+        : { fma: run.frames.fma[frame], first: run.frames.fma[0],
+            parameters: run.frames.parameters[frame], loss: valueAt(run.curves.loss, at),
+            metric: valueAt(run.curves.metric, at), time: valueAt(run.curves.step_ms, at) };
+    });
+    const final = list.every(ended);
+    tell("work", data.unit, now.map((n) => n.fma), work);
+    tell("ratio", "smaller", now.map((n) => (n.fma ? n.first / n.fma : Infinity)), ratio);
+    tell("parameters", "parameters", now.map((n) => n.parameters), count);
+    tell("loss", final ? "held-out loss, final" : "training loss", now.map((n) => n.loss), figure);
+    tell("metric", data.metric.name + (final ? ", final" : ""), now.map((n) => n.metric), score);
+    tell("time", "step time", now.map((n) => n.time), ms);
+  };
+  const phaseOf = (run) => {
+    const found = run.phases.find(([end]) => step <= end) || run.phases[run.phases.length - 1];
+    return found ? found[1] : "";
+  };
+  const eventText = () => {
+    if (chosen < 0)
+      return `Medians of ${runs.length} seeds, with ranges. Choose a seed to see its events.`;
+    const run = runs[chosen], { step: at, fma, text, events } = run.frames, i = frameOf(run);
+    if (!i) return "No structural event yet: the initial structure.";
+    const skipped = events[i] > 1 ? ` (with ${events[i] - 1} events before it)` : "";
+    const change = `${work(fma[i - 1])} → ${work(fma[i])} ${data.unit}`;
+    return `Event at step ${count(at[i])}${skipped}: ${change}${text[i] ? "; " + text[i] : ""}.`;
+  };
+
+  // The structure: a cell shows the width of one axis.
+  const cells = [];
+  const cellOf = (host, axis, where, kind, name) => {
+    const number = make("span", host);
+    const track = make("div", host, undefined, "bar");
+    const range = make("u", track), bar = make("b", track);
+    const cell = { host, axis, number, range, bar, title: where + [kind, name].filter(Boolean).join(", ") };
+    host.dataset.axis = data.axes[axis];
+    for (const name of ["pointerenter", "pointerdown", "pointermove"])
+      host.addEventListener(name, (event) => tip(cell, event));
+    host.addEventListener("pointerleave", () => ($("tip").hidden = true));
+    cells.push(cell);
+  };
+  const build = () => {
+    const layers = data.ends.length > 0;
+    for (const { kind, name, axis } of data.ends) {
+      const host = make("div", $("ends"), undefined, "end");
+      make("small", host, `${kind}: ${name}`);
+      cellOf(host, axis, "", kind, name);
+    }
+    const table = $("structure");
+    table.className = "structure " + (layers ? "layers" : "axes");
+    const head = make("tr", make("thead", table));
+    make("th", head, layers ? "layer" : "axis");
+    for (const { kind, name } of data.columns) {
+      const th = make("th", head, kind);
+      make("small", th, name);
+    }
+    const body = make("tbody", table);
+    for (const row of data.rows) {
+      const tr = make("tr", body);
+      make("th", tr, row.name);
+      row.cells.forEach((axis, i) => {
+        const td = make("td", tr, undefined, i < 4 ? "attention" : "mlp");
+        const { kind, name } = data.columns[i];
+        if (axis === null) td.classList.add("never");
+        else if (layers) cellOf(td, axis, `layer ${row.name}: `, kind, name);
+        else cellOf(td, axis, row.name, "", "");
+      });
+    }
+  };
+  const widthsOf = (axis) => shown().map((run) => run.frames.widths[frameOf(run)][axis]);
+  const initialOf = (axis) => Math.max(1, ...shown().map((run) => run.frames.widths[0][axis]));
+  const structure = () => {
+    for (const cell of cells) {
+      const widths = widthsOf(cell.axis), middle = median(widths), whole = initialOf(cell.axis);
+      cell.number.textContent = middle ? count(middle) : DASH;
+      cell.host.classList.toggle("gone", !middle);
+      cell.bar.style.width = `max(${(100 * middle) / whole}%, ${middle ? 1.5 : 0}px)`;
+      const high = Math.max(...widths);
+      cell.range.style.width = high > middle ? `${(100 * high) / whole}%` : "0";
+    }
+  };
+  const tip = (cell, event) => {
+    const widths = widthsOf(cell.axis), middle = median(widths), whole = initialOf(cell.axis);
+    const share = `${count(middle)} of ${count(whole)} channels (${figure((100 * middle) / whole)}%)`;
+    const low = Math.min(...widths), high = Math.max(...widths);
+    const range = low < high ? `; ${count(low)} – ${count(high)} over seeds` : "";
+    const box = $("tip");
+    box.textContent = `${cell.title}. ${middle ? share : "removed, of " + count(whole)}${range}.`;
+    box.hidden = false;
+    const room = document.documentElement.clientWidth - box.offsetWidth - 8;
+    box.style.left = `${Math.max(8, Math.min(event.clientX + 12, room))}px`;
+    const above = event.clientY - box.offsetHeight - 14;
+    box.style.top = `${above > 4 ? above : event.clientY + 18}px`;
+  };
+
+  // Curves.
+  const niceSteps = (low, high, most) => {
+    const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));
+    const size = power * [1, 2, 5, 10].find((m) => m * power >= raw);
+    const ticks = [];
+    for (let i = Math.ceil(low / size - 1e-9); i * size <= high * (1 + 1e-9); i++) ticks.push(i * size);
+    return ticks;
+  };
+  const logTicks = (low, high) => {
+    const ticks = [], first = Math.floor(Math.log10(low)), end = Math.ceil(Math.log10(high));
+    const every = Math.ceil((end - first) / 5);
+    for (let e = first; e <= end; e++)
+      for (const m of end - first > 2 ? [1] : [1, 2, 5])
+        if (m > 1 || (e - first) % every === 0) ticks.push(m * 10 ** e);
+    const inside = ticks.filter((t) => t >= low && t <= high);
+    return inside.length > 1 ? inside : niceSteps(low, high, 4).filter((t) => t > 0);
+  };
+  const workCurve = (run) => {
+    const { step: steps, fma } = run.frames;
+    return [[...steps, run.last], [...fma, fma[fma.length - 1]]];
+  };
+  const charts = [
+    { kind: "loss", name: "training loss", curve: (run) => run.curves.loss, log: true, form: figure,
+      target: true },
+    { kind: "work", name: data.unit, curve: workCurve, log: true, form: work, steps: true },
+    { kind: "metric", name: data.metric.name, curve: (run) => run.curves.metric, form: score,
+      top: data.metric.percent ? 1 : 0, foot: data.metric.percent ? 0 : null },
+    { kind: "time", name: "step time (running median)", curve: (run) => run.curves.step_ms, form: ms, foot: 0 },
+  ];
+  const PAD = { left: 44, right: 10, top: 8, bottom: 20 };
+  const HEIGHT = 190;
+  const scaleOf = (chart) => {
+    let values = runs.flatMap((run) => chart.curve(run)[1]);
+    if (chart.target) values = values.concat(runs.map((r) => r.target).filter((t) => t !== null));
+    let low = Infinity, high = -Infinity;
+    for (const v of values) { low = Math.min(low, v); high = Math.max(high, v); }
+    const log = low > 0 && (chart.log || (chart.foot === null && high / low > 20));
+    if (log) return { log, low: low / 1.15, high: high * 1.15 };
+    const air = 0.06 * (high - low || Math.abs(high) || 1);
+    const foot = chart.foot === 0 ? 0 : low - air;
+    return { log, low: foot, high: chart.top ? chart.top * 1.03 : high + air };
+  };
+  const drawChart = (chart) => {
+    const svg = chart.svg, width = Math.max(200, svg.clientWidth);
+    svg.replaceChildren();
+    svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const { log, low, high } = scaleOf(chart);
+    const place = log ? Math.log : (v) => v;
+    chart.x = (s) => PAD.left + ((width - PAD.left - PAD.right) * s) / Math.max(1, last);
+    chart.y = (v) => {
+      const share = (place(v) - place(low)) / (place(high) - place(low));
+      return HEIGHT - PAD.bottom - (HEIGHT - PAD.top - PAD.bottom) * Math.max(0, Math.min(1, share));
+    };
+    const [left, right] = [chart.x(0), chart.x(last)];
+    for (const tick of log ? logTicks(low, high) : niceSteps(low, high, 4)) {
+      const y = chart.y(tick);
+      draw("line", svg, { class: "grid", x1: left, x2: right, y1: y, y2: y });
+      const label = draw("text", svg, { x: left - 5, y: y + 4, "text-anchor": "end" });
+      label.textContent = chart.top === 1 ? `${Math.round(100 * tick)}%` : short(tick);
+    }
+    for (const tick of niceSteps(0, last, width < 420 ? 4 : 6)) {
+      const anchor = tick === 0 ? "start" : chart.x(tick) > width - 24 ? "end" : "middle";
+      const label = draw("text", svg, { x: chart.x(tick), y: HEIGHT - 4, "text-anchor": anchor });
+      label.textContent = short(tick);
+    }
+    for (const run of shown())
+      if (run.cooldown !== null) {
+        const x = chart.x(run.cooldown);
+        draw("line", svg, { class: "cool", x1: x, x2: x, y1: PAD.top, y2: HEIGHT - PAD.bottom });
+      }
+    if (chart.target)
+      for (const goal of new Set(shown().map((r) => r.target).filter((t) => t !== null)))
+        draw("line", svg, { class: "target", x1: left, x2: right, y1: chart.y(goal), y2: chart.y(goal) });
+    runs.forEach((run, i) => {
+      const [steps, values] = chart.curve(run);
+      let path = "";
+      steps.forEach((s, j) => {
+        const [x, y] = [chart.x(s).toFixed(1), chart.y(values[j]).toFixed(1)];
+        path += !j ? `M${x} ${y}` : chart.steps ? `H${x}V${y}` : `L${x} ${y}`;
+      });
+      draw("path", svg, { d: path, class: i === chosen ? "one" : "other" });
+    });
+    if (chosen >= 0) svg.append(svg.querySelector("path.one")); // above the others
+    chart.line = draw("line", svg, { class: "now", y1: PAD.top, y2: HEIGHT - PAD.bottom });
+    chart.dot = draw("circle", svg, { r: 4.5 });
+  };
+  const moveCursor = (chart) => {
+    const x = chart.x(step);
+    chart.line.setAttribute("x1", x);
+    chart.line.setAttribute("x2", x);
+    const values = shown().map((run) => valueAt(chart.curve(run), Math.min(step, run.last)));
+    const middle = median(values);
+    chart.dot.style.display = middle === null ? "none" : "";
+    if (middle !== null) {
+      chart.dot.setAttribute("cx", x);
+      chart.dot.setAttribute("cy", chart.y(middle));
+    }
+    chart.value.textContent = middle === null ? DASH : chart.form(middle);
+  };
+  const buildCharts = () => {
+    for (const chart of charts) {
+      const box = make("figure", $("curves"), undefined, chart.kind);
+      const caption = make("figcaption", box);
+      make("span", caption, chart.name + (runs.length > 1 ? ", each seed" : ""));
+      chart.value = make("b", caption);
+      chart.svg = draw("svg", box, { role: "img", "aria-label": `${chart.name} against training step` });
+      const seek = (event) => {
+        const at = event.clientX - chart.svg.getBoundingClientRect().left;
+        show(Math.round(((at - chart.x(0)) / (chart.x(last) - chart.x(0))) * last));
+      };
+      chart.svg.addEventListener("pointerdown", seek);
+      chart.svg.addEventListener("pointermove", (event) => event.buttons && seek(event));
+    }
+  };
+  const timeline = () => {
+    const svg = $("timeline"), width = Math.max(100, svg.clientWidth), thumb = 10;
+    svg.replaceChildren();
+    svg.setAttribute("viewBox", `0 0 ${width} 18`);
+    for (const run of shown()) {
+      const { step: steps, fma } = run.frames;
+      for (let i = 1; i < steps.length; i++) {
+        const x = thumb + ((width - 2 * thumb) * steps[i]) / Math.max(1, last);
+        const share = Math.abs(Math.log(Math.max(fma[i], 1e-9) / Math.max(fma[i - 1], 1e-9)));
+        const height = 3 + 15 * Math.min(1, share / 0.25);
+        draw("line", svg, { x1: x, x2: x, y1: 0, y2: height,
+          class: fma[i] > fma[i - 1] ? "back" : "cut", "stroke-opacity": shown().length > 1 ? 0.3 : 0.8 });
+      }
+    }
+  };
+
+  const show = (to) => {
+    step = Math.max(0, Math.min(last, to));
+    $("step").value = step;
+    const phases = [...new Set(shown().map(phaseOf))].filter(Boolean).join(", ");
+    $("now").textContent = `step ${count(step)} of ${count(last)}` + (phases ? `, ${phases}` : "");
+    figures();
+    $("event").textContent = eventText();
+    structure();
+    charts.forEach(moveCursor);
+  };
+  const redraw = () => {
+    timeline();
+    charts.forEach(drawChart);
+    show(step);
+  };
+
+  // Playing takes eight seconds for a whole run.
+  let playing = null;
+  const stop = () => {
+    cancelAnimationFrame(playing);
+    playing = null;
+    $("play").textContent = "Play";
+  };
+  $("play").addEventListener("click", () => {
+    if (playing !== null) return stop();
+    let from = step >= last ? 0 : step, begun = null;
+    $("play").textContent = "Pause";
+    const advance = (time) => {
+      begun ??= time;
+      show(Math.round(from + (last * (time - begun)) / 8000));
+      if (step >= last) stop();
+      else playing = requestAnimationFrame(advance);
+    };
+    playing = requestAnimationFrame(advance);
+  });
+  $("step").max = last;
+  $("step").addEventListener("input", () => {
+    stop();
+    show(Number($("step").value));
+  });
+  if (runs.length > 1) {
+    const select = $("run");
+    make("option", select, `median of ${runs.length} seeds`).value = -1;
+    runs.forEach((run, i) => (make("option", select, `seed ${run.seed}`).value = i));
+    select.hidden = false;
+    select.addEventListener("change", () => {
+      chosen = Number(select.value);
+      redraw();
+    });
+  }
+  $("explorer").hidden = false;
+  build();
+  buildCharts();
+  redraw();
+  let width = document.documentElement.clientWidth;
+  addEventListener("resize", () => {
+    if (width === document.documentElement.clientWidth) return; // a phone's address bar moves
+    width = document.documentElement.clientWidth;
+    redraw();
+  });
+})();

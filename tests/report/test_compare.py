@@ -1,0 +1,259 @@
+"""Methods side by side: who is compared with whom, the figures, the test, and what is refused."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from gaugelasso.errors import UserError
+from gaugelasso.report import compare_figure, write_methods
+from gaugelasso.report.compare import Comparison, compare, compare_results, compare_table, load_runs
+from gaugelasso.report.compare_figure import draw_comparison
+from gaugelasso.report.permutation import permutation_p
+from tests.command import Command, assert_user_error
+from tests.report.folders import event, initial_widths, make_run
+from tests.tiny_runs import contents, finished
+
+
+def run_at(path: Path, fma: float, loss: float, **options: Any) -> Path:
+    drops = [event(40, 1000.0, fma, {"D": 1}, [], initial_widths(2))]
+    return make_run(path, events=drops, loss=loss, **options)
+
+
+def two_methods(root: Path, seeds: int = 4) -> Path:
+    """Ours: less work than post-hoc at every seed; losses as good."""
+    for seed in range(seeds):
+        run_at(root / "ours" / f"s{seed}", 100 + seed, 0.03 + 0.001 * seed, seed=seed)
+        posthoc = root / "posthoc" / f"s{seed}"
+        run_at(posthoc, 200 + seed, 0.03 + 0.001 * seed, seed=seed, method="post-hoc")
+    return root
+
+
+def compared(*paths: Path, **options: Any) -> Comparison:
+    return compare(load_runs(paths), **options)
+
+
+# --- the test ----------------------------------------------------------------------------
+
+
+def test_p_counts_the_exchanges_that_are_as_far_apart() -> None:
+    # 4 of 8 values: 70 ways, and only the observed one and its mirror image are so far apart.
+    assert permutation_p([1, 2, 3, 4], [11, 12, 13, 14]) == pytest.approx(2 / 70)
+    assert permutation_p([1, 2, 3, 4], [1, 2, 3, 4]) == 1.0
+    # 2 of 7 values: 21 ways, and no mirror image.
+    assert permutation_p([0, 0, 0, 0, 0], [1, 1]) == pytest.approx(1 / 21)
+
+
+def test_many_seeds_are_tested_with_random_exchanges() -> None:
+    assert permutation_p(range(10), range(100, 110)) == pytest.approx(2 / 184_756)  # all exchanges
+    # 12 against 12: of 2.7 million exchanges two are as far apart.
+    assert permutation_p(range(12), range(100, 112)) == pytest.approx(1e-5, abs=1e-5)
+    again = permutation_p([0.1 * i for i in range(12)], [0.1 * i + 0.05 for i in range(12)])
+    assert again is not None
+    assert 0.7 < again <= 1
+    assert again == permutation_p([0.1 * i for i in range(12)], [0.1 * i + 0.05 for i in range(12)])
+
+
+@pytest.mark.parametrize(("one", "other"), [(3, 3), (1, 10), (2, 5), (0, 5)])
+def test_too_few_seeds_are_not_tested(one: int, other: int) -> None:
+    found = permutation_p([0.0] * one, [9.0] * other)
+    assert (found is None) == ((one, other) != (2, 5))
+
+
+# --- figures -----------------------------------------------------------------------------
+
+
+def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
+    found = compared(two_methods(tmp_path))
+    assert [*found.methods] == ["gaugelasso", "post-hoc"]
+    table = compare_table(found)
+    assert table.headers[:6] == [
+        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work",
+    ]  # fmt: skip
+    ours, posthoc = (row for row in table.rows if row[0])
+    assert ours == [
+        "gaugelasso", "4 seeds", "101.5 ± 1.3", "0.0315 ± 0.001291", "99.960%", "40k",
+        "—", "—", "—",
+    ]  # fmt: skip
+    assert posthoc[-3:] == ["0.02857", "1", "1"]  # of FMA; losses and metrics are equal
+    assert table.rows[1][:4] == ["", "0", "100", "0.03"]
+    assert len(table.rows) == 2 * (1 + 4)
+    assert "against gaugelasso, two-sided permutation test" in table.note
+
+
+def test_the_results_file_has_every_run_and_every_method(tmp_path: Path) -> None:
+    data = compare_results(compared(two_methods(tmp_path)))
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    first = data["runs"][0]
+    expected = {"method": "gaugelasso", "seed": 0, "fma_final": 100.0, "loss": 0.03,
+                "metric": 0.9996, "training_fma": 40_000.0, "wall_s": 12.5, "ms": None}  # fmt: skip
+    assert first.items() >= expected.items()
+    posthoc = data["methods"][1]
+    assert posthoc["fma"] == {"mean": 201.5, "std": pytest.approx(1.291, abs=1e-3),
+                              "min": 200.0, "max": 203.0}  # fmt: skip
+    assert posthoc["p"] == {"loss": 1.0, "metric": 1.0, "fma": pytest.approx(2 / 70), "ms": None}
+
+
+def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:
+    for name, loss in (("tight", 0.01), ("loose", 0.1)):
+        run_at(tmp_path / name, 100, 0.03, changes={"target": {"loss": loss}})
+    found = compared(tmp_path)
+    assert {*found.methods} == {"gaugelasso (target.loss = 0.1)", "gaugelasso (target.loss = 0.01)"}
+    assert found.against == next(iter(found.methods))
+
+
+def test_a_run_without_a_finite_loss_is_shown_and_not_averaged(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    path = tmp_path / "posthoc" / "s0" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"loss": None}))
+    found = compared(tmp_path)
+    row = next(row for row in compare_table(found).rows if row[0] == "post-hoc")
+    assert row[3] == "—"
+    assert found.p_value("post-hoc", "loss") is None
+    assert compare_results(found)["methods"][1]["loss"] is None
+    draw_comparison(found, io.BytesIO())
+
+
+def test_work_of_several_accountings_is_compared_in_fma(tmp_path: Path) -> None:
+    one = run_at(tmp_path / "one", 100, 0.03)
+    other = run_at(
+        tmp_path / "b", 7, 0.03, method="x", changes={"compress": {"accounting": "bytes"}}
+    )
+    with pytest.raises(UserError, match=r"compress\.accounting is 'fma' in one and 'bytes'"):
+        compared(one, other)
+    for run, fma in ((one, 100.0), (other, 90.0)):
+        for name in ("initial.json", "summary.json"):
+            costs = {"costs": {"fma": fma, "bytes": 7.0, "ms": 0.5, "profile": "p"}}
+            path = run / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | costs))
+    found = compared(one, other)
+    assert [found.values(name, "fma") for name in found.methods] == [[100.0], [90.0]]
+    # The milliseconds of the profile are shown, too.
+    assert found.ms_of.startswith("ms")
+    assert [found.values(name, "ms") for name in found.methods] == [[0.5], [0.5]]
+
+
+def test_the_picture_has_a_mark_for_every_seed_and_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheets: list[Figure] = []
+    monkeypatch.setattr(compare_figure, "save", lambda sheet, path: sheets.append(sheet))
+    runs = load_runs([two_methods(tmp_path)])
+    times = {run.path: 1.0 + run.seed for run in runs}
+    latency = {"device": "cpu", "hardware": "x", "repeats": 3}
+    draw_comparison(compare(runs, None, times, latency), tmp_path / "x.png")
+    panels = sheets[0].axes
+    assert len(panels) == 4  # loss and metric, against FMA and milliseconds
+    marks = [tuple(line.get_xdata()) for line in panels[0].lines if line.get_alpha() == 0.5]
+    assert marks == [(100, 101, 102, 103), (200, 201, 202, 203)]
+    assert [bar.get_label() for bar in panels[1].containers] == ["gaugelasso", "post-hoc"]
+    assert sheets[0].axes[1].get_xlabel() == "ms, measured"
+
+
+# --- what is refused ---------------------------------------------------------------------
+
+
+def test_runs_of_other_tasks_and_data_are_refused(tmp_path: Path) -> None:
+    ours = run_at(tmp_path / "ours", 100, 0.03)
+    task = run_at(tmp_path / "task", 100, 0.03, task="lm")
+    with pytest.raises(UserError, match=r"task\.name is 'retrieval' in one and 'lm'"):
+        compared(ours, task)
+    length = run_at(tmp_path / "length", 100, 0.03, changes={"task": {"length": 8}})
+    with pytest.raises(UserError, match=r"task\.length is 16 in one and 8"):
+        compared(ours, length)
+    cached = run_at(tmp_path / "c", 100, 0.03, method="x", changes={"task": {"cache": "a"}})
+    assert len(compared(ours, cached).methods) == 2
+    other = run_at(tmp_path / "data", 100, 0.03, method="x")
+    for run, digest in ((ours, "1"), (other, "2")):
+        path = run / "initial.json"
+        data = {"data": {"training text": {"bytes": 5, "sha256": digest}}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | data))
+    with pytest.raises(UserError, match=r"their data differ \(training text, in initial\.json\)"):
+        compared(ours, other)
+
+
+def test_other_held_out_data_and_equal_seeds_are_refused(tmp_path: Path) -> None:
+    ours, other = (run_at(tmp_path / name, 100, 0.03) for name in ("ours", "other"))
+    with pytest.raises(UserError, match=r"are both gaugelasso, seed 0; give only one of them"):
+        compared(ours, other)
+    path = other / "summary.json"
+    changed = json.loads(path.read_text()) | {"evaluated_on": "test", "method": "x"}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"evaluated_on is None in one and 'test' in the other"):
+        compared(ours, other)
+    path.write_text(json.dumps(changed | {"method": 7}))
+    with pytest.raises(UserError, match="'method' is not a string"):
+        compared(ours, other)
+
+
+def test_an_unknown_method_to_test_against_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--against 'x' is not one of 'gaugelasso', 'post-hoc'"):
+        compared(two_methods(tmp_path), against="x")
+
+
+def test_one_run_alone_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="compare needs two runs or more"):
+        compared(run_at(tmp_path / "r", 100, 0.03))
+
+
+# --- the command -------------------------------------------------------------------------
+
+
+def test_the_command_writes_table_picture_and_results(gaugelasso: Command, tmp_path: Path) -> None:
+    runs = two_methods(tmp_path / "runs")
+    extra = tmp_path / "results.json"
+    code, out, _ = gaugelasso("compare", runs, "--results", extra)
+    assert code == 0
+    assert "| post-hoc | 4 seeds | 201.5 ± 1.3 |" in out
+    folder = runs / "compare"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "compare.json", "compare.md", "compare.png",
+    ]  # fmt: skip
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "compare.json").read_text() == extra.read_text()
+    assert "| post-hoc | 4 seeds |" in (folder / "compare.md").read_text()
+
+
+def test_a_damaged_or_unfinished_run_leaves_nothing(gaugelasso: Command, tmp_path: Path) -> None:
+    runs = two_methods(tmp_path / "runs")
+    summary = runs / "posthoc" / "s1" / "summary.json"
+    before = summary.read_text()
+    for text, message in (
+        (before[:40], "summary.json"),
+        (json.dumps(json.loads(before) | {"fma_final": "x"}), "'fma_final' is not a finite number"),
+    ):
+        summary.write_text(text)
+        kept = contents(tmp_path)
+        assert_user_error(gaugelasso("compare", runs), message)
+        assert contents(tmp_path) == kept
+    summary.unlink()
+    assert_user_error(gaugelasso("compare", runs), "is not finished: summary.json is missing")
+    assert_user_error(gaugelasso("compare", runs, "--device", "cpu"), "--device is for --latency")
+    assert not (runs / "compare").exists()
+
+
+def test_latency_measures_the_models(gaugelasso: Command, tmp_path: Path) -> None:
+    one, other = (finished(tmp_path, name) for name in ("one", "other"))
+    path = other / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "post-hoc"}))
+    out = tmp_path / "out"
+    code, text, _ = gaugelasso(
+        "compare", one, other, "--latency", "--repeats", "3", "--device", "cpu", "--out", out
+    )
+    assert code == 0
+    data = json.loads((out / "compare.json").read_text())
+    assert all(run["ms"] > 0 for run in data["runs"])
+    assert data["latency"]["device"] == "cpu, 1 thread"
+    assert "| ms |" in text
+    assert "median of 3 on cpu, 1 thread" in text
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>|$x_1$"
+    for seed, method in ((0, None), (1, evil)):
+        run_at(tmp_path / f"r{seed}", 100, 0.03, seed=seed, method=method, metric=evil)
+    files = write_methods(compared(tmp_path), tmp_path / "out")
+    assert "<script>" not in files["table"].read_text()

@@ -1,0 +1,92 @@
+"""The data of the page's script: equal to the run's files, thinned out, valid JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.report.data import load_run
+from gaugelasso.report.page_data import FRAMES, POINTS, page_data, thin_curve, to_script
+from tests.report.folders import event, initial_widths, make_run
+
+
+def widths_of(frames: dict[str, Any], axes: int) -> list[list[int]]:
+    """Every structure in full, as the script restores it."""
+    widths, found = [0] * axes, []
+    for changes in frames["changes"]:
+        widths = list(widths)
+        for index, width in zip(changes[::2], changes[1::2], strict=True):
+            widths[index] = width
+        found.append(widths)
+    return found
+
+
+def test_frames_restore_the_structure_after_every_event(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    data = page_data([run])
+    frames = data["runs"][0]["frames"]
+    assert frames["step"] == [0, 20, 40]  # the event of step 10 changed nothing
+    names = list(run.initial["widths"])
+    for step, widths in zip(frames["step"], widths_of(frames, len(names)), strict=True):
+        expected = run.widths_at(step)
+        assert widths == [expected.get(name, 0) for name in names]
+    assert frames["parameters"] == [2000, 500, 500]
+    assert frames["text"][2] == "dropped 10: attention_1.d_ai 8, D 2; removed attention_1"
+    assert data["runs"][0]["final"]["fma"] == 100.0
+
+
+def test_a_rollback_is_a_frame(tmp_path: Path) -> None:
+    narrow = initial_widths(2) | {"D": 4}
+    back = event(30, 500.0, 1000.0, {}, [], initial_widths(2)) | {"returned_to": 10}
+    run = load_run(
+        make_run(tmp_path / "r", events=[event(20, 1000.0, 500.0, {"D": 4}, [], narrow), back])
+    )
+    frames = page_data([run])["runs"][0]["frames"]
+    assert frames["fma"] == [1000.0, 500.0, 1000.0]
+    assert frames["text"][2] == "rollback to the state of step 10"
+
+
+def test_of_many_events_the_last_is_kept_and_all_are_counted(tmp_path: Path) -> None:
+    number = 3 * FRAMES + 7
+    events = [
+        event(i + 1, 2000.0 - i, 1999.0 - i, {"D": 1}, [], initial_widths(2) | {"D": number - i})
+        for i in range(number)
+    ]
+    run = load_run(make_run(tmp_path / "r", events=events))
+    data = page_data([run])
+    frames = data["runs"][0]["frames"]
+    assert data["thinned"]
+    assert len(frames["step"]) == FRAMES + 1
+    assert (frames["step"][-1], frames["fma"][-1]) == (number, events[-1]["fma"])
+    assert sum(frames["events"]) == number
+
+
+def test_a_long_curve_keeps_its_ends_and_its_spikes() -> None:
+    steps = list(range(50_000))
+    values = [1.0 + step / 50_000 for step in steps]
+    values[12_345], values[33_333] = 99.0, -99.0
+    thin_steps, thin_values = thin_curve((steps, values), POINTS)
+    assert len(thin_steps) <= POINTS
+    assert thin_steps == sorted(set(thin_steps))
+    assert {0, 12_345, 33_333, 49_999} <= set(thin_steps)
+    assert {99.0, -99.0} <= set(thin_values)
+    short = ([1, 2, 3], [0.5, 0.25, 0.125])
+    assert thin_curve(short, POINTS) == short
+
+
+def test_the_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
+    """100,000 steps, a structural event every 50, a row every 10."""
+    events = [
+        event(50 * i, 1e6 - i, 1e6 - i - 1, {"D": 1}, [], initial_widths(12) | {"D": 2001 - i})
+        for i in range(1, 2000)
+    ]
+    folder = make_run(tmp_path / "r", layers=12, events=events)
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    rows = [row | {"step": 10 * (i + 1), "loss": 1 / (i + 3)} for i in range(10_000)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert len(to_script(page_data([load_run(folder)]))) < 150_000
+
+
+def test_names_cannot_end_the_script_and_nan_is_null() -> None:
+    text = to_script({"</script><b>&": [float("nan"), float("inf"), 1.5]})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"</script><b>&": [None, None, 1.5]}

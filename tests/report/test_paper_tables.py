@@ -1,0 +1,106 @@
+"""results/README.md is what its JSON files give, and says what was not run."""
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from benchmarks.tables import CELLS, PAPER, README, build, compression_of, layer_rows, outcome_of
+
+ROOT = Path(__file__).parents[2]
+DATA = json.loads((ROOT / PAPER).read_text(encoding="utf-8"))
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    text = (ROOT / README).read_text(encoding="utf-8")
+    assert text == build(), "results/README.md differs from the JSON files: run `make tables`"
+
+
+def test_every_link_leads_somewhere() -> None:
+    text = (ROOT / README).read_text(encoding="utf-8")
+    anchors = set(re.findall(r'<a id="([^"]+)">', text))
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        else:
+            assert (ROOT / "results" / target).exists(), target
+
+
+def test_rows_have_the_columns_of_their_table() -> None:
+    for table in DATA["tables"]:
+        for row in table["rows"]:
+            assert len(row["paper"]) == len(table["columns"]), row["name"]
+            if "ours" in row:
+                for _, kind in table["columns"]:
+                    assert kind.partition("@")[0] in {*CELLS, "share", "converged", "quality"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of the results, to change."""
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    (tmp_path / "benchmarks").mkdir()
+    return tmp_path
+
+
+def line_of(text: str, table: str, row: str) -> str:
+    """Our line of a row, which follows the paper's."""
+    _, _, rest = text.partition(f"## `{table}`")
+    return next(after for line, after in pairwise(rest.splitlines()) if f"| {row} |" in line)
+
+
+def test_a_changed_figure_changes_the_page(root: Path) -> None:
+    path = root / "results" / "charlm" / "main.json"
+    data = json.loads(path.read_text())
+    data["runs"][0]["loss"] = 1.0
+    path.write_text(json.dumps(data))
+    line = line_of(build(root), "tab:text-transformer", "L* = ln 3, 12L, D = 576")
+    assert "| 1 | 2.718 | 7.6M |" in line
+
+
+def test_a_missing_file_is_not_run_and_a_new_one_fills_its_rows(root: Path) -> None:
+    (root / "results" / "charlm" / "uniform.json").unlink()
+    path = root / "results" / "controls" / "retrieval.json"
+    path.parent.mkdir(exist_ok=True)
+    run = {"method": "from scratch", "fma_final": 185e3, "loss": 0.01, "metric": 0.75,
+           "training_fma": 1e9, "wall_s": 1.0}  # fmt: skip
+    origin = {"command": "gaugelasso retrain x", "commit": "c", "hardware": "h", "date": "d"}
+    runs = [run | {"seed": seed} for seed in (42, 43)]
+    path.write_text(json.dumps({**origin, "runs": runs}))
+    text = build(root)
+    uniform = "baseline, uniform 6L, D = 288"
+    assert line_of(text, "tab:text-transformer", uniform).startswith("|  | **ours** | not run |")
+    scratch = line_of(text, "tab:posthoc", "retrieval, from scratch")
+    assert scratch.startswith("|  | **ours** | 2 | — | 185k ± 0 | 0.75000 ± 0.00000 |")
+    assert "[retrieval.json](controls/retrieval.json), from scratch" in scratch
+    assert "gaugelasso retrain x" in text
+    by_seed = line_of(text, "tab:population, retrieval and F31", "retrieval, from scratch")
+    assert "| 0.75000 | 0.75000 | not run |" in by_seed
+
+
+def test_outcomes_are_the_paper_s() -> None:
+    assert outcome_of({"compression": 1.5, "metric": 1.0}) == "never compressed"
+    assert outcome_of({"compression": 100.0, "metric": 0.99}) == "converged"
+    assert outcome_of({"compression": 100.0, "metric": 0.98}) == "not converged"
+    assert compression_of({"fma_initial": 10.0, "fma_final": 5.0}) == 2.0
+    assert compression_of({"fma_final": 5.0}) is None
+
+
+def test_a_class_of_runs_is_counted_of_all(root: Path) -> None:
+    path = root / "results" / "ff31" / "population.json"
+    data = json.loads(path.read_text())
+    data["runs"][0] |= {"metric": 0.5}
+    path.write_text(json.dumps(data))
+    text = build(root)
+    assert "| 24/25 |" in line_of(text, "tab:ff31", "L* = 0.005, 70k steps")
+    assert "| 1/25 |" in line_of(text, "tab:ff31_reliability", "1e-3: compressed, not converged")
+
+
+def test_layers_are_the_widths_of_the_structure() -> None:
+    attention = {"kind": "attention", "depth": 1, "reads": [1, 2], "writes": [3], "heads": 4,
+                 "keys": 5, "values": 6}  # fmt: skip
+    mlp = {"kind": "mlp", "depth": 0, "reads": [1], "writes": [2, 3, 4], "filters": 7}
+    rows = layer_rows({"layers": 2, "operators": [attention, mlp]})
+    assert rows == [[*"—————", "1", "7", "3"], ["2", "4", "5", "6", "1", *"———"]]
