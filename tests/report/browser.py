@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            assert select.select([self._answers], [], [], _TIMEOUT_S)[0], "chromium hangs"
             part = os.read(self._answers, 1 << 16)
             assert part, "chromium ended"
             self._buffer += part

@@ -87,9 +87,9 @@ def test_the_scrubber_moves_and_figures_change(tab: Browser, tmp_path: Path) -> 
 def test_hover_and_press_show_the_numbers_of_a_width(tab: Browser, tmp_path: Path) -> None:
     tab.open(page_of(tmp_path, make_run(tmp_path / "r")), width=390, height=844)
     for axis, told in (
-        ("mlp_0.d_f", "layer 0: d_f, MLP filters. 4 of 16 channels (25%)."),
+        ("mlp_0.d_f", "layer 0: d_f, MLP filters. 4 of initially 16 channels (25%)."),
         ("attention_1.d_v", "layer 1: d_v, attention values. removed, of 8."),
-        ("D", "D, residual sites. 6 of 8 channels (75%)."),
+        ("D", "D, residual sites. 6 of initially 8 channels (75%)."),
     ):
         box = tab.box(f"[data-axis='{axis}']")
         tab.hover(box["x"] + 5, box["y"] + 5)
@@ -153,7 +153,7 @@ def test_a_model_of_the_user_has_a_row_for_each_axis(tab: Browser, tmp_path: Pat
     assert tab.value("document.documentElement.scrollWidth") == 390
     box = tab.box("[data-axis='hidden.0']")
     tab.hover(box["x"] + 5, box["y"] + 5)
-    assert tab.text("#tip") == "hidden.0. 3 of 8 channels (37.5%)."
+    assert tab.text("#tip") == "hidden.0. 3 of initially 8 channels (37.5%)."
 
 
 def test_a_run_without_rows_and_events_opens(tab: Browser, tmp_path: Path) -> None:

@@ -251,6 +251,20 @@ def test_latency_measures_the_models(gaugelasso: Command, tmp_path: Path) -> Non
     assert "median of 3 on cpu, 1 thread" in text
 
 
+def test_a_busy_machine_is_reported(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_methods(tmp_path / "runs", seeds=1)
+    row = {"latency_ms": 2.0, "latency_quartiles": [1.0, 9.0]}
+    monkeypatch.setattr("gaugelasso.cli.comparisons.run_config", lambda run: None)
+    monkeypatch.setattr(
+        "gaugelasso.cli.comparisons.latencies", lambda folders, *_: dict.fromkeys(folders, row)
+    )
+    code, out, _ = gaugelasso("compare", tmp_path / "runs", "--latency", "--device", "cpu")
+    assert code == 0
+    assert "warning: repetitions disagree" in out
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     evil = "<script>|$x_1$"
     for seed, method in ((0, None), (1, evil)):

@@ -43,6 +43,18 @@ def test_a_rollback_is_a_frame(tmp_path: Path) -> None:
     frames = page_data([run])["runs"][0]["frames"]
     assert frames["fma"] == [1000.0, 500.0, 1000.0]
     assert frames["text"][2] == "rollback to the state of step 10"
+    assert frames["back"] == [False, False, True]
+
+
+def test_an_exchange_is_told_and_is_no_rollback(tmp_path: Path) -> None:
+    swapped = initial_widths(2) | {"operators.mlp_0.d_f": 12, "operators.attention_0.d_v": 10}
+    told = {"exchanged": {"operators.mlp_0.d_f": 4}, "grown": {"operators.attention_0.d_v": 2}}
+    run = load_run(
+        make_run(tmp_path / "r", events=[event(20, 1000.0, 1001.0, {}, [], swapped) | told])
+    )
+    frames = page_data([run])["runs"][0]["frames"]
+    assert frames["text"][1] == "exchange took 4: mlp_0.d_f 4; grew 2: attention_0.d_v 2"
+    assert frames["back"] == [False, False]
 
 
 def test_of_many_events_the_last_is_kept_and_all_are_counted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gaugelasso.report.compare import compare as make_comparison
 from gaugelasso.report.compare import compare_table, load_runs
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.run import Run
+from gaugelasso.report.timing import busy
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
@@ -73,6 +74,15 @@ def _measure(
     config = run_config(runs[0].path)
     where = choose_device(device or config.train.device)
     rows = latencies({str(run.path): run.path for run in runs}, config, where, repeats)
+    spread = {
+        name: {
+            "latency_ms": row["latency_ms"],
+            "quartiles": {"latency_ms": row["latency_quartiles"]},
+        }
+        for name, row in rows.items()
+    }
+    if warning := busy(spread):
+        print_line(f"warning: {warning}")
     times = {Path(name): float(row["latency_ms"]) for name, row in rows.items()}
     named = where if where.startswith("cuda") else "cpu, 1 thread"
     return times, {

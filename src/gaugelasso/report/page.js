@@ -166,14 +166,14 @@
       const widths = widthsOf(cell.axis), middle = median(widths), whole = initialOf(cell.axis);
       cell.number.textContent = middle ? count(middle) : DASH;
       cell.host.classList.toggle("gone", !middle);
-      cell.bar.style.width = `max(${(100 * middle) / whole}%, ${middle ? 1.5 : 0}px)`;
+      cell.bar.style.width = `max(${Math.min(100, (100 * middle) / whole)}%, ${middle ? 1.5 : 0}px)`;
       const high = Math.max(...widths);
       cell.range.style.width = high > middle ? `${(100 * high) / whole}%` : "0";
     }
   };
   const tip = (cell, event) => {
     const widths = widthsOf(cell.axis), middle = median(widths), whole = initialOf(cell.axis);
-    const share = `${count(middle)} of ${count(whole)} channels (${figure((100 * middle) / whole)}%)`;
+    const share = `${count(middle)} of initially ${count(whole)} channels (${figure((100 * middle) / whole)}%)`;
     const low = Math.min(...widths), high = Math.max(...widths);
     const range = low < high ? `; ${count(low)} – ${count(high)} over seeds` : "";
     const box = $("tip");
@@ -304,13 +304,13 @@
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} 18`);
     for (const run of shown()) {
-      const { step: steps, fma } = run.frames;
+      const { step: steps, fma, back } = run.frames;
       for (let i = 1; i < steps.length; i++) {
         const x = thumb + ((width - 2 * thumb) * steps[i]) / Math.max(1, last);
         const share = Math.abs(Math.log(Math.max(fma[i], 1e-9) / Math.max(fma[i - 1], 1e-9)));
         const height = 3 + 15 * Math.min(1, share / 0.25);
         draw("line", svg, { x1: x, x2: x, y1: 0, y2: height,
-          class: fma[i] > fma[i - 1] ? "back" : "cut", "stroke-opacity": shown().length > 1 ? 0.3 : 0.8 });
+          class: back[i] ? "back" : "cut", "stroke-opacity": shown().length > 1 ? 0.3 : 0.8 });
       }
     }
   };

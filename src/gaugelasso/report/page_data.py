@@ -129,7 +129,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
     parameters = {row["fma"]: row["parameters"] for row in run.metrics}
     first = outcome(run).parameters_initial
     data: dict[str, Any] = {"step": [0], "fma": [run.initial["fma"]], "parameters": [first]}
-    data |= {"text": [""], "events": [0]}
+    data |= {"text": [""], "events": [0], "back": [False]}
     before = [run.initial["widths"].get(axis, 0) for axis in axes]
     changes: list[list[int]] = [[part for pair in enumerate(before) for part in pair]]
     for place, index in enumerate(kept):
@@ -141,6 +141,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
         data["fma"].append(event["fma"])
         data["parameters"].append(parameters.get(event["fma"]))
         data["text"].append(_event_text(event))
+        data["back"].append(event.get("returned_to") is not None)
         data["events"].append(index - (kept[place - 1] if place else -1))
         before = widths
     return data | {"changes": changes}
@@ -149,7 +150,8 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
 def _event_text(event: Mapping[str, Any]) -> str:
     if event.get("returned_to") is not None:
         return f"rollback to the state of step {event['returned_to']:,}"
-    parts = [f"dropped {counted_channels(event['dropped'])}"] if event["dropped"] else []
+    named = (("dropped", "dropped"), ("exchanged", "exchange took"), ("grown", "grew"))
+    parts = [f"{verb} {counted_channels(event[key])}" for key, verb in named if event.get(key)]
     if event["removed"]:
         parts.append(f"removed {', '.join(map(axis_name, event['removed']))}")
     return "; ".join(parts)
