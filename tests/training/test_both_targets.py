@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gaugelasso import MetricTarget, Result, TargetMissedWarning, UserError
-from gaugelasso.baselines.setting import loss_of, plain_settings
+from gaugelasso.baselines.setting import loss_of, uniform_settings
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.report import write_report
@@ -169,7 +169,7 @@ def test_a_report_names_both(both_run: Path, tmp_path: Path) -> None:
 def test_a_baseline_takes_the_loss_of_the_run(both_run: Path) -> None:
     summary = read(both_run / "summary.json")
     assert loss_of(both_run, summary) == summary["selection_loss"]
-    settings = plain_settings(both_run, summary, {})
+    settings = uniform_settings(both_run, summary, {})
     assert (settings.target.metric, settings.target.hold) == (None, "pressed")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaugelasso.baselines.setting import loss_of, plain_settings
+from gaugelasso.baselines.setting import loss_of, uniform_settings
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import run_config
 from gaugelasso.config.target import TargetConfig
@@ -165,7 +165,7 @@ def test_a_report_has_no_line_for_a_loss_that_is_not_named(run: Path, tmp_path: 
 def test_a_baseline_takes_the_loss_of_the_run(run: Path) -> None:
     summary = read(run / "summary.json")
     assert loss_of(run, summary) == summary["selection_loss"]
-    settings = plain_settings(run, summary, {})
+    settings = uniform_settings(run, summary, {})
     assert (settings.target.kind, settings.target.hold) == ("loss", "pressed")
     assert settings.compress.rho == 0
 
