@@ -1,9 +1,9 @@
 """Is a model that is priced in milliseconds faster than one that is priced in FMA?
 
-    python -m benchmarks.priced configs/charlm/small.toml --batch 16 --device cpu --loss 2.4 \
-        --seeds 42 43 --jobs 2 --out runs/priced --results results/priced/small_cpu.json
-    python -m benchmarks.priced configs/charlm/medium.toml --batch 96 --device cuda --loss 1.15 \
-        --out runs/priced --results results/priced/medium_h200.json
+    python -m benchmarks.priced configs/charlm/small.toml --batch 16 --length 64 --device cpu \
+        --loss 2.5 --seeds 42 43 --out runs/small --results results/priced/small_cpu.json
+    python -m benchmarks.priced configs/charlm/medium.toml --batch 96 --length 256 --device cuda \
+        --loss 1.15 --out runs/medium --results results/priced/medium_h200.json
 
 Measures a table of the device, trains the config with both accountings, at the same named loss and
 with the same steps, and times the tuned inference forms in turns, at the batch and length of the
@@ -120,7 +120,10 @@ def main() -> None:
         })  # fmt: skip
         print(f"{run.name}: loss {summary['loss']:.4f}, {middle:.3f} ms", flush=True)
     print(f"initial: {statistics.median(times[-1]):.3f} ms")
-    about = environment(given.device) | {"command": " ".join(["python -m", *sys.argv])}
+    words = ["python -m benchmarks.priced", *sys.argv[1:]]
+    about = environment(given.device) | {"command": " ".join(words)}
+        "command": " ".join(["python -m benchmarks.priced", *sys.argv[1:]])
+    }
     shape = {"phase": phase, "batch": given.batch, "length": given.length}
     report = {"config": str(given.config), **shape, "initial_ms": statistics.median(times[-1])}
     write_json(given.results, {**about, **report, "rows": rows})

@@ -43,15 +43,15 @@ def load_settings(
     return settings
 
 
-def parse_changes(changes: list[str] | None) -> dict[str, str]:
-    """The values of --set by key, not yet parsed."""
+def parse_changes(changes: list[str] | None, device: str | None = None) -> dict[str, str]:
+    """The values of --set by key, not yet parsed; with --device as train.device."""
     pairs: dict[str, str] = {}
     for change in changes or []:
         key, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--set {change!r}: write it as key=value, e.g. train.steps=2000")
         pairs[key.strip()] = value.strip()
-    return pairs
+    return pairs | ({"train.device": device} if device else {})
 
 
 def choose_existing(resume: bool, overwrite: bool) -> Existing:

@@ -63,7 +63,7 @@ def baseline(
     check_finished([loaded])
     summary = loaded.summary or {}
     bar = Bar(loss_of(run, summary), tolerance)
-    changes = parse_changes(set_) | ({"train.device": device} if device else {})
+    changes = parse_changes(set_, device)
     settings = uniform_settings(run, summary, changes)
     where = choose_device(settings.train.device)
     folder = out or run / "baseline"

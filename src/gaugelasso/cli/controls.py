@@ -60,7 +60,7 @@ def retrain(
     loaded = load_run(run)
     check_finished([loaded])
     summary = loaded.summary or {}
-    changes = parse_changes(set_) | ({"train.device": device} if device else {})
+    changes = parse_changes(set_, device)
     settings = plain_settings(run, summary, changes, "retrain")
     numbers = [settings.train.seed] if seeds is None else parse_seeds(seeds)
     where = choose_device(settings.train.device)
@@ -131,15 +131,13 @@ def prune(
 
     Example: gaugelasso prune runs/full --loss 0.1 --corrective 10 --finetune 10000
     """
-    if (fma is None) == (loss is None):
-        given = "both are given" if fma is not None else "none is given"
-        raise UserError(f"--fma and --loss: give one of them; {given}")
+    _check_one_of(fma, "loss", loss)
     if fma is not None and not 0 < fma < float("inf"):
         raise UserError(f"--fma {fma:g}: must be a finite number above 0")
     source = _source(run)
     steps = finetune or _cooldown(run)
     plan = PrunePlan(loss, fma, rounds, channels, corrective or (10 if fma is None else 100), steps)
-    changes = parse_changes(set_) | ({"train.device": device} if device else {})
+    changes = parse_changes(set_, device)
     settings, folder = prune_settings(source, plan, changes), out or run / "pruned"
     existing = choose_existing(resume, overwrite)
     with show_progress(console, "post-hoc pruning", folder / "metrics.jsonl") as on_progress:
@@ -200,9 +198,7 @@ def cofi(
 
     Example: gaugelasso cofi runs/full --parameters 5e6 --warmup 5000 --prune 40000 --finetune 25000
     """
-    if (fma is None) == (parameters is None):
-        given = "both are given" if fma is not None else "none is given"
-        raise UserError(f"--fma and --parameters: give one of them; {given}")
+    _check_one_of(fma, "parameters", parameters)
     for name, value, most in (("distill", distill, 1.0), ("mask-rate", mask_rate, 10.0)):
         if not 0 <= value <= most:
             raise UserError(f"--{name} {value:g}: must be a number from 0 to {most:g}")
@@ -212,12 +208,18 @@ def cofi(
         "parameters" if fma is None else "fma", fma or parameters or 0.0, warmup or steps // 14,
         prune or 8 * steps // 14, finetune or 5 * steps // 14, distill, mask_rate,
     )  # fmt: skip
-    changes = parse_changes(set_) | ({"train.device": device} if device else {})
+    changes = parse_changes(set_, device)
     settings, folder = cofi_settings(source, plan, changes), out or run / "cofi"
     existing = choose_existing(resume, overwrite)
     with show_progress(console, "CoFi", folder / "metrics.jsonl") as on_progress:
         CofiTrainer(source, plan, settings, folder, existing, on_progress).run()
     _print_end(folder)
+
+
+def _check_one_of(fma: float | None, other: str, value: float | None) -> None:
+    if (fma is None) == (value is None):
+        given = "both are given" if fma is not None else "none is given"
+        raise UserError(f"--fma and --{other}: give one of them; {given}")
 
 
 def _source(run: Path) -> Source:

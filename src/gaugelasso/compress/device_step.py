@@ -30,6 +30,7 @@ class DeviceStep:
     ):
         self._state, self._scalars, self._relative_step = state, scalars, relative_step
         self._decoupled = coupling == "decoupled"
+        self._nothing = torch.zeros_like(scalars.rho)
 
     @torch.no_grad()
     def add_microbatch_(self, micro: int, loss: Tensor) -> None:
@@ -55,7 +56,7 @@ class DeviceStep:
             start = optimizer.matrix_end
             rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
         if self._decoupled:
-            optimizer.step_(gradient, torch.zeros_like(scalars.rho), lr, rates)
+            optimizer.step_(gradient, self._nothing, lr, rates)
             weight.sub_(lr * scalars.rho * gradient)
         else:
             optimizer.step_(gradient, scalars.rho, lr, rates)

@@ -152,7 +152,9 @@ class Read(nn.Module):
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
         picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
-        level = picked.to(self.weight.dtype).square() @ self.weight + self.eps
+        level = picked.to(self.weight.dtype).square() @ self.weight
+        if self.eps:
+            level = level + self.eps
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
 

@@ -9,16 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gaugelasso.kernels.gpu.products import _dot
 from gaugelasso.kernels.tiles import Tile
 
 # A score that no query gives: finite, so that the difference of two of them is a number.
 UNSEEN = tl.constexpr(-1e30)
-
-
-@triton.jit
-def _dot(a, b, total):
-    # Tensor cores use 11 bits of a float32. tf32x3 multiplies high and low parts separately.
-    return tl.dot(a, b, total, input_precision="tf32x3" if a.dtype == tl.float32 else None)
 
 
 @triton.jit

@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import check_offsets
-from gaugelasso.kernels.gpu.decoding import head_strides
+from gaugelasso.kernels.gpu.group_attention import head_strides
+from gaugelasso.kernels.gpu.products import _dot
 from gaugelasso.kernels.tiles import Tile
 
 # In units of 8 channels, so that the compiler knows that they are multiples.
@@ -69,11 +70,6 @@ def _rotate(rows, keys, values, cos, sin, at, slots, N, S, heads, groups, half, 
         value = tl.load(rows + n[:, None] * ld + start + e[None, :], mask=known, other=0.0)
         line = (slot.to(tl.int64) * groups + g) * v_head + t * v_token
         tl.store(values + line[:, None] + e[None, :] * v_channel, value, mask=known)
-
-
-@triton.jit
-def _dot(a, b, total):
-    return tl.dot(a, b, total, input_precision="tf32x3" if a.dtype == tl.float32 else None)
 
 
 @triton.jit
