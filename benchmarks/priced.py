@@ -122,8 +122,6 @@ def main() -> None:
     print(f"initial: {statistics.median(times[-1]):.3f} ms")
     words = ["python -m benchmarks.priced", *sys.argv[1:]]
     about = environment(given.device) | {"command": " ".join(words)}
-        "command": " ".join(["python -m benchmarks.priced", *sys.argv[1:]])
-    }
     shape = {"phase": phase, "batch": given.batch, "length": given.length}
     report = {"config": str(given.config), **shape, "initial_ms": statistics.median(times[-1])}
     write_json(given.results, {**about, **report, "rows": rows})

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from gaugelasso.baselines import search
@@ -22,8 +21,7 @@ from gaugelasso.report.data import load_run
 from gaugelasso.report.toml import to_toml
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.sweeps import sweep
-from gaugelasso.sweeps.arms import ArmOutcome
-from gaugelasso.sweeps.sweep import Plan
+from tests.baselines.in_process import train_here
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import contents, finish, finished, read
 
@@ -40,15 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
-
-
-def train_here(plan: Plan, console: Console) -> list[ArmOutcome]:
-    """Train the runs of a plan by their commands, one after the other in this process."""
-    plan.prepare(None)
-    for arm in plan.arms:
-        for seed in plan.seeds:
-            app([*plan.words(arm, seed)[3:], "--resume"], standalone_mode=False)
-    return [ArmOutcome(arm, list(plan.seeds)) for arm in plan.arms]
 
 
 @pytest.fixture

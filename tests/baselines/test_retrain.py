@@ -3,24 +3,13 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from gaugelasso.cli import app, controls
+from gaugelasso.cli import controls
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.checkpoint import load_spec
-from gaugelasso.sweeps.arms import ArmOutcome
-from gaugelasso.sweeps.sweep import Plan
+from tests.baselines.in_process import train_here
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import contents, finished, read
-
-
-def train_here(plan: Plan, console: Console) -> list[ArmOutcome]:
-    """Train the runs of a plan by their commands, one after the other in this process."""
-    plan.prepare(None)
-    for arm in plan.arms:
-        for seed in plan.seeds:
-            app([*plan.words(arm, seed)[3:], "--resume"], standalone_mode=False)
-    return [ArmOutcome(arm, list(plan.seeds)) for arm in plan.arms]
 
 
 @pytest.fixture

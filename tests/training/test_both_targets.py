@@ -20,10 +20,10 @@ from gaugelasso.training.missed import missed_message
 from gaugelasso.training.records import RunRecord, outcome_of
 from tests.command import Command, assert_user_error
 from tests.tiny import tiny, write_tiny
-from tests.tiny_runs import assert_same_run, read, rows, stop_at
+from tests.tiny_runs import assert_same_run, read, stop_at
 from tests.training.test_own_loop import STEPS, image, loop, other_target
 from tests.training.test_own_loop import rows as loop_rows
-from tests.training.test_targets import QUICK, course_of, start
+from tests.training.test_targets import QUICK, assert_a_spoiled_end_gives_way, course_of, start
 
 BOTH = TargetConfig(loss=1.7, metric=0.3)
 
@@ -119,20 +119,7 @@ def test_the_direction_of_the_metric_is_that_of_the_task(both_run: Path) -> None
 
 
 def test_a_final_model_that_misses_the_loss_gives_way_to_one_that_has_both(tmp_path: Path) -> None:
-    trainer = start(tmp_path, BOTH)
-    take = trainer._step
-
-    def one() -> Any:
-        event = take()
-        if trainer.compressor.steps == 60:
-            trainer.compressor.optimizer.store.weight.mul_(30)
-        return event
-
-    trainer._step = one  # type: ignore[method-assign]
-    summary = trainer.run()
-    assert summary["held"] is True
-    assert summary["held_step"] == course_of(tmp_path / "run")["held_at"] < 60
-    assert rows(tmp_path / "run", "events.jsonl")[-1]["returned_to"] == summary["held_step"]
+    assert_a_spoiled_end_gives_way(tmp_path, BOTH)
 
 
 def test_a_killed_run_goes_on_to_the_last_bit(both_run: Path, tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def test_a_metric_that_is_missed_is_an_error(tmp_path: Path) -> None:
     assert "on selection data, which misses the target of 100.000%" in sentence
 
 
-def test_a_final_model_that_misses_the_metric_gives_way_to_one_that_met_it(tmp_path: Path) -> None:
-    trainer = start(tmp_path, METRIC)
+def assert_a_spoiled_end_gives_way(folder: Path, target: TargetConfig) -> None:
+    """The weights are spoiled in the last step: the run ends on an earlier state that held."""
+    trainer = start(folder, target)
     take = trainer._step
 
     def one() -> Any:
@@ -119,8 +120,12 @@ def test_a_final_model_that_misses_the_metric_gives_way_to_one_that_met_it(tmp_p
     trainer._step = one  # type: ignore[method-assign]
     summary = trainer.run()
     assert summary["held"] is True
-    assert summary["held_step"] == course_of(tmp_path / "run")["held_at"] < 60
-    assert rows(tmp_path / "run", "events.jsonl")[-1]["returned_to"] == summary["held_step"]
+    assert summary["held_step"] == course_of(folder / "run")["held_at"] < 60
+    assert rows(folder / "run", "events.jsonl")[-1]["returned_to"] == summary["held_step"]
+
+
+def test_a_final_model_that_misses_the_metric_gives_way_to_one_that_met_it(tmp_path: Path) -> None:
+    assert_a_spoiled_end_gives_way(tmp_path, METRIC)
 
 
 def test_damaged_pairs_are_not_resumed(metric_run: Path, tmp_path: Path) -> None:
