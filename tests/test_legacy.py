@@ -80,7 +80,11 @@ def test_its_model_loads(legacy: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["stopped", "ended"])
-def test_the_commands_read_it(legacy: Path, state: str, gaugelasso: Command) -> None:
+def test_the_commands_read_it(
+    legacy: Path, state: str, gaugelasso: Command, request: pytest.FixtureRequest
+) -> None:
+    if state == "stopped":
+        request.getfixturevalue("undrawn")
     run = legacy / state
     for words in (["info", run], ["report", run], ["eval", run, "--device", "cpu"]):
         code, _, err = gaugelasso(*words)

@@ -174,6 +174,7 @@ def test_a_stop_waits_for_the_end_of_a_round(run: Path) -> None:
 # --- the command ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Path) -> None:
     fma = str(0.5 * read(run / "summary.json")["fma_final"])
     options = ("--fma", fma, "--rounds", "2", "--corrective", "2", "--finetune", "20")

@@ -60,6 +60,7 @@ def test_every_string_of_a_run_is_escaped(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for key in attributes)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     """Python decodes the other bytes of a file's name to surrogates."""
     odd = "n\udcffn"

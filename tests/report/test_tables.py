@@ -110,6 +110,7 @@ def test_undone_changes_are_counted(tmp_path: Path) -> None:
     assert note.startswith("3 events, 0 with a drop, 0 refused, 2 with the balance undone, 1 with")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_exchanges_stand_beside_drops(tmp_path: Path) -> None:
     widths = initial_widths(2)
     swap = {"exchanged": {"operators.mlp_0.d_f": 3, "D": 1}, "grown": {"operators.mlp_1.d_f": 4}}

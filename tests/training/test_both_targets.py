@@ -137,6 +137,7 @@ def test_another_loss_or_none_is_not_resumed(both_run: Path, tmp_path: Path) -> 
             start(tmp_path, TargetConfig(loss=loss, metric=0.3), existing="resume")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_names_both(both_run: Path, tmp_path: Path) -> None:
     loaded, summary = load_run(both_run), read(both_run / "summary.json")
     assert (loaded.loss_target, loaded.metric_target) == (1.7, 0.3)

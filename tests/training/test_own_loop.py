@@ -73,6 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_is_a_run_folder_like_any_other(whole: Path, gaugelasso: Command) -> None:
     summary = read(whole / "summary.json")
     assert summary["held"]

@@ -312,6 +312,7 @@ def test_a_run_that_never_had_a_checkpoint_starts_over(
     assert_same_run(run, tmp_path / "run")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_an_earlier_version_is_read_but_not_resumed(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     path = newest(tmp_path / "run")

@@ -21,7 +21,7 @@ from tests.training.spoilers import poison, returns, rollback_of
 from tests.trust.traps import Signals
 
 # Seed -> how often its run goes back at least: else the scenarios would show little.
-RETURNS = dict.fromkeys((2, 3, 6, 7, 8, 10, 11), 1) | dict.fromkeys((1, 9, 14), 2)
+RETURNS = dict.fromkeys((3, 6, 8, 11), 1) | dict.fromkeys((1, 14), 2)
 
 
 @dataclass(frozen=True)

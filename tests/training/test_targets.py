@@ -157,6 +157,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(run: Path, tmp_path: Path) -> None
     assert course_of(run) == course_of(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_has_no_line_for_a_loss_that_is_not_named(run: Path, tmp_path: Path) -> None:
     loaded = load_run(run)
     assert loaded.loss_target is None
