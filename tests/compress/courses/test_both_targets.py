@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gaugelasso.compress.courses.choice import course_of
-from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.course import TIGHTER, Course
 from gaugelasso.compress.courses.metric import MetricCourse
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.window import ERRORS, MOST_ROOM, Measured
@@ -41,8 +41,8 @@ def test_the_named_loss_bounds_the_estimate() -> None:
 
 
 def test_below_the_named_loss_the_metric_decides() -> None:
-    assert both((0.16, 0.8), (0.04, 0.95)).estimate() == pytest.approx(0.08)
-    assert both((0.1, 0.8)).estimate() == pytest.approx(0.05)
+    assert both((0.16, 0.5), (0.04, 0.95)).estimate() == pytest.approx(0.08)
+    assert both((0.1, 0.5)).estimate() == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_state_has_the_named_loss_for_sure_below_its_noise() -> None:
     assert one.sure == loss_alone.sure == pytest.approx(LOSS - ERRORS * 0.005)
     one.seen(Measured(0.15, 0.95, error=1.0))
     assert one.sure == pytest.approx((1 - MOST_ROOM) * LOSS)
-    one.seen(Measured(0.15, 0.8, error=0.001))  # the metric needs less
+    one.seen(Measured(0.15, 0.5, error=0.001))  # the metric needs less
     assert one.sure == one.named == pytest.approx(0.075)
 
 
@@ -160,7 +160,7 @@ def test_a_trial_is_held_if_both_are(loss: float, metric: float, doubt: str | No
 
 
 def test_a_checkpoint_brings_back_the_estimate_within_the_named_loss() -> None:
-    for measured in ([], [Measured(1.6, 0.4)], [Measured(0.1, 0.8), Measured(0.02, 0.95)]):
+    for measured in ([], [Measured(1.6, 0.4)], [Measured(0.1, 0.4), Measured(0.02, 0.95)]):
         one, other = course(), course()
         for each in measured:
             one.seen(each)
@@ -196,3 +196,10 @@ def test_the_named_loss_starts_the_compression_sooner_than_a_metric_alone() -> N
         for loss in (0.1, math.inf)
     }
     assert first == {0.1: 20, math.inf: 32}
+
+
+def test_a_trial_that_missed_the_metric_is_no_reason_to_press_more_loosely() -> None:
+    met, missed = after_trial(0.05, 0.95), after_trial(0.05, 0.8)
+    assert met.provisional > met.trials[-1]["pressed_loss"]
+    assert missed.provisional == pytest.approx(TIGHTER * missed.trials[-1]["pressed_loss"])
+    assert missed.good_at == missed.trials[-1]["step"]  # it goes on from there

@@ -14,9 +14,6 @@ from typing import Any
 # While the metric was never met (or never missed), the loss is this factor below (above) the
 # nearest that was measured.
 BEYOND = 2.0
-# The errors of a model fall about as its loss does. One with many times the errors that are allowed
-# would miss the metric at a lower loss too; at most this factor lower is believed.
-FAR = 4.0
 # Older pairs are forgotten: they are of other weights.
 MOST_PAIRS = 40
 
@@ -25,8 +22,7 @@ MOST_PAIRS = 40
 class MetricTarget:
     """`value` is the metric to reach, and `loss` the largest loss that may come with it.
 
-    `pairs` are losses, and whether the metric was met there; one that missed it by far stands for
-    the least loss that would miss it too.
+    `pairs` are losses, and whether the metric was met there.
     """
 
     value: float
@@ -51,19 +47,8 @@ class MetricTarget:
         if not math.isfinite(loss):
             return
         met = self.is_met(metric)
-        loss = loss if met or loss <= 0 else loss / self._far(metric)
         kept = [(old, was) for old, was in self.pairs if was == met or (old < loss) == (not met)]
         self.pairs = [*kept, (loss, met)][-MOST_PAIRS:]
-
-    def _far(self, metric: float) -> float:
-        """By which factor the loss could fall and the metric still be missed.
-
-        Known of shares of what is right, which cannot exceed 1; for other metrics 1.
-        """
-        if self.lower_is_better or not (0 < self.value < 1 and 0 <= metric <= 1):
-            return 1.0
-        times_too_many = (1 - metric) / (1 - self.value)
-        return min(max(times_too_many / BEYOND, 1.0), FAR)
 
     def estimate(self) -> float | None:
         """The loss to name: between what met the metric and what did not, within the named loss.
