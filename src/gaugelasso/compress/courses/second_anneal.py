@@ -48,7 +48,8 @@ class SecondAnneal(Stages):
 
         `past` and `now` number the last measurement of this anneal and this one.
         """
-        if self.turned_at is not None or self.named <= 0 or not math.isfinite(loss):
+        allowed = self.turned_at is None and self.work_met_at is None
+        if not allowed or self.named <= 0 or not math.isfinite(loss):
             return None
         measurements = (self.steps - self.began_at) / (4 * self.grain)
         if past < round(EARLY * measurements) <= now:

@@ -13,7 +13,7 @@ Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
 _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
 # Fields that older checkpoints lack.
-_LATER = ("spare_at", "spare_fma", "spare_loss", "early_loss", "turned_at")
+_LATER = ("spare_at", "spare_fma", "spare_loss", "early_loss", "turned_at", "work_met_at")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -62,9 +62,11 @@ class CourseState(LossWindow):
     spare_at: int | None = None
     spare_fma: float = math.inf
     spare_loss: float = math.inf
-    # A selection loss early in the last anneal; when that anneal was given up for a second one.
+    # A selection loss early in the last anneal; when that anneal was given up for a second one;
+    # when a work target was met, which a larger state would miss.
     early_loss: float | None = None
     turned_at: int | None = None
+    work_met_at: int | None = None
     # Selection loss minus training loss; whether the landing lets go.
     gap: float | None = None
     released: bool = False
