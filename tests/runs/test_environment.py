@@ -15,6 +15,9 @@ from gaugelasso.runs.environment import command
         ("gaugelasso.__main__", ["/x/__main__.py", "info"], "gaugelasso info"),
         ("benchmarks.priced", ["/x/priced.py", "-q"], "python -m benchmarks.priced -q"),
         (None, ["my_loop.py", "--seed", "3"], "python my_loop.py --seed 3"),
+        (None, [], "python"),
+        (None, ["", "x"], "python"),
+        ("ipykernel_launcher", ["/x/ipykernel_launcher.py", "-f", "/x/kernel.json"], "python"),
     ],
 )  # fmt: skip
 def test_the_command_as_it_was_typed(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.course import Answer, Course
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import TRIES, Driver, Log
 from gaugelasso.compress.kept_states import States
@@ -55,6 +55,8 @@ class CourseDriver(Driver):
         self.course.load_(values["course"])
         for name in _NUMBERS:
             setattr(self, name, values.get(name, getattr(self, name)))
+        if self.frozen_at is not None:  # older checkpoints do not say it twice
+            self.course.work_met_at = self.frozen_at
         self.skipped = values["skipped"]
 
     # --- the schedule -----------------------------------------------------------------------
@@ -96,9 +98,8 @@ class CourseDriver(Driver):
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)
-        wanted = [] if answer.return_to is None else [answer.return_to]
-        if (found := self.states.find(wanted)) is not None:
-            self._return(found, answer.reason)
+        if answer.return_to is not None:
+            self._leave(answer.return_to, answer)
         if answer.keep:
             self.states.keep(now, course.kept_steps())
         return answer.keep
@@ -108,6 +109,13 @@ class CourseDriver(Driver):
         measured = self._measure(thorough)
         self.course.seen(measured)
         return measured.loss
+
+    def _leave(self, name: int, answer: Answer) -> None:
+        if (found := self.states.find([name])) is None:
+            return
+        self._return(found, answer.reason)
+        if answer.second_anneal:
+            self.course.begin_second_anneal(self.now)
 
     def _return(self, name: int, reason: str) -> None:
         self.return_to(self.states.step_of(name), reason, lambda: self.states.load(name))
@@ -128,7 +136,7 @@ class CourseDriver(Driver):
         """
         now, candidates = self.now, self._fallbacks()
         if self.frozen_at == now:
-            self.frozen_at = None  # the anneal has not begun
+            self.frozen_at = self.course.work_met_at = None  # the anneal has not begun
         if self.course.phase(now - 1) != "compression":
             small = self._within_work_target(candidates)
             candidates.sort(key=lambda each: each not in small)
@@ -151,8 +159,10 @@ class CourseDriver(Driver):
     def _within_work_target(self, names: Iterable[int]) -> list[int]:
         """Of these states those that keep a work target that is met."""
         most = self.compressor.fma_target if self.compressor.work_target_met else math.inf
-        held = {self.course.held_at: self.course.held_fma}
-        return [name for name in names if held.get(name, 0.0) <= most]
+        course = self.course
+        sizes = {course.good_at: course.good_fma, course.best_trial_at: course.best_trial_fma}
+        sizes[course.held_at] = course.held_fma
+        return [name for name in names if sizes.get(name, 0.0) <= most]
 
     # --- the end ----------------------------------------------------------------------------
 

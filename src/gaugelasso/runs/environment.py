@@ -34,13 +34,16 @@ def environment(device: str) -> dict[str, Any]:
 
 def command() -> str:
     """Return the command line of this process, as one would type it."""
-    spec, program = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0])
+    spec, given = getattr(sys.modules["__main__"], "__spec__", None), sys.argv[:1] or [""]
+    program = Path(given[0])
+    if given[0] in ("", "-c") or program.stem == "ipykernel_launcher":
+        return "python"  # its code is not known
     if program.stem == "gaugelasso" or (spec and spec.name == "gaugelasso.__main__"):
         words = ["gaugelasso"]
     elif spec:
         words = ["python", "-m", spec.name.removesuffix(".__main__")]
     else:
-        words = ["python", sys.argv[0]]
+        words = ["python", given[0]]
     return shlex.join([*words, *sys.argv[1:]])
 
 

@@ -162,7 +162,7 @@ def test_a_near_miss_learns_on_at_its_size() -> None:
     """Not sent back, with a tighter press, while another trial follows."""
     course, answer = at_trial(loss=0.168)
     assert answer == Answer(keep=True)  # so far no trial ended at a lower loss
-    assert (course.good_at, course.spare_at) == (40, 104)
+    assert (course.good_at, course.best_trial_at) == (40, 104)
     assert course.provisional < 0.3
 
 

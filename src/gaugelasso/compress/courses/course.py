@@ -70,7 +70,7 @@ class Course(SecondAnneal):
             return None
         if self.stage != "anneal":
             return self.provisional or self._first_provisional(self.first_loss)
-        if self.turned_at is not None and self.held_at is None:
+        if self.second_anneal_at is not None and self.held_at is None:
             return None  # what the larger state has to spare is not known
         room = max(self.gap or 0.0, 0.0)
         if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
@@ -150,15 +150,15 @@ class Course(SecondAnneal):
         elif enough or not smaller:
             self.good_at, self.good_fma = step, fma
             self.good_fall, self.good_loss = self.fall, used
-        if not back and loss < self.spare_loss:
-            self.spare_at, self.spare_fma, self.spare_loss = step, fma, loss
+        if not back and loss < self.best_trial_loss:
+            self.best_trial_at, self.best_trial_fma, self.best_trial_loss = step, fma, loss
         self.provisional = self._next_provisional(back, missing)
         self._after_trial(step)
         self.recent = [] if back else self.recent
         if back:
             reason = f"a trial anneal of {fma:,.0f} FMA per token led to a loss of {loss:.4g}"
             return Answer(return_to=self.good_at, reason=f"{reason}, too high for {self.named:g}")
-        return Answer(keep=step in (self.good_at, self.spare_at))
+        return Answer(keep=step in (self.good_at, self.best_trial_at))
 
     def _next_provisional(self, back: bool, missing: float) -> float:
         """What to press towards after a trial; `back` where it sent the run back."""
@@ -243,8 +243,8 @@ class Course(SecondAnneal):
         if math.isfinite(gap):
             self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
         self.released = landing and not loss <= self.aim
-        if (turn := self._turn(past, now, step, fma, loss)) is not None:
-            return turn
+        if (answer := self._judge_anneal(past, now, fma, loss)) is not None:
+            return answer
         if not landing:
             if not (loss <= self.aim and fma < self.held_fma):
                 return Answer()

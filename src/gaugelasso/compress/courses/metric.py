@@ -76,7 +76,8 @@ class MetricCourse(Course):
         missed = self.last_metric is None or not self.goal.is_met(self.last_metric)
         if back or not missed or self.named <= 0:
             return wanted
-        return min(wanted, TIGHTER * self.trials[-1]["pressed_loss"])
+        used = self.trials[-1]["pressed_loss"]
+        return min(wanted, max(TIGHTER * used, (used + self.named) / 2))
 
     def in_doubt(self) -> str | None:
         if super().in_doubt() is None:
