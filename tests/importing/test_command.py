@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from gaugelasso import import_model, load_model
+from gaugelasso import Compressor, CompressorOptions, import_model, load_model
 from gaugelasso.importing import comparison
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.operators import SwiGLU
 from gaugelasso.runs.checkpoint import load_spec
 from tests.command import Command, calling
 from tests.importing.sources import gguf_tensors, llama, metadata, tokens, write_gguf
@@ -105,9 +106,15 @@ def test_other_logits_than_those_of_transformers_are_refused(
     assert not (tmp_path / "base").exists()
 
 
-def test_an_imported_model_declares_its_axes(source: Path) -> None:
-    """It is the transformer that compression knows: cut a filter of zeros, and nothing changes."""
+def test_compression_takes_an_imported_model(source: Path) -> None:
+    """Filters that do nothing are cut in the first event."""
     model = import_model(source)
-    assert type(model) is Transformer
-    assert isinstance(model.spec(), TransformerSpec)
-    assert model.axis_table().context == (40, 20.5)
+    mlp = model.operators["mlp_0"]
+    assert isinstance(mlp, SwiGLU)
+    with torch.no_grad():
+        mlp.up[:, :8], mlp.down[:8] = 0, 0
+    compressor = Compressor(model, loss_target=20.0, options=CompressorOptions(interval=1, lr=1e-9))
+    loss = F.cross_entropy(model(tokens()).flatten(0, 1), tokens().roll(-1, dims=1).flatten())
+    loss.backward()
+    compressor.step(loss)
+    assert compressor.widths["operators.mlp_0.d_f"] == 96 - 8

@@ -96,12 +96,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "num_hidden_layers": {"num_hidden_layers": 2.0},
     "hidden_size": {"hidden_size": True},
     "rms_norm_eps": {"rms_norm_eps": -1},
+    "rope_theta": {"rope_theta": 10**400},
     "model.layers.2.": {"num_hidden_layers": 10**15},
     "model.layers.1.": {"num_hidden_layers": 1},
     "model.embed_tokens.weight": {"vocab_size": 10**15},
     "q_proj": {"num_attention_heads": 8},
     "lm_head.weight": {"tie_word_embeddings": True},
-    "theta|base": {"rope_parameters": {"rope_theta": 0.0}},
+    "base of RoPE is 0;": {"rope_parameters": {"rope_theta": 0.0}},
 }
 
 

@@ -203,8 +203,8 @@ def _build(
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes, names, tied)
     with errors_of(source.settings.path):
-        if not sizes.theta:
-            raise UserError("the base of RoPE is 0; it must be above 0")
+        if sizes.theta < 1:
+            raise UserError(f"the base of RoPE is {sizes.theta:g}; it must be at least 1")
         spec = sizes.spec()
     check_fits_memory(spec, source.path)
     model = Transformer(spec)
@@ -227,7 +227,7 @@ def _build(
             mlp.gate.copy_(read("gate", depth).T)
             mlp.up.copy_(read("up", depth).T)
             mlp.down.copy_(read("down", depth).T)
-    return model.eval()
+    return model
 
 
 def _reader(source: Source, names: Names) -> Callable[..., Tensor]:

@@ -80,9 +80,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         found = _read(path)
         named = {name for name, place in places.items() if place == shard}
         for name in sorted(named - found.keys()):
-            raise UserError(f"{str(path)!r}: tensor {name!r}, which {_INDEX} names, is missing")
+            raise UserError(
+                f"{str(path)!r}: tensor {name[:100]!r}, which {_INDEX} names, is missing"
+            )
         for name in sorted(found.keys() - named):
-            raise UserError(f"{str(path)!r}: {_INDEX} does not name its tensor {name!r}")
+            raise UserError(f"{str(path)!r}: {_INDEX} does not name its tensor {name[:100]!r}")
         tensors |= found
     return tensors
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError
 
+_LARGEST = 3e38
+
 
 class Settings:
     """The keys of a config of unknown origin. UserError names the file and the key."""
@@ -28,10 +30,10 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number of at least 0; `default` if the key is missing or null."""
+        """A number of at least 0 that float32 holds; `default` if the key is missing or null."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise self.error(key, "must be a finite number of at least 0")
+        if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
+            raise self.error(key, f"must be a number of 0 to {_LARGEST:g}")
         return float(value)
 
     def switch(self, key: str, default: bool) -> bool:
