@@ -120,8 +120,7 @@ def main() -> None:
         })  # fmt: skip
         print(f"{run.name}: loss {summary['loss']:.4f}, {middle:.3f} ms", flush=True)
     print(f"initial: {statistics.median(times[-1]):.3f} ms")
-    words = ["python -m benchmarks.priced", *sys.argv[1:]]
-    about = environment(given.device) | {"command": " ".join(words)}
+    about = environment(given.device)
     shape = {"phase": phase, "batch": given.batch, "length": given.length}
     report = {"config": str(given.config), **shape, "initial_ms": statistics.median(times[-1])}
     write_json(given.results, {**about, **report, "rows": rows})

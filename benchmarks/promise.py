@@ -99,7 +99,7 @@ def main() -> None:
     if given.baseline:
         for pair in pairs:
             uniform(*pair, out, given.jobs)
-    about = environment("cpu") | {"command": " ".join(["python", *sys.argv])}
+    about = environment("cpu")
     given.results.mkdir(parents=True, exist_ok=True)
     for task in given.tasks:
         rows = [row(task, named, seed, out) for named in TASKS[task][1] for seed in SEEDS]

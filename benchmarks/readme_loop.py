@@ -8,7 +8,6 @@ model is measured on 100 batches that it has not seen.
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def main() -> None:
     rows = [run(code, seed) for seed in range(42, 47)]
     for each in rows:
         print(each)
-    about = environment("cpu") | {"command": " ".join(["python", *sys.argv])}
+    about = environment("cpu")
     write_json(given.results, {**about, "rows": rows})
 
 

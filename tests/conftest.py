@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def pytest_collection_finish() -> None:
     """One thread, because the tensors are tiny.
 
-    Garbage collections skip what lives as long as the tests: modules and test items. Torch's
-    loggers hand on their records: to each that does not, pytest adds a handler six times per test.
+    Garbage collections skip what lives as long as the tests: modules and test items; and they are
+    rare, as tests are short. Torch's loggers hand on their records: to each that does not, pytest
+    adds a handler six times per test.
     """
     import torch
 
@@ -35,6 +36,7 @@ def pytest_collection_finish() -> None:
         logging.getLogger(name).propagate = True
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -128,11 +128,17 @@ TRANSFORMERS = [case for case in CASES if case.row.inputs is transformer_inputs]
 
 def is_linked(case: Case) -> bool:
     """Whether the model has an axis that others reach through links, as a residual stream."""
-    return any(axis.linked() for axis in _made(case).axis_table().axes)
+    return any(axis.linked() for axis in table_of(case).axes)
 
 
 def has_norms(case: Case) -> bool:
-    return bool(_made(case).axis_table().norms)
+    return bool(table_of(case).norms)
+
+
+@functools.cache
+def table_of(case: Case) -> AxisTable:
+    """The table of the case's model as it is made."""
+    return _made(case).axis_table()
 
 
 def make(case: Case) -> Any:
@@ -282,5 +288,5 @@ AXES = [
     pytest.param(case, axis.name, id=f"{case}-{axis.name}")
     for case in CASES
     if case.seed == SEEDS[0]
-    for axis in _made(case).axis_table().axes
+    for axis in table_of(case).axes
 ]

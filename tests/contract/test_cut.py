@@ -26,6 +26,7 @@ from tests.contract.models import (
     random_decision,
     silence_,
     sliced,
+    table_of,
 )
 from tests.toys import exact
 
@@ -33,8 +34,8 @@ from tests.toys import exact
 OPERATORS = [
     pytest.param(case, name, id=f"{case}-{name}")
     for case in CASES[:: 2 * len(SEEDS)]
-    for owner, names in make(case).axis_table().owners().items()
-    if owner not in make(case).axis_table().required
+    for owner, names in table_of(case).owners().items()
+    if owner not in table_of(case).required
     for name in names
 ]
 

@@ -1,5 +1,6 @@
 """Growth: no axis changes the function when it grows, and what is new can learn and can go."""
 
+import functools
 import json
 import math
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, Compressible, named_tensors, width
+from gaugelasso.axes import Axis, Compressible, Tensors, named_tensors, width
 from gaugelasso.compress import growth, reference
 from gaugelasso.compress.drop import cascade
 from gaugelasso.compress.surgery import cut_, swap_
@@ -21,21 +22,26 @@ from tests.contract.models import (
     make,
     output,
     silence_,
+    table_of,
 )
 
 SEED = 3
 
 
+@functools.cache
+def _tensors(case: Case) -> Tensors:
+    return named_tensors(make(case))
+
+
 def _room(case: Case, name: str) -> float:
-    model = make(case)
-    table = model.axis_table()
-    return growth.room(table, table[name], named_tensors(model))
+    table = table_of(case)
+    return growth.room(table, table[name], _tensors(case))
 
 
 # Axes with room. The table of the perceptron does not say how it grows, and an operator
 # that reads and writes all sites can name no further one.
 GROWING = [p for p in AXES if _room(*p.values)]
-LINEAR = [p for p in GROWING if make(p.values[0]).axis_table()[p.values[1]].growth == "linear"]
+LINEAR = [p for p in GROWING if table_of(p.values[0])[p.values[1]].growth == "linear"]
 
 
 def grown(

@@ -70,6 +70,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("sweep")
     watch = (
         "import sys; from gaugelasso import cli; from gaugelasso.sweeps import sweep\n"
+        "sys.argv[0] = 'gaugelasso'\n"
         "start, jobs = sweep._start, []\n"
         "def watched(*arguments):\n"
         "    jobs.append(start(*arguments))\n"

@@ -1,7 +1,5 @@
 """The command sweep: trains several seeds and arms, and writes their results."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +22,7 @@ from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
+from gaugelasso.runs.environment import command
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms, parse_seeds
 from gaugelasso.sweeps.cluster import Cluster, parse_settings
@@ -154,8 +153,8 @@ def _write_only(outcome: ArmOutcome, name: str, results: Path | None) -> None:
 
 
 def _write_results(outcome: ArmOutcome) -> dict[str, Any]:
-    """Write the results file of one arm into its folder."""
-    collected = collect_results(outcome.folders) | {"command": _command()}
+    """Write the results file of one arm into its folder, with the command of the sweep."""
+    collected = collect_results(outcome.folders) | {"command": command()}
     write_json(outcome.arm.folder / "results.json", collected)
     return collected
 
@@ -168,7 +167,7 @@ def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path
         Condition(one.arm.name, one.arm.changes, load_condition(one.folders), seeds)
         for one in ended
     ]
-    collected = collect_arms(conditions) | {"command": _command()}
+    collected = collect_arms(conditions) | {"command": command()}
     for path in filter(None, (folder / "results.json", results)):
         write_json(path, collected)
     table = arms_table(conditions, collected)
@@ -181,8 +180,3 @@ def _write_arms(ended: list[ArmOutcome], seeds: int, folder: Path, results: Path
     else:  # a log file has no width to fit a table to
         print_line(to_markdown(table))
     print_line(f"comparison: {folder / 'arms.md'}, {folder / 'arms.png'}")
-
-
-def _command() -> str:
-    """The command line of the sweep; the runs record only their own."""
-    return shlex.join(["gaugelasso", *sys.argv[1:]])

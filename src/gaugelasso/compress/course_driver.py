@@ -96,8 +96,9 @@ class CourseDriver(Driver):
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)
-        if answer.return_to is not None:
-            self._leave_trial(answer.return_to)
+        wanted = [] if answer.return_to is None else [answer.return_to]
+        if (found := self.states.find(wanted)) is not None:
+            self._return(found, answer.reason)
         if answer.keep:
             self.states.keep(now, course.kept_steps())
         return answer.keep
@@ -107,15 +108,6 @@ class CourseDriver(Driver):
         measured = self._measure(thorough)
         self.course.seen(measured)
         return measured.loss
-
-    def _leave_trial(self, name: int) -> None:
-        last = self.course.trials[-1]
-        reason = (
-            f"a trial anneal of {last['fma']:,.0f} FMA per token led to a loss of "
-            f"{last['selection_loss'] or math.inf:.4g}, too high for {self.course.named:g}"
-        )
-        if (found := self.states.find([name])) is not None:
-            self._return(found, reason)
 
     def _return(self, name: int, reason: str) -> None:
         self.return_to(self.states.step_of(name), reason, lambda: self.states.load(name))

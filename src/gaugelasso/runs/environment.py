@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "gaugelasso": __version__,
         "commit": _commit(),
-        "command": " ".join(["gaugelasso", *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": hardware(device),
         "python": platform.python_version(),
@@ -29,6 +30,18 @@ def environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }
+
+
+def command() -> str:
+    """Return the command line of this process, as one would type it."""
+    spec, program = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0])
+    if program.stem == "gaugelasso" or (spec and spec.name == "gaugelasso.__main__"):
+        words = ["gaugelasso"]
+    elif spec:
+        words = ["python", "-m", spec.name.removesuffix(".__main__")]
+    else:
+        words = ["python", sys.argv[0]]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gaugelasso.compress.courses.choice import course_of
-from gaugelasso.compress.courses.course import Course
+from gaugelasso.compress.courses.course import TIGHTER, Course
 from gaugelasso.compress.courses.metric import MetricCourse
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.window import ERRORS, MOST_ROOM, Measured
@@ -196,3 +196,10 @@ def test_the_named_loss_starts_the_compression_sooner_than_a_metric_alone() -> N
         for loss in (0.1, math.inf)
     }
     assert first == {0.1: 20, math.inf: 32}
+
+
+def test_a_trial_that_missed_the_metric_is_no_reason_to_press_more_loosely() -> None:
+    met, missed = after_trial(0.05, 0.95), after_trial(0.05, 0.8)
+    assert met.provisional > met.trials[-1]["pressed_loss"]
+    assert missed.provisional == pytest.approx(TIGHTER * missed.trials[-1]["pressed_loss"])
+    assert missed.good_at == missed.trials[-1]["step"]  # it goes on from there

@@ -17,15 +17,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gaugelasso.compress.courses.stages import TRIAL, Stages
+from gaugelasso.compress.courses.second_anneal import Answer, SecondAnneal
+from gaugelasso.compress.courses.stages import TRIAL
 
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
-# The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
-# logarithmic scale, and by at most `MOST_FURTHER`.
-FURTHER, MOST_FURTHER = 0.7, 1.4
 # What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
 LATER = 0.15
 # A trial that misses by at most this share of its fall more does not send the run back if another
@@ -57,16 +55,8 @@ NEAR = 1.25
 Measure = Callable[[bool], float]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a course wants done now: keep the present state, or return to one that was kept."""
-
-    keep: bool = False
-    return_to: int | None = None
-
-
 @dataclass
-class Course(Stages):
+class Course(SecondAnneal):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
@@ -80,6 +70,8 @@ class Course(Stages):
             return None
         if self.stage != "anneal":
             return self.provisional or self._first_provisional(self.first_loss)
+        if self.turned_at is not None and self.held_at is None:
+            return None  # what the larger state has to spare is not known
         room = max(self.gap or 0.0, 0.0)
         if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
             return None if self.released else self.aim - room
@@ -111,7 +103,7 @@ class Course(Stages):
         if self.stage == "start" and step < self.ends_at:
             return self._before_trials(step, fma)
         if self.stage == "anneal":
-            return Answer(keep=self._steer_anneal(before, step, fma, selection_loss))
+            return self._steer_anneal(before, step, fma, selection_loss)
         if step < self.ends_at:
             return Answer()
         if self.stage != "trial":
@@ -158,10 +150,15 @@ class Course(Stages):
         elif enough or not smaller:
             self.good_at, self.good_fma = step, fma
             self.good_fall, self.good_loss = self.fall, used
+        if not back and loss < self.spare_loss:
+            self.spare_at, self.spare_fma, self.spare_loss = step, fma, loss
         self.provisional = self._next_provisional(back, missing)
         self._after_trial(step)
         self.recent = [] if back else self.recent
-        return Answer(keep=self.good_at == step, return_to=self.good_at if back else None)
+        if back:
+            reason = f"a trial anneal of {fma:,.0f} FMA per token led to a loss of {loss:.4g}"
+            return Answer(return_to=self.good_at, reason=f"{reason}, too high for {self.named:g}")
+        return Answer(keep=step in (self.good_at, self.spare_at))
 
     def _next_provisional(self, back: bool, missing: float) -> float:
         """What to press towards after a trial; `back` where it sent the run back."""
@@ -214,10 +211,6 @@ class Course(Stages):
             f"{self.named:g}; about {loss * math.exp(-self._further()):.4g} is in reach"
         )
 
-    def _further(self) -> float:
-        """How much further than the trial the last anneal lowers the loss, logarithmically."""
-        return min(FURTHER * max(self.fall, 0.0), MOST_FURTHER)
-
     def _later(self, step: int) -> float:
         """The same for what the model learns before the last anneal begins."""
         anneals = (self.steps - step) / max(self.anneal, 1)
@@ -235,23 +228,25 @@ class Course(Stages):
         wanted = self.loss_before * math.exp(STEP * (self._further() - missing))
         return min(wanted, way, GROWTH * max(self.loss_before, self.named))
 
-    def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> bool:
+    def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> Answer:
         """Correct the pressed loss by what selection data say; `before` is the last call.
 
-        Returns whether the present state holds, to end on if the pressure goes too far.
+        A state that holds is kept, to end on if the pressure goes too far.
         """
         landing = step >= self.steps - LANDING * self.steps
         # By intervals passed, not by multiples: with a time budget, steps are ticks of a clock.
         past, now = ((each - self.began_at) // (4 * self.grain) for each in (before, step))
         if step >= self.steps or (not landing and past == now):
-            return False
+            return Answer()
         loss = selection_loss(landing)
         gap = loss - self.loss
         if math.isfinite(gap):
             self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
         self.released = landing and not loss <= self.aim
+        if (turn := self._turn(past, now, step, fma, loss)) is not None:
+            return turn
         if not landing:
             if not (loss <= self.aim and fma < self.held_fma):
-                return False
+                return Answer()
             loss = selection_loss(True)
-        return self._holds(step, fma, loss)
+        return Answer(keep=self._holds(step, fma, loss))

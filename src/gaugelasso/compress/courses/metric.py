@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gaugelasso.compress.courses.course import Answer, Course, Measure
+from gaugelasso.compress.courses.course import TIGHTER, Answer, Course, Measure
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.window import Measured
 
@@ -65,6 +65,18 @@ class MetricCourse(Course):
         if self.stage == "start" and step >= self.warmup and past < now:
             selection_loss(False)
         return super().advance(step, fma, selection_loss)
+
+    def _next_provisional(self, back: bool, missing: float) -> float:
+        """As of a named loss, but tighter after a trial that missed the metric and stays.
+
+        Half of a loss that missed the metric is a guess of what meets it, and always in reach. So
+        such a trial is no reason to press more loosely: the model learns on at its size.
+        """
+        wanted = super()._next_provisional(back, missing)
+        missed = self.last_metric is None or not self.goal.is_met(self.last_metric)
+        if back or not missed or self.named <= 0:
+            return wanted
+        return min(wanted, TIGHTER * self.trials[-1]["pressed_loss"])
 
     def in_doubt(self) -> str | None:
         if super().in_doubt() is None:

@@ -12,6 +12,8 @@ from gaugelasso.errors import UserError
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
 _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
+# Fields that older checkpoints lack.
+_LATER = ("spare_at", "spare_fma", "spare_loss", "early_loss", "turned_at", "work_met_at")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -56,6 +58,15 @@ class CourseState(LossWindow):
     held_at: int | None = None
     held_fma: float = math.inf
     held_loss: float = math.inf
+    # The trial that ended at the least loss.
+    spare_at: int | None = None
+    spare_fma: float = math.inf
+    spare_loss: float = math.inf
+    # A selection loss early in the last anneal; when that anneal was given up for a second one;
+    # when a work target was met, which a larger state would miss.
+    early_loss: float | None = None
+    turned_at: int | None = None
+    work_met_at: int | None = None
     # Selection loss minus training loss; whether the landing lets go.
     gap: float | None = None
     released: bool = False
@@ -64,7 +75,8 @@ class CourseState(LossWindow):
 
     def kept_steps(self) -> list[int]:
         """The steps of the states that the run may return to."""
-        return [step for step in (self.good_at, self.held_at) if step is not None]
+        steps = dict.fromkeys((self.good_at, self.held_at, self.spare_at))
+        return [step for step in steps if step is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""
@@ -76,14 +88,15 @@ class CourseState(LossWindow):
         """Take over what `to_dict` gave; UserError if it did not, and nothing is changed."""
         if not isinstance(values, Mapping):
             raise UserError(f"course = {str(values)[:60]}: must be a table of values")
-        names = list(self.to_dict())
+        own = self.to_dict()
+        names, values = list(own), {name: own[name] for name in _LATER} | dict(values)
         for name in names:
             if name not in values or not self._is_sound(name, values[name]):
                 raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
         for name in names:
             value = values[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        for name in ("good_fma", "held_fma", "held_loss"):
+        for name in ("good_fma", "held_fma", "held_loss", "spare_fma", "spare_loss"):
             if getattr(self, name) is None:
                 setattr(self, name, math.inf)
 
