@@ -52,6 +52,7 @@ def test_a_state_that_held_comes_first_and_is_pressed_further() -> None:
     ("early", "late", "fields"),
     [
         pytest.param(0.3, 0.12, {}, id="it falls fast enough"),
+        pytest.param(0.15, 0.126, {}, id="it nearly falls fast enough"),  # to 0.10
         pytest.param(0.3, 0.25, {"spare_at": None, "spare_loss": math.inf}, id="no other state"),
         pytest.param(0.3, 0.25, {"spare_loss": 0.2}, id="the other is out of reach"),
         pytest.param(0.3, 0.25, {"spare_fma": 200.0}, id="the other is no larger"),

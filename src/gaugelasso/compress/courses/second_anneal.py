@@ -15,8 +15,9 @@ from gaugelasso.compress.courses.stages import Stages
 FURTHER, MOST_FURTHER = 0.7, 1.4
 # The last anneal is judged at the second of these shares of it, by how the loss fell since the
 # first: the rest lowers the loss by `TREND` times as much, logarithmically. A loss that is up to
-# `ON_COURSE` times the pressed one follows it.
-EARLY, JUDGED, TREND, ON_COURSE = 0.42, 0.63, 1.3, 1.1
+# `ON_COURSE` times the pressed one follows it, and an end of up to `NEAR_ENOUGH` times the named loss
+# is within the error of the estimate.
+EARLY, JUDGED, TREND, ON_COURSE, NEAR_ENOUGH = 0.42, 0.63, 1.3, 1.1, 1.1
 # A second anneal from a state that does not have the named loss yet lowers its loss by this share
 # of what a whole one would.
 SECOND = 0.5
@@ -60,7 +61,7 @@ class SecondAnneal(Stages):
         expected = loss * math.exp(-TREND * max(fall, 0.0))
         place, size = self._larger_state()
         follows = loss <= ON_COURSE * (self.pressed_loss(step) or 0.0)
-        if follows or expected <= self.named or place is None or size <= fma:
+        if follows or expected <= NEAR_ENOUGH * self.named or place is None or size <= fma:
             return None
         self.turned_at = step
         self._enter("anneal", step, self.steps - step)
