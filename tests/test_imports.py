@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checking": {"axes", "compress", "errors"},
     "runs": {"errors", "version", "axes", "kernels", "files", "plugins", "models"},
     "export": {"errors", "version", "files", "models", "inference", "runs"},
+    "importing": {"errors", "axes", "files", "models", "compress", "runs", "export"},
     "tasks": {"errors", "kernels", "files", "plugins", "models"},
     "config": {"errors", "files", "plugins", "models", "compress", "runs", "tasks"},
     "training": {
@@ -45,12 +46,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "files", "runs"},
     "cli": {
         "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",
-        "checking", "runs", "export", "tasks", "config", "training", "sweeps", "bench", "baselines",
-        "report",
+        "checking", "runs", "export", "importing", "tasks", "config", "training", "sweeps", "bench",
+        "baselines", "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {
-        "errors", "version", "_moved", "axes", "models", "compress", "checking", "runs", "training",
+        "errors", "version", "_moved", "axes", "models", "compress", "checking", "runs",
+        "importing", "training",
     },
     "__main__": {"cli"},
 }  # fmt: skip

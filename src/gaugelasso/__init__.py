@@ -21,6 +21,7 @@ from gaugelasso.compress.pricing import ACCOUNTINGS, Accounting
 from gaugelasso.compress.recording import register_opener
 from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.errors import UserError
+from gaugelasso.importing import import_model
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.training.own_loop import RunRecorder
@@ -55,5 +56,6 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "import_model",
     "load_model",
 ]

@@ -24,6 +24,7 @@ from gaugelasso.cli.checks import check
 from gaugelasso.cli.comparisons import compare
 from gaugelasso.cli.controls import cofi, prune, retrain
 from gaugelasso.cli.exports import export
+from gaugelasso.cli.imports import import_
 from gaugelasso.cli.models import eval_, generate, show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.profiles import profile
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "eval": eval_,
     "generate": generate,
     "export": export,
+    "import": import_,
     "report": report,
     "pareto": pareto,
     "compare": compare,

@@ -90,9 +90,15 @@ def advise(
 def info(run: RunPath) -> None:
     """Print the structure of a run's model, layer by layer, and the run's outcome.
 
+    An imported model has no outcome yet.
+
     Example: gaugelasso info runs/demo
     """
     loaded = load_run(run)
     print_structure(loaded, console)
+    if loaded.task == "imported":
+        source, fma = loaded.config["task"].get("source"), loaded.initial["fma"]
+        print_line(f"imported from {str(source)!r}, not trained here: {fma:,.0f} FMA per token")
+        return
     print_outcome(loaded, console)
     print_exchanges(loaded, console)

@@ -62,12 +62,7 @@ class Structure:
             )
         with errors_of(self.path):
             spec = TransformerSpec.from_dict(self.data)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 4 * spec.weights > memory:
-            raise UserError(
-                f"{str(self.path)!r}: the structure has {spec.weights:.2g} weights, more than the "
-                f"{memory / 2**30:.0f} GiB of memory of this machine can hold"
-            )
+        check_fits_memory(spec, self.path)
         return spec
 
     def builds_same(self, other: "Structure") -> bool:
@@ -94,6 +89,16 @@ class Structure:
             torch.manual_seed(seed)
             reference = Reference.parse(MODEL_CLASS, self.model_class, by)
             return _rebuilt(reference.load(by), reference, self.data)
+
+
+def check_fits_memory(spec: TransformerSpec, path: Path) -> None:
+    """UserError, naming the file of the structure, if its weights do not fit into memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 4 * spec.weights > memory:
+        raise UserError(
+            f"{str(path)!r}: the structure has {spec.weights:.2g} weights, more than the "
+            f"{memory / 2**30:.0f} GiB of memory of this machine can hold"
+        )
 
 
 def check_rebuildable(model: Compressible) -> None:

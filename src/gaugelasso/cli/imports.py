@@ -1,0 +1,44 @@
+"""The command that turns a pretrained model of another library into a folder of this one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaugelasso.cli.output import print_line
+from gaugelasso.importing.folder import write_imported
+
+
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE", help="Hugging Face folder, or GGUF file."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+) -> None:
+    """Import a pretrained Llama model: write it as a folder that info and load_model read.
+
+    A Hugging Face folder has config.json and safetensors; pickled weights and models with code of
+    their own are refused. Where transformers is installed, the logits of such a folder are
+    compared with those of transformers. Tokenizer files are copied.
+
+    A model that the transformer here cannot represent exactly is refused.
+
+    Example: gaugelasso import models/SmolLM2-135M --out bases/smol
+
+    Example: gaugelasso import SmolLM2-135M.Q8_0.gguf --out bases/smol
+    """
+    found = write_imported(source, out)
+    more = found.parameters - found.source_parameters
+    print_line(
+        f"parameters: {found.parameters:,} ({found.source_parameters:,} of the source, {more:,} "
+        "for the scales of writes and for a head that the source shares with its embedding)"
+    )
+    print_line(f"FMA per token: {found.fma:,.0f} (mean over a context of {found.length:,} tokens)")
+    if isinstance(found.difference, str):
+        print_line(f"logits not compared: {found.difference}")
+    else:
+        print_line(f"largest difference of logits from transformers: {found.difference}")
+    if found.copied:
+        print_line(f"tokenizer files: {', '.join(found.copied)}")
+    print_line(f"folder: {found.folder}")

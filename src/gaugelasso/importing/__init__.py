@@ -1,0 +1,50 @@
+"""Importing: pretrained models of other libraries as the transformer of this one.
+
+Reads Hugging Face folders (safetensors) and GGUF files as data: nothing that they hold is run or
+unpickled. A model that the transformer cannot represent exactly is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gaugelasso.errors import UserError
+from gaugelasso.importing import llama
+from gaugelasso.importing.gguf import open_gguf
+from gaugelasso.importing.safetensors_folder import open_folder
+from gaugelasso.importing.source import Source
+from gaugelasso.models import Transformer
+from gaugelasso.runs.reading import is_folder
+
+# The name of an architecture in a folder or in a GGUF file -> what builds its model.
+ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
+    "LlamaForCausalLM": llama.from_folder,
+    "llama": llama.from_gguf,
+}
+
+
+def import_model(path: Path | str) -> Transformer:
+    """The model of a Hugging Face folder or of a GGUF file, in float32 on the CPU.
+
+    UserError names the file and the reason if it is damaged, or if it holds something that the
+    transformer cannot represent. Where the source shares its embedding with its head, the head is
+    a copy of it.
+    """
+    return build(open_source(path))
+
+
+def open_source(path: Path | str) -> Source:
+    """Settings and tensors of a folder, or of a GGUF file."""
+    path = Path(path)
+    return open_folder(path) if is_folder(path) else open_gguf(path)
+
+
+def build(source: Source) -> Transformer:
+    if source.architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{str(source.settings.path)!r}: the architecture {source.architecture[:60]!r} cannot "
+            f"be imported; known are: {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[source.architecture](source)
+
+
+__all__ = ["ARCHITECTURES", "build", "import_model", "open_source"]

@@ -1,0 +1,181 @@
+"""Tiny random Llama models, as transformers saves them and as GGUF files."""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# Grouped keys, and no value that is a default. Widths are multiples of a block of 32.
+SIZES: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 40,
+    "rms_norm_eps": 3e-4, "tie_word_embeddings": False,
+}  # fmt: skip
+THETA = 531.0
+
+
+def llama(**settings: Any) -> LlamaForCausalLM:
+    """A random model, with gains that differ and weights large enough for sharp attention."""
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES | settings, rope_parameters=rope))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+            elif "embed" not in name:
+                parameter.normal_(std=0.15)
+    return model.eval()
+
+
+def tokens() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(SIZES["vocab_size"], (3, 40), generator=generator)
+
+
+def distance(new: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the standard deviation."""
+    return float((new - expected).abs().max() / expected.std())
+
+
+# --- GGUF -----------------------------------------------------------------------------------
+
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q5_K": 13, "BF16": 30}
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "model.layers": "blk", "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def metadata(model: LlamaForCausalLM) -> dict[str, Any]:
+    c: Any = model.config
+    return {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": c.num_hidden_layers,
+        "llama.context_length": c.max_position_embeddings,
+        "llama.embedding_length": c.hidden_size,
+        "llama.feed_forward_length": c.intermediate_size,
+        "llama.attention.head_count": c.num_attention_heads,
+        "llama.attention.head_count_kv": c.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        "llama.rope.freq_base": THETA,
+        "llama.rope.dimension_count": c.hidden_size // c.num_attention_heads,
+        "tokenizer.ggml.tokens": [f"token {i}" for i in range(c.vocab_size)],
+        "tokenizer.ggml.scores": [float(i) for i in range(c.vocab_size)],
+    }
+
+
+def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+    """The weights under the names of a GGUF file, RoPE pairs next to each other."""
+    config: Any = model.config
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        for part, heads in (
+            ("q_proj", config.num_attention_heads),
+            ("k_proj", config.num_key_value_heads),
+        ):
+            if part in name:
+                values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2)
+                values = values.reshape(tensor.shape)
+        for theirs, ours in _NAMES.items():
+            name = name.replace(theirs, ours)
+        found[name] = values
+    return found
+
+
+def write_gguf(
+    path: Path,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    kind: str = "F32",
+    version: int = 3,
+) -> None:
+    """Matrices in the given type, vectors in float32."""
+    header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(settings))
+    for key, value in settings.items():
+        header += _text(key) + _value(value)
+    body = b""
+    for name, values in tensors.items():
+        chosen = kind if values.ndim > 1 else "F32"
+        header += _text(name) + struct.pack("<I", values.ndim)
+        header += struct.pack(f"<{values.ndim}Q", *reversed(values.shape))
+        header += struct.pack("<IQ", TYPES[chosen], len(body))
+        body += quantised(values, chosen)
+        body += bytes(-len(body) % 32)
+    path.write_bytes(header + bytes(-len(header) % 32) + body)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    each = [_value(one) for one in value]
+    return (
+        struct.pack("<I", 9)
+        + each[0][:4]
+        + struct.pack("<Q", len(each))
+        + b"".join(one[4:] for one in each)
+    )
+
+
+def quantised(values: np.ndarray, kind: str) -> bytes:
+    """The bytes of a tensor; blocks are along the last dim."""
+    if kind == "F32":
+        return values.astype("<f4").tobytes()
+    if kind == "F16":
+        return values.astype("<f2").tobytes()
+    if kind == "BF16":
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    blocks = values.reshape(-1, 32)
+    if kind == "Q8_0":
+        scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype("<f2")
+        q = np.round(blocks / scale).clip(-127, 127).astype(np.int8)
+        return np.concatenate([scale.view(np.uint8), q.view(np.uint8)], axis=1).tobytes()
+    if kind == "Q4_1":
+        low, high = blocks.min(1, keepdims=True), blocks.max(1, keepdims=True)
+        scale, low = ((high - low) / 15).astype("<f2"), low.astype("<f2")
+        q = np.round((blocks - low) / scale).clip(0, 15).astype(np.uint8)
+        packed = q[:, :16] | q[:, 16:] << 4
+        return np.concatenate([scale.view(np.uint8), low.view(np.uint8), packed], axis=1).tobytes()
+    return bytes(values.size)  # a type that is refused before its bytes are read
+
+
+def dequantised(values: np.ndarray, kind: str) -> np.ndarray:
+    """What a reader must make of `quantised`, block by block, in plain arithmetic."""
+    if values.ndim == 1 or kind == "F32":
+        return values
+    data = quantised(values, kind)
+    if kind == "F16":
+        return np.frombuffer(data, "<f2").astype(np.float32).reshape(values.shape)
+    size = {"Q8_0": 34, "Q4_1": 20}[kind]
+    result: list[float] = []
+    for at in range(0, len(data), size):
+        block = data[at : at + size]
+        [scale] = struct.unpack("<e", block[:2])
+        if kind == "Q8_0":
+            result += [scale * q for q in struct.unpack("<32b", block[2:])]
+        else:
+            [low] = struct.unpack("<e", block[2:4])
+            result += [scale * (q & 15) + low for q in block[4:]]
+            result += [scale * (q >> 4) + low for q in block[4:]]
+    return np.array(result, dtype=np.float32).reshape(values.shape)
