@@ -87,6 +87,20 @@ def test_the_nearest_power_of_two() -> None:
     assert bool(((near / x).log2().abs() <= 0.5 + 1e-12).all())
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if has_norms(case)], ids=str)
+def test_an_anchor_changes_no_output(case: Case) -> None:
+    """A normaliser with an eps is left alone: its level cannot be changed exactly."""
+    model = make(case)
+    table, tensors = model.axis_table(), named_tensors(model)
+    state = {norm.gain: torch.ones_like(tensors[norm.gain]) for norm in table.norms}
+    before, gains = output(model, case), {name: tensors[name].clone() for name in state}
+    for norm in table.norms:
+        tensors[norm.energy].copy_(torch.rand(tensors[norm.energy].shape) + 0.5)
+        reference.anchor_(norm, tensors, state, {}, 0.1)
+        assert torch.equal(tensors[norm.gain], gains[norm.gain]) is norm.has_eps
+    assert difference(output(model, case), before) < 1e-10
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_sweep_is_clipped(case: Case) -> None:
     model = make(case)

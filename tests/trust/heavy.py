@@ -28,7 +28,7 @@ from tests.trust.mutants import Patient, changed
 _ITS_OWN = 2**22
 # Seconds after which a reader of a pipe counts as blocked.
 PATIENCE = 20
-_LISTS = b"[" + b"[]," * 2**17 + b"[]]"
+_LISTS = b"[" + b"[]," * 2**19 + b"[]]"
 _NUMBERS = b"[" + b"257," * MOST_VALUES + b"257]"
 
 

@@ -204,3 +204,6 @@ class Norm:
     gain: str
     weight: str
     energy: str
+    # Whether a constant is added under its root. Then gain and weights cannot be scaled against
+    # each other without a change of outputs.
+    has_eps: bool = False

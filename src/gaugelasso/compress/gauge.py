@@ -143,6 +143,7 @@ class SlowNorms:
             t.is_contiguous() and t.dtype is torch.float32 for row in rows for t in row
         )
         self._widths = sizes.flatten()
+        self._free = torch.tensor([[not norm.has_eps] for norm in norms], device=device)
 
     @cached_property
     def _addresses(self) -> Tensor:
@@ -193,7 +194,7 @@ class SlowNorms:
         typical = (part * energy.clamp(min=TINY).log()).sum(1, keepdim=True).exp()
         level = (weight * energy).sum(1, keepdim=True)
         aim = share * typical / level.clamp(min=TINY)
-        lift = torch.where((level > 0) & (typical > 0), aim, 1.0)
+        lift = torch.where((level > 0) & (typical > 0) & self._free, aim, 1.0)
         root = anchor_factor(lift, self._rounded, least).expand(weight.shape)
         roots = list(root.flatten()[self._place].split(self._sizes))
         scale_(self._weights, roots, 2)

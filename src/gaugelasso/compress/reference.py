@@ -227,8 +227,11 @@ def anchor_(
 
     nu2 <- nu2 c^2, gamma <- gamma c, state contravariant; c is a power of two if `rounded`. The
     typical energy is the geometric mean of E, weighted by what each input contributes to the
-    output, gamma2 E. The level falls to no less than `least` of what it was.
+    output, gamma2 E. The level falls to no less than `least` of what it was. A normaliser with an
+    eps stays as it is.
     """
+    if norm.has_eps:
+        return
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)
     part = gain.detach().square() * energy

@@ -53,7 +53,7 @@ class Extractor(nn.Module):
         return kernels.read(x, self.sites, weight, energy, self.eps)
 
     def norm(self, name: str) -> Norm:
-        return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
+        return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy", has_eps=self.eps > 0)
 
     @staticmethod
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
