@@ -3,11 +3,13 @@
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # Grouped keys, and no value that is a default. Widths are multiples of a block of 32.
 SIZES: dict[str, Any] = {
@@ -18,8 +20,10 @@ SIZES: dict[str, Any] = {
 THETA = 531.0
 
 
-def llama(**settings: Any) -> LlamaForCausalLM:
+def llama(**settings: Any) -> "LlamaForCausalLM":
     """A random model, with gains that differ and weights large enough for sharp attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # above, it would cost every worker 4 s
+
     rope = {"rope_type": "default", "rope_theta": THETA}
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(LlamaConfig(**SIZES | settings, rope_parameters=rope))
@@ -54,7 +58,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def metadata(model: LlamaForCausalLM) -> dict[str, Any]:
+def metadata(model: "LlamaForCausalLM") -> dict[str, Any]:
     c: Any = model.config
     return {
         "general.architecture": "llama",
@@ -73,7 +77,7 @@ def metadata(model: LlamaForCausalLM) -> dict[str, Any]:
     }
 
 
-def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+def gguf_tensors(model: "LlamaForCausalLM") -> dict[str, np.ndarray]:
     """The weights under the names of a GGUF file, RoPE pairs next to each other."""
     config: Any = model.config
     found = {}

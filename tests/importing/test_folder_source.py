@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from gaugelasso import UserError, import_model
 from tests.importing.sources import distance, llama, tokens
@@ -73,7 +72,7 @@ def test_a_base_of_rope_beside_the_parameters_is_read(folder: Path, tmp_path: Pa
 
 def test_weights_of_half_precision_become_float32(tmp_path: Path) -> None:
     llama().bfloat16().save_pretrained(tmp_path)
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs = type(llama()).from_pretrained(tmp_path, dtype=torch.float32)
     model = import_model(tmp_path)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     with torch.inference_mode():
