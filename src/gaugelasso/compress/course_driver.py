@@ -55,8 +55,6 @@ class CourseDriver(Driver):
         self.course.load_(values["course"])
         for name in _NUMBERS:
             setattr(self, name, values.get(name, getattr(self, name)))
-        if self.frozen_at is not None:  # older checkpoints do not say it twice
-            self.course.work_met_at = self.frozen_at
         self.skipped = values["skipped"]
 
     # --- the schedule -----------------------------------------------------------------------
@@ -98,7 +96,8 @@ class CourseDriver(Driver):
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)
-        if answer.return_to is not None:
+        # A larger state would miss a work target that is met.
+        if answer.return_to is not None and (self.frozen_at is None or not answer.second_anneal):
             self._leave(answer.return_to, answer)
         if answer.keep:
             self.states.keep(now, course.kept_steps())
@@ -136,7 +135,7 @@ class CourseDriver(Driver):
         """
         now, candidates = self.now, self._fallbacks()
         if self.frozen_at == now:
-            self.frozen_at = self.course.work_met_at = None  # the anneal has not begun
+            self.frozen_at = None  # the anneal has not begun
         if self.course.phase(now - 1) != "compression":
             small = self._within_work_target(candidates)
             candidates.sort(key=lambda each: each not in small)

@@ -62,7 +62,6 @@ def test_a_state_that_held_comes_first_and_is_pressed_further() -> None:
         pytest.param(0.3, 0.25, {"best_trial_fma": 200.0}, id="the other is no larger"),
         pytest.param(0.3, math.nan, {}, id="no loss"),
         pytest.param(0.3, 0.25, {"second_anneal_at": 260}, id="this is the second one"),
-        pytest.param(0.3, 0.25, {"work_met_at": 248}, id="a work target is met"),
     ],
 )  # fmt: skip
 def test_it_goes_on(early: float, late: float, fields: dict[str, Any]) -> None:
@@ -144,7 +143,6 @@ def test_a_checkpoint_on_either_side_of_the_turn_changes_nothing() -> None:
 
 def test_a_checkpoint_from_before_there_was_a_second_anneal_loads() -> None:
     new = {"best_trial_at", "best_trial_fma", "best_trial_loss", "early_loss", "second_anneal_at"}
-    new |= {"work_met_at"}
     values = {k: v for k, v in simulated().run(300).course.to_dict().items() if k not in new}
     course = Course(400, LR, named=0.1)
     course.load_(values)

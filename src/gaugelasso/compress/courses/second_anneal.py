@@ -59,8 +59,9 @@ class SecondAnneal(Stages):
         `past` and `now` number the last measurement of this anneal and this one.
         """
         measurements = (self.steps - self.began_at) / (4 * self.grain)
-        allowed = self.second_anneal_at is None and self.work_met_at is None
-        if not allowed or measurements < LEAST or self.named <= 0 or not math.isfinite(loss):
+        if self.second_anneal_at is not None or measurements < LEAST:
+            return None
+        if self.named <= 0 or not math.isfinite(loss):
             return None
         early = self.early_loss
         if past < round(EARLY * measurements) <= now:

@@ -97,6 +97,5 @@ class Stages(CourseState):
 
     def end_compression(self, step: int) -> None:
         """The work target is met: the rest of the run is the last anneal."""
-        self.work_met_at = step
         if self.stage != "anneal":
             self._enter("anneal", step, self.steps - step)

@@ -19,7 +19,6 @@ _LATER = (
     "best_trial_loss",
     "early_loss",
     "second_anneal_at",
-    "work_met_at",
 )
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
@@ -69,11 +68,9 @@ class CourseState(LossWindow):
     best_trial_at: int | None = None
     best_trial_fma: float = math.inf
     best_trial_loss: float = math.inf
-    # A selection loss early in the last anneal; when that anneal was given up for a second one;
-    # when a work target was met, which a larger state would miss.
+    # A selection loss early in the last anneal; when that anneal was given up for a second one.
     early_loss: float | None = None
     second_anneal_at: int | None = None
-    work_met_at: int | None = None
     # Selection loss minus training loss; whether the landing lets go.
     gap: float | None = None
     released: bool = False
