@@ -9,7 +9,7 @@ linearly. Fine-tuning follows a cosine. There is no pressure at any time.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gaugelasso.baselines.efficiency import Ranking
 from gaugelasso.baselines.plain_driver import PlainDriver
@@ -48,7 +48,12 @@ class PrunePlan:
 
 
 class PruneRun(PlainDriver):
-    """`measure()` gives the loss on selection data, which the ceiling holds for."""
+    """`measure()` gives the loss on selection data, which the ceiling holds for.
+
+    `balanced` says whether a round begins with a balance.
+    """
+
+    balanced: ClassVar[bool] = True
 
     def __init__(
         self, state: RunState, log: RunLog, plan: PrunePlan, measure: Callable[[], Measured]
@@ -87,8 +92,13 @@ class PruneRun(PlainDriver):
 
     # --- rounds -----------------------------------------------------------------------------
 
+    @property
+    def round_due(self) -> bool:
+        """Whether a round begins before the next step."""
+        return self.frozen_at is None and self._round_ends_at is None
+
     def before_step(self) -> None:
-        if self.frozen_at is None and self._round_ends_at is None:
+        if self.round_due:
             self._begin_round()
         super().before_step()
 
@@ -96,7 +106,7 @@ class PruneRun(PlainDriver):
         """Balance and cut; the fine-tuning begins here if there is nothing to cut."""
         state, began = self.compressor.state, time.perf_counter()
         before = self._probe()
-        if state.balances:
+        if self.balanced and state.balances:
             state.balance_(pressing=False)
         balanced, fma, prices = self._probe(), state.fma, state.prices
         decision = self._choose()
@@ -127,11 +137,15 @@ class PruneRun(PlainDriver):
         )
 
     def _choose(self) -> Decision:
-        ranking, plan = Ranking(self.compressor.state), self.plan
+        plan = self.plan
         if plan.fma is None:
-            return ranking.next(plan.channels)
+            return Ranking(self.compressor.state).next(plan.channels)
         full, share = self.state.record.fma_initial, (self.rounds + 1) / plan.rounds
-        return ranking.to_work(full + (plan.fma - full) * share)
+        return self.drops_to(full + (plan.fma - full) * share)
+
+    def drops_to(self, work: float) -> Decision:
+        """What to remove for this work per token, or all that can be removed."""
+        return Ranking(self.compressor.state).to_work(work)
 
     def _probe(self) -> float | None:
         """The loss of the last batch."""
