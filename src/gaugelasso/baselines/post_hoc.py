@@ -109,11 +109,12 @@ class PruneRun(PlainDriver):
         if self.balanced and state.balances:
             state.balance_(pressing=False)
         balanced, fma, prices = self._probe(), state.fma, state.prices
-        decision = self._choose()
+        work = self._round_work()
+        decision = self._choose(work)
         if not decision.dropped():
-            if self.plan.fma is None or state.fma > self.plan.fma:
+            if work is None or state.fma > work:
                 self.frozen_at = self.now
-            else:  # the work target of this round is met
+            else:  # an earlier round went below the work of this one
                 self._round_ends_at = self.now + self.plan.corrective
             return
         self._undo = state.snapshot_modules()
@@ -136,12 +137,17 @@ class PruneRun(PlainDriver):
             )
         )
 
-    def _choose(self) -> Decision:
-        plan = self.plan
-        if plan.fma is None:
-            return Ranking(self.compressor.state).next(plan.channels)
-        full, share = self.state.record.fma_initial, (self.rounds + 1) / plan.rounds
-        return self.drops_to(full + (plan.fma - full) * share)
+    def _round_work(self) -> float | None:
+        """The work that this round prunes to; None with a loss ceiling."""
+        if self.plan.fma is None:
+            return None
+        full, share = self.state.record.fma_initial, (self.rounds + 1) / self.plan.rounds
+        return full + (self.plan.fma - full) * share
+
+    def _choose(self, work: float | None) -> Decision:
+        if work is None:
+            return Ranking(self.compressor.state).next(self.plan.channels)
+        return self.drops_to(work)
 
     def drops_to(self, work: float) -> Decision:
         """What to remove for this work per token, or all that can be removed."""

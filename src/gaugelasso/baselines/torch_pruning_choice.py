@@ -110,17 +110,17 @@ class PackageChoice:
 
     def to_work(self, target: float) -> Decision:
         """What the package removes until the work is at most `target`, or all that it can."""
-        step, stride = 0, math.ceil(self._steps / _STEPS)
-        while step < self._steps and self._work([]) > target:
+        step, work, stride = 0, self._state.fma, math.ceil(self._steps / _STEPS)
+        while step < self._steps and work > target:
             first, step = step + 1, min(step + stride, self._steps)
-            if self._work(groups := self._groups(step)) <= target:
-                # Within the last stride, no more than is needed.
-                reached = bisect_left(
+            groups = self._groups(step)
+            if (work := self._work(groups)) <= target:  # within this stride, no more than is needed
+                enough = first + bisect_left(
                     range(first, step), True, key=lambda n: self._work(self._groups(n)) <= target
                 )
-                groups, step = self._groups(first + reached), self._steps
+                groups = self._groups(enough)
                 if self._decision(groups) is None:
-                    groups = self._groups(first + reached - 1) if reached else []
+                    groups = self._groups(enough - 1) if enough > first else []
             self._prune_(groups)
         decision = self._decision([])
         assert decision is not None  # nothing is pruned that leads to none

@@ -199,10 +199,10 @@ def torch_pruning(
 ) -> None:
     """Prune a trained model with the package Torch-Pruning, to a work of our count.
 
-    RUN is a finished run of a full model, trained without pressure. The package prunes plain
-    modules of the same outputs, in rounds with corrective steps as those of `prune`; fine-tuning
-    follows. With --mode group-norm, steps with its regularisation come before. Needs
-    pip install 'gaugelasso[torch-pruning]'. The default output folder is "torch-pruning" in RUN.
+    RUN is a finished run of a full model, trained without pressure. The package, which the extra
+    "torch-pruning" installs, prunes plain modules of the same outputs. Rounds, corrective steps and
+    fine-tuning are those of "prune"; with --mode group-norm, steps with the package's
+    regularisation come before them. The default output folder is "torch-pruning" in RUN.
 
     Example: gaugelasso torch-pruning runs/full --fma 200000 --out runs/magnitude
 
