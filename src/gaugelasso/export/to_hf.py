@@ -16,6 +16,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.export.comparison import Comparison
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
+from gaugelasso.files.tokenizer import byte_names
 from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import AttentionSpec, TransformerSpec
 
@@ -141,7 +142,7 @@ def write_byte_tokenizer(folder: Path, length: int) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = _byte_names()
+    names = byte_names()
     tokenizer = Tokenizer(
         models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[])
     )
@@ -157,10 +158,3 @@ def write_byte_tokenizer(folder: Path, length: int) -> None:
         split_special_tokens=True,
     ).save_pretrained(folder)
 
-
-def _byte_names() -> list[str]:
-    """The characters by which tokenizers name bytes: those that print stand for themselves."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    number = {byte: byte for byte in printable} | {b: 256 + k for k, b in enumerate(others)}
-    return [chr(number[byte]) for byte in range(256)]
