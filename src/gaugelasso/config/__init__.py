@@ -139,7 +139,7 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
         raise UserError(f"config {str(path)!r}: cannot be read ({first_line(error)})") from None
     # Without changes, an error can only come from the file: name it.
     with contextlib.nullcontext() if changes else errors_of(path):
-        return _changed(data, changes or {}, NamedBy(path.absolute().parent))
+        return changed_config(data, changes or {}, NamedBy(path.absolute().parent))
 
 
 def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
@@ -154,7 +154,7 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
     if isinstance(data, dict) and isinstance(target := data.get("target"), dict):
         target.setdefault("hold", "pressed")
     with contextlib.nullcontext() if changes else errors_of(path):
-        return _changed(data, changes or {}, NamedBy(run, run))
+        return changed_config(data, changes or {}, NamedBy(run, run))
 
 
 def _use_own_tokenizer(data: Any, run: Path) -> None:
@@ -164,7 +164,7 @@ def _use_own_tokenizer(data: Any, run: Path) -> None:
         task["tokenizer"] = str(run)
 
 
-def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
+def changed_config(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
     for key, text in changes.items() if isinstance(data, dict) else ():
         section, dot, leaf = key.partition(".")
         if not dot:

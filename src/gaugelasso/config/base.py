@@ -101,8 +101,8 @@ class BaseModel:
         """UserError unless the folder holds this model, and it fits the task."""
         if self.sha256 and self.base.checkpoint.fingerprint() != self.sha256:
             raise UserError(
-                f"{self.base.title}: its weights are not those of model.sha256 = {self.sha256[:12]}...; "
-                "put these back, or remove model.sha256"
+                f"{self.base.title}: its weights are not those of model.sha256 = "
+                f"{self.sha256[:12]!r}...; put these back, or remove model.sha256"
             )
         here, spec = sequences(task), self.base.spec
         for name in _OF_TASK:

@@ -44,17 +44,23 @@ class Tokenizer:
     @functools.cached_property
     def pieces(self) -> list[bytes]:
         """The bytes of text that each token stands for; none for a number without a token."""
-        return _pieces(self.inner, self.origin)
+        return _pieces(self.inner, self.size, self.origin)
 
     @functools.cached_property
     def sizes(self) -> np.ndarray:
         """The number of bytes of each token."""
         return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """One more than the largest number of a token."""
-        return len(self.pieces)
+        size = 1 + max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 < size <= _MOST_TOKENS:
+            raise UserError(
+                f"{self.origin!r}: its largest token is {size - 1}; 0 to {_MOST_TOKENS - 1} are "
+                "read"
+            )
+        return size
 
     @functools.cached_property
     def leads(self) -> bool:
@@ -89,8 +95,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         data = read_plain(file, _LARGEST)
     except FileNotFoundError:
-        raise UserError(f"tokenizer {str(file)!r}: no such file; give a {NAME}, or a folder with "
-                        "one")  # fmt: skip
+        raise UserError(
+            f"tokenizer {str(file)!r}: no such file; give a {NAME}, or a folder with one"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"tokenizer {str(file)!r}: cannot be read ({first_line(error)})") from None
     return parse_tokenizer(data, str(file))
@@ -159,14 +166,10 @@ def byte_names() -> list[str]:
     return [chr(number[byte]) for byte in range(256)]
 
 
-def _pieces(inner: Any, origin: str) -> list[bytes]:
-    vocabulary: dict[str, int] = inner.get_vocab(with_added_tokens=True)
-    size = 1 + max(vocabulary.values(), default=-1)
-    if not 0 < size <= _MOST_TOKENS:
-        raise UserError(f"{origin!r}: its tokens have numbers up to {size - 1}, which is not usable")
+def _pieces(inner: Any, size: int, origin: str) -> list[bytes]:
     as_bytes = _converter(inner, origin)
     pieces = [b""] * size
-    for token, number in vocabulary.items():
+    for token, number in inner.get_vocab(with_added_tokens=True).items():
         pieces[number] = as_bytes(token)
     # Added tokens are found in the text as they are.
     for number, token in inner.get_added_tokens_decoder().items():

@@ -33,9 +33,7 @@ class Array:
     start: int
 
 
-def tokenizer_files(
-    settings: Settings, values: Callable[[Array], list]
-) -> dict[str, bytes] | str:
+def tokenizer_files(settings: Settings, values: Callable[[Array], list]) -> dict[str, bytes] | str:
     """The files of the tokenizer, or why there are none; UserError if it is damaged."""
     table = settings.table
     kind, split = table.get(f"{_KEY}model"), table.get(f"{_KEY}pre")
@@ -44,16 +42,13 @@ def tokenizer_files(
             f"the tokenizer of kind {kind!r}, pre {split!r}, is not read; known are gpt2 with "
             f"{', '.join(_SPLITS)}"
         )
-    arrays = {name: table.get(_KEY + name) for name in ("tokens", "merges", "token_type")}
-    for name, array in arrays.items():
-        if not isinstance(array, Array) or array.count > _MOST_TOKENS:
-            raise settings.error(_KEY + name, f"must be an array of at most {_MOST_TOKENS:,}")
+    arrays = [_array(settings, _KEY + name) for name in ("tokens", "merges", "token_type")]
     try:
         library = tokenizers_library()
     except UserError as error:
         return str(error)
     try:
-        found = _build(library, split, *(values(array) for array in arrays.values()))
+        found = _build(library, split, *map(values, arrays))
     except (KeyboardInterrupt, SystemExit):
         raise
     # A panic of the library derives from BaseException alone.
@@ -70,9 +65,14 @@ def tokenizer_files(
     return {NAME: found.to_str().encode(), SETTINGS: json.dumps(about, indent=1).encode()}
 
 
-def _build(
-    library: Any, split: str, tokens: list[str], merges: list[str], types: list[int]
-) -> Any:
+def _array(settings: Settings, key: str) -> Array:
+    array = settings.table.get(key)
+    if not isinstance(array, Array) or array.count > _MOST_TOKENS:
+        raise settings.error(key, f"must be an array of at most {_MOST_TOKENS:,} values")
+    return array
+
+
+def _build(library: Any, split: str, tokens: list[str], merges: list[str], types: list[int]) -> Any:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or len(types) != len(tokens):
         raise ValueError("a token appears twice, or its type is missing")

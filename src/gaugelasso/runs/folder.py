@@ -89,11 +89,9 @@ class RunFolderBase(ABC):
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file; after a crash it is complete or does not exist."""
 
+    @abstractmethod
     def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
-        """Write an .npz file, as `write_bytes` does."""
-        buffer = io.BytesIO()
-        numpy.savez_compressed(buffer, allow_pickle=False, **arrays)
-        self.write_bytes(name, buffer.getvalue())
+        """Write an .npz file; after a crash it is complete or does not exist."""
 
     @abstractmethod
     def append(self, name: str, row: dict[str, Any]) -> None:
@@ -199,6 +197,11 @@ class RunFolder(RunFolderBase):
     def write_bytes(self, name: str, data: bytes) -> None:
         write_bytes(self.path / name, data)
 
+    def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
+        buffer = io.BytesIO()
+        numpy.savez_compressed(buffer, allow_pickle=False, **arrays)
+        self.write_bytes(name, buffer.getvalue())
+
     def append(self, name: str, row: dict[str, Any]) -> None:
         with writing(self.path / name):
             self._logs[name].append(row)
@@ -254,6 +257,9 @@ class ReadOnlyRunFolder(RunFolderBase):
         pass
 
     def write_bytes(self, name: str, data: bytes) -> None:
+        pass
+
+    def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
         pass
 
     def append(self, name: str, row: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ _LAYOUT = 1
 def tokenised(data: text.Text, tokenizer: Tokenizer, cache: Path, origin: str) -> Array:
     """The tokens of a text, memory-mapped; `origin` names the text in errors."""
     kind = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4")
-    digest = hashlib.sha256(data)
+    digest = hashlib.sha256(data.data)
     digest.update(f"{tokenizer.sha256} {_LAYOUT}".encode())
     name = f"tokens-{digest.hexdigest()[:32]}.{kind.str[1:]}"
     path = text.cached(cache / name, lambda: _blocks(data, tokenizer, kind, origin))

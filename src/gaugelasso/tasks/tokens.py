@@ -137,6 +137,11 @@ class Tokens:
         place = expand(self.tokenizer, "task.tokenizer")
         return files.read_files(place) if place.is_dir() else {files.NAME: self.reader.data}
 
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, if the tokenizer's folder names one."""
+        return files.end_token(self.reader, expand(self.tokenizer, "task.tokenizer"))
+
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         rows = windows.drawn(self.part(draw.stream), size, draw, self.length)
         return windows.split_targets(rows, device)

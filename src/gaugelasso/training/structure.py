@@ -4,8 +4,8 @@ from pathlib import Path
 
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel
+from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
-from gaugelasso.models.own import OwnModel
 from gaugelasso.runs.structures import Structure
 from gaugelasso.tasks.own import sequences
 
@@ -17,14 +17,14 @@ def check_fits(config: Config, structure: Structure | None) -> None:
     """UserError if a structure is given that is not one of this config's model and task."""
     if structure is None:
         return
-    built_in = not isinstance(config.model, OwnModel)
+    built_in = isinstance(config.model, ModelConfig | BaseModel)
     if built_in == bool(structure.model_class):
         there = structure.model_class or "the built-in transformer"
         raise UserError(
             f"--structure {str(structure.path)!r} is of {there!r}, and [model] of the config names "
             f"{'the built-in transformer' if built_in else 'a model of its own'}; give both alike"
         )
-    if isinstance(config.model, OwnModel):
+    if not isinstance(config.model, ModelConfig | BaseModel):
         return
     wanted, spec = sequences(config.task), structure.spec()
     context = config.model.context if isinstance(config.model, BaseModel) else wanted.length
