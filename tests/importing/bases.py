@@ -29,7 +29,9 @@ def tokenizer_metadata(tokenizer: Any, split: str = "gpt-2") -> dict[str, Any]:
     }
 
 
-def tiny_gguf(path: Path, more: dict[str, Any], vocabulary: int = 300) -> Path:
+def tiny_gguf(
+    path: Path, more: dict[str, Any], vocabulary: int = 300, context: int = CONTEXT
+) -> Path:
     """A random model with this metadata beside its own."""
     random = np.random.default_rng(0)
     keys = WIDTH * GROUPS // HEADS
@@ -49,7 +51,7 @@ def tiny_gguf(path: Path, more: dict[str, Any], vocabulary: int = 300) -> Path:
     settings = {
         "general.architecture": "llama",
         "llama.block_count": LAYERS,
-        "llama.context_length": CONTEXT,
+        "llama.context_length": context,
         "llama.embedding_length": WIDTH,
         "llama.feed_forward_length": FILTERS,
         "llama.attention.head_count": HEADS,
@@ -60,9 +62,9 @@ def tiny_gguf(path: Path, more: dict[str, Any], vocabulary: int = 300) -> Path:
     return path
 
 
-def write_base(folder: Path) -> Path:
+def write_base(folder: Path, context: int = CONTEXT) -> Path:
     """An imported model with its tokenizer, at folder/base."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = tiny_gguf(folder / "tiny.gguf", tokenizer_metadata(byte_level()))
+    file = tiny_gguf(folder / "tiny.gguf", tokenizer_metadata(byte_level()), context=context)
     write_imported(file, folder / "base")
     return folder / "base"

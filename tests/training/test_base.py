@@ -306,6 +306,13 @@ def test_the_found_structure_trains_from_scratch(run: Path, command: Command) ->
     assert given["structure"]["sites"] == list(again.spec().sites)
 
 
+def test_such_a_run_is_pruned(run: Path, command: Command) -> None:
+    options = ("--rounds", "1", "--corrective", "1", "--finetune", "19", "--out", "pruned")
+    code, _, error = command("prune", run, "--fma", "20000", *options)
+    assert code == 0, error
+    assert read(Path("pruned") / "summary.json")["fma_final"] <= 20_000
+
+
 def test_the_config_is_timed(place: Path, command: Command) -> None:
     code, _, error = command("bench", "run.toml", "--repeats", "3", "--out", "bench.json")
     assert code == 0, error

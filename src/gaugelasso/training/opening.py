@@ -7,6 +7,7 @@ from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.structures import Structure
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 
 _log = logging.getLogger(__name__)
@@ -21,10 +22,12 @@ def check_named(config: Config) -> None:
         )
 
 
-def check_base(config: Config, out: Path, existing: Existing) -> None:
+def check_base(
+    config: Config, out: Path, existing: Existing, structure: Structure | None = None
+) -> None:
     """UserError if the folder of model.from is missing or changed, or is the output folder.
 
-    A run that resumes has its own weights.
+    A run that resumes has its own weights, and one with a given structure new ones.
     """
     if not isinstance(config.model, BaseModel):
         return
@@ -33,7 +36,7 @@ def check_base(config: Config, out: Path, existing: Existing) -> None:
             f"output {str(out)!r} is the folder of model.from, which would be lost; choose another "
             "--out"
         )
-    if existing != "resume":
+    if existing != "resume" and structure is None:
         config.model.check(config.task)
 
 

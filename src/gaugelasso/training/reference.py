@@ -70,7 +70,7 @@ def with_reference(
     microbatches_of(config, team)
     device = choose_device(config.train.device, team.local)
     team.on_rank0(lambda: check_data(config, device))
-    team.on_rank0(lambda: check_base(config, out, existing))
+    team.on_rank0(lambda: check_base(config, out, existing, structure))
     named = config.target.reference
     known = existing == "resume" and team.on_rank0(lambda: exists(out / REFERENCE_FILE))
     # First of all, because --overwrite removes the run that is in the folder.
