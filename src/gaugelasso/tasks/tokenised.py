@@ -8,6 +8,7 @@ between two letters: there no tokenizer joins what stands before and after it.
 import codecs
 import hashlib
 import itertools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from gaugelasso.tasks.windows import Array
 _CHUNK, _AT_ONCE = 2**18, 16
 # Characters at the end of a chunk in which a place to end it is looked for.
 _SEARCHED = 2**12
+# Bytes of a text that takes so long that it is announced.
+_LONG = 2**24
 # Of the way in which text becomes tokens; another way takes another number.
 _LAYOUT = 1
+_log = logging.getLogger(__name__)
 
 
 def tokenised(data: text.Text, tokenizer: Tokenizer, cache: Path, origin: str) -> Array:
@@ -38,6 +42,8 @@ def tokenised(data: text.Text, tokenizer: Tokenizer, cache: Path, origin: str) -
 
 
 def _blocks(data: text.Text, tokenizer: Tokenizer, kind: np.dtype, origin: str) -> Iterator[bytes]:
+    if len(data) > _LONG:
+        _log.warning("tokenising %.0f MB of %r, which is done once", len(data) / 1e6, origin)
     chunks = _chunks(data, origin)
     while together := list(itertools.islice(chunks, _AT_ONCE)):
         # The space that such a tokenizer puts there stands for the one of the text.
