@@ -261,8 +261,16 @@ def test_bad_arrays(array: np.ndarray, message: str, tmp_path: Path) -> None:
     fails(message, path=str(tmp_path / "a.npy"), split=0.5, vocabulary=50, length=4)
 
 
+def array(path: Path) -> str:
+    np.save(path, np.arange(40))
+    return str(path)
+
+
 def test_arrays_that_are_missing_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
+    fails("is task.path too", path=str(path), valid=str(path), vocabulary=50)
+    fails("is one file: give another in task.valid", path=array(path), vocabulary=50)
+    path.unlink()
     fails("no such file", path=str(path), split=0.5, vocabulary=50)
     for content in (b"", b"\x93NUMPY", b"text " * 50):
         path.write_bytes(content)

@@ -101,6 +101,11 @@ class Tokens:
     def _open(self) -> tuple[windows.Array, windows.Array]:
         if self.path.endswith(_ARRAY) or self.valid.endswith(_ARRAY):
             if self.valid:
+                if self.valid == self.path:
+                    raise UserError(
+                        f"task.valid = {self.valid!r} is task.path too; give other tokens, or hold "
+                        "out a share with task.split"
+                    )
                 return self._all(self.path, "task.path"), self._all(self.valid, "task.valid")
             return text.split_end(self._all(self.path, "task.path"), self.path, self.split)
         train, valid = text.load_parts(self.path, self.valid, self.split, self._cache)
@@ -156,14 +161,14 @@ class Tokens:
         bits = self.loss(outputs, targets) / math.log(2)
         if not self.tokenizer:
             return bits
-        return bits * targets.numel() / self._sizes(str(targets.device))[targets].sum().clamp(min=1)
+        return bits * targets.numel() / self._sizes.to(targets.device)[targets].sum().clamp(min=1)
 
     @functools.cached_property
-    def _sizes(self) -> "functools._lru_cache_wrapper[Tensor]":
-        """Device -> the bytes of every token of the vocabulary."""
-        sizes = np.zeros(self.inputs, np.int64)
-        sizes[: self.reader.size] = self.reader.sizes
-        return functools.cache(lambda device: torch.from_numpy(sizes).to(device))
+    def _sizes(self) -> Tensor:
+        """The bytes of every token of the vocabulary, which may be larger than the tokenizer's."""
+        sizes = torch.zeros(self.inputs, dtype=torch.long)
+        sizes[: self.reader.size] = torch.from_numpy(self.reader.sizes)
+        return sizes
 
     def final_figures(
         self, predict: Predict, size: int, draws: Sequence[Draw], device: str
@@ -193,7 +198,7 @@ class Tokens:
         figures = {"loss": total / counted, self.metric_name: total / counted / math.log(2)}
         if self.tokenizer:
             # Every token but the first is predicted once.
-            size = int(self._sizes("cpu").numpy()[part[1:]].sum())
+            size = int(self._sizes.numpy()[part[1:]].sum())
             figures[self.metric_name] = total / math.log(2) / max(size, 1)
             figures["bytes per token"] = size / counted
         return figures | {"perplexity per token": math.exp(min(total / counted, 700.0))}
