@@ -156,8 +156,16 @@ def test_the_base_is_not_overwritten(place: Path, command: Command) -> None:
     before = contents(place / "base")
     for flag in ("--overwrite", "--resume"):
         answer = command("train", "run.toml", "--out", "base", flag)
-        assert_user_error(answer, "output 'base' is the folder of model.from")
+        assert_user_error(answer, "output 'base' is or holds the folder of model.from")
     assert contents(place / "base") == before
+
+
+def test_a_base_inside_the_output_is_not_overwritten(run: Path, place: Path) -> None:
+    (place / "base").rename(place / "run" / "reference")
+    before = contents(place / "run")
+    with pytest.raises(UserError, match="is or holds the folder of model"):
+        Trainer(config(model__from="run/reference"), run, "overwrite")
+    assert contents(place / "run") == before
 
 
 # --- runs --------------------------------------------------------------------------------
@@ -262,6 +270,7 @@ def test_a_base_and_a_run_are_measured_side_by_side(run: Path, command: Command)
     ("arguments", "message"),
     [
         (("eval", "base"), "'base' is imported and has no test data; give a text with --data"),
+        (("bench", "base", "--inference"), "'base' is an imported model and no run; train from it"),
         (("eval", "base", "--tokens", "5"), "--tokens and --length belong to --data"),
         (("eval", "base", "--data", "a", "--whole"), "remove --whole"),
         (("eval", "base", "--data", "nothing.txt"), "task.path = 'nothing.txt': no such file"),

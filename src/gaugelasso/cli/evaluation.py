@@ -10,10 +10,11 @@ from gaugelasso.cli.arguments import Changes, Device, parse_changes
 from gaugelasso.cli.output import print_line
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel
-from gaugelasso.config.imported import imported_config, is_imported
+from gaugelasso.config.imported import imported_config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.reading import is_imported
 from gaugelasso.tasks import TEST, Tokens
 from gaugelasso.tasks.own import sequences
 from gaugelasso.training.evaluation import (
@@ -111,8 +112,7 @@ def _on_text(
     task = settings.task
     assert isinstance(task, Tokens)
     model = load_model(run, device)
-    assert isinstance(model, Transformer)
-    if task.length > model.initial_spec.length:
+    if isinstance(model, Transformer) and task.length > model.initial_spec.length:
         raise UserError(
             f"--length {task.length}: the model of {str(run)!r} has {model.initial_spec.length} "
             "positions"

@@ -27,7 +27,7 @@ from gaugelasso.files.untrusted import read_plain
 from gaugelasso.models.own import OwnModel, find_model
 from gaugelasso.plugins import NamedBy, Reference, source_digest
 from gaugelasso.runs.folder import CONFIG_SECTIONS
-from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.reading import exists, is_imported, read_json
 from gaugelasso.tasks import TASKS, Task
 from gaugelasso.tasks.own import find_task, sequences
 
@@ -149,6 +149,11 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
     """
     path = run / "config.json"
     data = read_json(path)
+    if is_imported(run):
+        raise UserError(
+            f"{str(run)!r} is an imported model and no run; train from it with model.from, or "
+            "measure it with gaugelasso eval --data"
+        )
     _use_own_tokenizer(data, run)
     # A run of a version in which there was no other meaning of `target.loss`.
     if isinstance(data, dict) and isinstance(target := data.get("target"), dict):

@@ -7,19 +7,9 @@ from gaugelasso.config import Config, changed_config
 from gaugelasso.errors import UserError
 from gaugelasso.plugins import NamedBy
 from gaugelasso.runs.checkpoint import load_spec
-from gaugelasso.runs.reading import read_json
 
-# Of the task, in the config.json of an imported folder.
-IMPORTED = "imported"
 # Tokens of a window: attention over a context of many thousands takes much memory.
 _LENGTH = 512
-
-
-def is_imported(folder: Path) -> bool:
-    """Whether `gaugelasso import` has written this folder."""
-    data = read_json(folder / "config.json")
-    task = data.get("task") if isinstance(data, dict) else None
-    return isinstance(task, dict) and task.get("name") == IMPORTED
 
 
 def imported_config(

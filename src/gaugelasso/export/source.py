@@ -12,7 +12,7 @@ from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import at_step
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import exists, is_folder, read_json
+from gaugelasso.runs.reading import IMPORTED, exists, is_folder, read_json
 
 # A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
 # onnxscript's optimiser loses what distinguishes adding from replacing.
@@ -47,7 +47,7 @@ class Source:
     @property
     def is_imported(self) -> bool:
         """Whether the model is as it was imported, not the result of a run."""
-        return self.config["task"].get("name") == "imported"
+        return self.config["task"].get("name") == IMPORTED
 
     @property
     def has_tokenizer(self) -> bool:
@@ -69,7 +69,7 @@ def read_source(run: Path) -> Source:
     if not exists(run / "config.json"):
         raise UserError(f"{str(run)!r} is not a run folder: config.json is missing")
     config = _table(run / "config.json", "task", dict)
-    imported = config["task"].get("name") == "imported"
+    imported = config["task"].get("name") == IMPORTED
     if not imported and not exists(run / "summary.json"):
         raise UserError(
             f"{str(run)!r} is not finished: summary.json is missing; finish it with "

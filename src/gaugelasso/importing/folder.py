@@ -21,7 +21,7 @@ from gaugelasso.importing.comparison import Difference, compare
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import is_folder
+from gaugelasso.runs.reading import IMPORTED, is_folder
 from gaugelasso.runs.structures import describe
 from gaugelasso.runs.writing import write_json
 
@@ -65,7 +65,7 @@ def write_imported(path: Path, out: Path) -> Imported:
     tokenizer = _tokens(files, path, model.initial_spec.inputs)
     difference = compare(path, model) if is_folder(path) else "a GGUF file is not compared"
     config = {
-        "task": {"name": "imported", "source": str(path)},
+        "task": {"name": IMPORTED, "source": str(path)},
         "model": {},
         "target": {"loss": None},
         "compress": {"accounting": "fma"},

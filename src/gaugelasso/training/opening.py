@@ -31,10 +31,11 @@ def check_base(
     """
     if not isinstance(config.model, BaseModel):
         return
-    if config.model.base.path.resolve() == out.resolve():
+    base, output = config.model.base.path.resolve(), out.resolve()
+    if output == base or (existing == "overwrite" and output in base.parents):
         raise UserError(
-            f"output {str(out)!r} is the folder of model.from, which would be lost; choose another "
-            "--out"
+            f"output {str(out)!r} is or holds the folder of model.from, which would be lost; "
+            "choose another --out"
         )
     if existing != "resume" and structure is None:
         config.model.check(config.task)
