@@ -48,6 +48,7 @@ class Penalty:
         self.groups = Groups(table, tensors, store)
         self.ranges, self.ids = self.groups.ranges, self.groups.ids
         self.none, self.partner = self.groups.none, self.groups.partner
+        self._lookups = [store.segments[name] for name in table.lookups]
         price = np.zeros(self.none + 1)
         for name, span in self.ranges.items():
             price[span.start : span.end] = np.tile(prices[name], 2)
@@ -102,6 +103,16 @@ class Penalty:
         for ids in self.ids[1:]:
             factor = factor + pick(pull, ids)
         return factor * weight
+
+    def hold_unseen_(self, gradient: Tensor, task_gradient: Tensor) -> None:
+        """Clear the penalty's gradient of the rows of look-up tables that a batch does not use.
+
+        Their momentum fades, so that the penalty alone would move them by a whole learning rate at
+        every step, however small it is.
+        """
+        for segment in self._lookups:
+            unused = ~segment.view(task_gradient).flatten(1).any(1, keepdim=True)
+            segment.view(gradient).flatten(1).masked_fill_(unused, 0.0)
 
     def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
         """Rates of the elements from `start` on.
