@@ -82,9 +82,13 @@ def test_flat_storage_is_fused_in_float32_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def step_scalars(
-    solver: RhoSolver, smoothing: float = 0.0, norm_rate: float = 0.01, **state: float
+    solver: RhoSolver,
+    smoothing: float = 0.0,
+    norm_rate: float = 0.01,
+    norms_pause: bool = False,
+    **state: float,
 ) -> StepScalars:
-    result = StepScalars(draw(1), solver, smoothing, norm_rate)
+    result = StepScalars(draw(1), solver, smoothing, norm_rate, norms_pause)
     for name, value in {"lr": 1e-3, **state}.items():
         getattr(result, name).fill_(value)
     return result
@@ -155,14 +159,16 @@ def test_pressed(method: str, kind: str, sound: bool) -> None:
     momentum[::7] = 0
     gradient = PENALTIES[kind](momentum, draw(3000, seed=2))
     for state in STATES:
+        for pause in (False, True):
 
-        def work(state: dict[str, float] = state) -> list[Tensor]:
-            mine = step_scalars(RhoSolver(method, 1.0, 0.3), **{"smoothed": 0.4} | state)
-            rates = mine.solve_rho_(momentum, gradient, torch.tensor(sound, device=DEVICE))
-            return [*rates, *mine.state().values()]
+            def work(state: dict[str, float] = state, pause: bool = pause) -> list[Tensor]:
+                solver = RhoSolver(method, 1.0, 0.3)
+                mine = step_scalars(solver, norms_pause=pause, **{"smoothed": 0.4} | state)
+                rates = mine.solve_rho_(momentum, gradient, torch.tensor(sound, device=DEVICE))
+                return [*rates, *mine.state().values()]
 
-        for plain, fused in both(work):
-            near(plain, fused, 1e-4)  # differences of sums
+            for plain, fused in both(work):
+                near(plain, fused, 1e-4)  # differences of sums
 
 
 @pytest.mark.parametrize("programs", [4, 512])
