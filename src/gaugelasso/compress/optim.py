@@ -136,9 +136,8 @@ class MatrixPlan:
             from gaugelasso.kernels.gpu import optim
 
             for bucket in self.buckets:
-                shape, kind = (bucket.rows, bucket.cols), _precision(weight)
-                aim = momentum, gradient, rho
-                x = optim.gather(*aim, bucket.places, shape, kind, _TINY_NORM)
+                place, kind = (bucket.places, (bucket.rows, bucket.cols)), _precision(weight)
+                x = optim.gather(momentum, gradient, rho, *place, kind, _TINY_NORM)
                 optim.scatter_(weight, _orthogonal(x), bucket.scale, lr, bucket.places)
             return
         aim = momentum[: self.size] + rho * gradient[: self.size]
