@@ -4,7 +4,10 @@ Imports neither torch nor the package: the process that hands out tests to worke
 and no worker starts before it.
 """
 
+import compileall
+import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -22,6 +25,26 @@ if TYPE_CHECKING:
     from tests.command import Command
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Each of several workers compiles its share of all files first, and finds the rest compiled.
+
+    Else, without a cache, all of them would compile all files, one after the other.
+    """
+    worker, count = (os.environ.get(f"PYTEST_XDIST_WORKER{end}") for end in ("", "_COUNT"))
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    number, of = int(worker.removeprefix("gw")), int(count or 1)
+    root = session.config.rootpath
+    for path in sorted((root / "src").rglob("*.py"))[number::of]:
+        compileall.compile_file(path, quiet=2)
+    tests = sorted((root / "tests").rglob("test_*.py"))
+    first = number * len(tests) // of
+    for path in tests[first:] + tests[:first]:
+        # An import compiles. Collection imports again, and reports what is wrong.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
 def pytest_collection_finish() -> None:
     """One thread, because the tensors are tiny.
 
@@ -34,9 +57,27 @@ def pytest_collection_finish() -> None:
     torch.set_num_threads(1)
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch")]:
         logging.getLogger(name).propagate = True
+    _freeze()
+    gc.set_threshold(200_000, 20, 100)
+
+
+def pytest_runtest_teardown() -> None:
+    """Modules that a test was the first to import live as long as the tests, too.
+
+    A run that goes back or resumes collects garbage, in which it would look through all of them.
+    """
+    if len(sys.modules) > _frozen + 50:
+        _freeze()
+
+
+_frozen = 0  # modules at the last freeze
+
+
+def _freeze() -> None:
+    global _frozen
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, 20, 100)
+    _frozen = len(sys.modules)
 
 
 @pytest.fixture(autouse=True, scope="session")

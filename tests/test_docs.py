@@ -31,6 +31,7 @@ from gaugelasso.tasks import TASKS, Draw, Retrieval
 from gaugelasso.training.trainer import Trainer
 from tests.command import run_process
 from tests.examples import example
+from tests.importing.bases import write_base
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -152,7 +153,7 @@ def test_every_task_is_described() -> None:
 def test_keys_named_in_prose_exist(page: Path) -> None:
     for section, key in re.findall(r"`(model|target|compress|train)\.(\w+)", read(page)):
         names = {field.name for field in dataclasses.fields(SECTIONS[section])}
-        names |= {"module", "name"} if section == "model" else set()
+        names |= {"module", "name", "from", "context", "sha256"} if section == "model" else set()
         # `model` is also what programs call a model.
         # And the name of a package is also that of a section.
         package = section == "compress"
@@ -169,12 +170,23 @@ def test_keys_named_in_prose_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in ALL_BLOCKS if b.kind == "toml"], ids=str)
-def test_configs_on_pages_are_valid(block: Block, tmp_path: Path) -> None:
+def test_configs_on_pages_are_valid(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tomllib.loads(block.text)
+    if base := data.get("model", {}).get("from"):
+        monkeypatch.chdir(tmp_path)
+        write_base(tmp_path / "made", context=data["task"]["length"]).rename(_parent(base))
     if "module" in data["task"]:
         write_task(block.page, tmp_path / data["task"]["module"].partition(":")[0])
     config = Config.from_dict(data, NamedBy(tmp_path))
     assert config.to_dict()["train"]["steps"] == data["train"]["steps"]
+
+
+def _parent(path: str) -> Path:
+    """The path, with the folders that lead to it."""
+    Path(path).parent.mkdir(parents=True)
+    return Path(path)
 
 
 def write_task(page: Path, path: Path) -> None:
@@ -296,7 +308,8 @@ def test_commands_on_pages_are_understood(line: str) -> None:
         classes = TASKS.values() if section == "task" else [SECTIONS[section]]
         assert key in {f.name for cls in classes for f in dataclasses.fields(cls)}, change
     config = context.params.get("config")
-    if config and config.parts[0] != "runs":  # there by an earlier command
+    # There by an earlier command, or a config that a page shows.
+    if config and config.parts[0] not in ("runs", "smol.toml"):
         assert (ROOT / config).exists()
         for arm in parse_arms(context.params.get("arm") or [], ROOT):
             load_config(ROOT / config, dict(change.split("=") for change in arm.changes))

@@ -54,7 +54,7 @@ def test_balance_changes_no_output(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES[:: len(SEEDS)], ids=str)
 @pytest.mark.parametrize(
-    ("rounded", "sweeps", "bound"), [(False, 30, 1e-3), (True, 10, math.log(2) + 1e-9)]
+    ("rounded", "sweeps", "bound"), [(False, 30, 1e-3), (True, 6, math.log(2) + 1e-9)]
 )
 def test_balance_balances(case: Case, rounded: bool, sweeps: int, bound: float) -> None:
     """To the last digit, or as near as powers of two come."""

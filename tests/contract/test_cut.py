@@ -143,21 +143,24 @@ def test_predicted_saving_is_the_counted_one(case: Case, name: str) -> None:
             keeps[table.home(slot)] &= (tensors[slot.link] != index).cpu()
         decision = cascade(table, tensors, keeps)
         assert decision is not None
-        alone = closed = _work(_cut(model, keeps))
+        alone = closed = _work(_cut(model, table, keeps))
         if decision.removed or any(not keep.equal(keeps[n]) for n, keep in decision.keeps.items()):
-            closed = _work(_cut(model, decision.keeps, decision.removed))
+            closed = _work(_cut(model, table, decision.keeps, decision.removed))
         for way in before:
             assert before[way] - alone[way] == predicted[way][index]
             assert before[way] - closed[way] >= predicted[way][index]
 
 
 def _cut(
-    model: Compressible, keeps: dict[str, torch.Tensor], removed: tuple[str, ...] = ()
+    model: Compressible,
+    table: AxisTable,
+    keeps: dict[str, torch.Tensor],
+    removed: tuple[str, ...] = (),
 ) -> Compressible:
-    """A copy of the model with these keep-sets applied."""
+    """A copy of the model, whose table this is, with these keep-sets applied."""
     # A cut replaces tensors and writes into none, so the copy may share them.
     smaller = clone(model, share_tensors=True)
-    cut_(smaller, model.axis_table(), keeps, removed)
+    cut_(smaller, table, keeps, removed)
     return smaller
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,31 @@ def command(
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     llama(tie_word_embeddings=True).save_pretrained(path)
-    (path / "tokenizer.json").write_text('{"data": "as it is"}')
+    (path / "tokenizer.json").write_text(_words(50).to_str())
     (path / "modeling.py").write_text("raise SystemExit")
     return path
+
+
+def _words(count: int) -> Any:
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.WordLevel({f"word{k}": k for k in range(count)}, unk_token="word0"))
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    command: Command, source: Path, tmp_path: Path
+) -> None:
+    path = source / "tokenizer.json"
+    for content, message in (
+        (_words(51).to_str(), "tokens up to 50, and the model has a vocabulary of 50"),
+        ('{"data": "as it is"}', "not a readable tokenizer"),
+    ):
+        path.write_text(content)
+        code, _, error = command("import", source, "--out", tmp_path / "base")
+        assert code == 2
+        assert f"{str(path)!r}: " in error
+        assert message in error
+        assert not (tmp_path / "base").exists()
 
 
 def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) -> None:
@@ -46,7 +69,8 @@ def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) ->
     assert float(difference[2]) < 1e-5
     assert torch.equal(load_model(out)(tokens()), model(tokens()))
     assert load_spec(out) == model.spec()
-    assert (out / "tokenizer.json").read_text() == '{"data": "as it is"}'
+    assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert "tokenizer: 50 tokens" in said
     assert not (out / "modeling.py").exists()
     code, info, _ = command("info", out)
     assert code == 0

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from gaugelasso import UserError, import_model
+from gaugelasso.files.tokenizer import load_tokenizer
+from gaugelasso.importing import open_source
+from tests.importing.bases import tiny_gguf, tokenizer_metadata
 from tests.importing.sources import gguf_tensors, llama, metadata, write_gguf
+from tests.tasks.tokenizers import byte_level, save
 from tests.trust import damage
 from tests.trust.memory import Peak
 
@@ -17,11 +21,11 @@ from tests.trust.memory import Peak
 MOST_MEMORY = 2**26
 
 
-def met(path: Path, folder: Path, data: bytes) -> str:
+def met(path: Path, folder: Path, data: bytes, read: Callable[[Path], object]) -> str:
     """`refused` or `read`; anything else is a fault."""
     path.write_bytes(data)
     try:
-        import_model(folder)
+        read(folder)
     except UserError as error:
         message = str(error)
         if str(folder) not in message or len(message.splitlines()) != 1 or len(message) > 1000:
@@ -41,17 +45,22 @@ def numbers(size: int, chance: random.Random, often: int) -> Iterator[tuple[str,
 
 
 def check(
-    path: Path, folder: Path, spoilings: list[tuple[str, damage.Bytes]], share: float
+    path: Path,
+    folder: Path,
+    spoilings: list[tuple[str, damage.Bytes]],
+    share: float,
+    read: Callable[[Path], object] = import_model,
 ) -> None:
     data = path.read_bytes()
+    read(folder)
     with Peak() as peak:
-        found = {name: met(path, folder, spoil(data)) for name, spoil in spoilings}
+        found = {name: met(path, folder, spoil(data), read) for name, spoil in spoilings}
     path.write_bytes(data)
     assert len(found) > 100
     assert {name: end for name, end in found.items() if end not in ("refused", "read")} == {}
     assert [*found.values()].count("refused") > share * len(found)
     assert peak.bytes < MOST_MEMORY
-    import_model(folder)
+    read(folder)
 
 
 @pytest.fixture
@@ -91,6 +100,28 @@ def test_spoiled_gguf(tmp_path: Path) -> None:
     header = path.stat().st_size - sum(tensor.nbytes for tensor in tensors.values())
     spoilings = [*damage.blind(header, chance, often=30), *numbers(header, chance, often=60)]
     check(path, path, spoilings, share=0.5)
+
+
+def test_spoiled_tokenizers_of_gguf(tmp_path: Path) -> None:
+    path, chance = tmp_path / "m.gguf", random.Random(5)
+    tiny_gguf(path, tokenizer_metadata(byte_level()))
+    data = path.read_bytes()
+    first, last = data.index(b"tokenizer.ggml.model"), data.index(b"attn_norm")
+
+    def within(spoil: damage.Bytes) -> damage.Bytes:
+        return lambda data: data[:first] + spoil(data[first:last]) + data[last:]
+
+    spoilings = [*damage.blind(last - first, chance, often=20)]
+    spoilings += numbers(last - first, chance, often=50)
+    spoilings = [(name, within(spoil)) for name, spoil in spoilings]
+    check(path, path, spoilings, share=0.3, read=lambda path: open_source(path).tokenizer())
+
+
+def test_spoiled_tokenizer_files(tmp_path: Path) -> None:
+    path, chance = tmp_path / "tokenizer.json", random.Random(6)
+    save(byte_level(), path)
+    spoilings = [*damage.blind(path.stat().st_size, chance, often=60)]
+    check(path, path, spoilings, share=0.2, read=lambda path: load_tokenizer(path).pieces)
 
 
 def key(kind: int, rest: bytes) -> bytes:

@@ -6,7 +6,8 @@ the work. Signals are forwarded in one direction, the exit status in the other. 
 killed takes its counterpart with it, so callers see an ordinary process.
 """
 
-import atexit
+import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,26 +19,46 @@ _HERE = Path(__file__).parent
 
 @cache
 def python() -> str:
-    """Return the program. Its server starts at the first call and ends with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="gaugelasso-"))
-    program, address = folder / "python", folder / "socket"
-    program.write_text(f"#!{sys.executable} -IS\n{(_HERE / 'client.py').read_text()}")
-    program.chmod(0o755)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm.server", str(address), str(program)],
-        cwd=_HERE.parents[1],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # Ctrl-C reaches the processes through their clients.
-        start_new_session=True,
-    )
-    assert server.stdin
-    assert server.stdout
-    assert server.stdout.readline() == b"ready\n"
-    atexit.register(server.wait)
-    atexit.register(server.stdin.close)
-    atexit.register(server.stdout.close)
+    """Return the program. The first call of all pytest workers starts the server.
+
+    It ends with the last of the processes that hold its pipe open for writing.
+    """
+    folder = _shared_folder()
+    program, pipe = folder / "python", folder / "alive"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if pipe.exists():
+            os.open(pipe, os.O_WRONLY)  # closed when this process ends
+            return str(program)
+        program.write_text(f"#!{sys.executable} -IS\n{(_HERE / 'client.py').read_text()}")
+        program.chmod(0o755)
+        os.mkfifo(pipe)
+        end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        os.open(pipe, os.O_WRONLY)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm.server", str(folder / "socket"), str(program)],
+            cwd=_HERE.parents[1],
+            stdin=end,
+            stdout=subprocess.PIPE,
+            # Ctrl-C reaches the processes through their clients.
+            start_new_session=True,
+        )
+        os.close(end)
+        assert server.stdout
+        with server.stdout as stdout:
+            assert stdout.readline() == b"ready\n"
+        server.returncode = 0  # nobody waits for it: other workers may need it longer
     return str(program)
+
+
+def _shared_folder() -> Path:
+    """One folder for all workers of a pytest session; else one of this process alone."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if session is None:
+        return Path(tempfile.mkdtemp(prefix="gaugelasso-"))
+    folder = Path(tempfile.gettempdir(), f"gaugelasso-{session}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def worker_of(pid: int) -> int:

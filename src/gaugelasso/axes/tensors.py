@@ -10,7 +10,17 @@ from gaugelasso.axes.slots import Axis, AxisError, Slot, Tensors
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of a model by its qualified name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    # As `named_parameters` and `named_buffers`, which would each walk through all modules.
+    for prefix, module in model.named_modules():
+        for found, own in ((parameters, module._parameters), (buffers, module._buffers)):
+            for name, tensor in own.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+    return parameters | buffers
 
 
 def on_host(tensors: Tensors, names: Iterable[str]) -> dict[str, Tensor]:

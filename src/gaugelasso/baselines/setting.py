@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.config import Config, run_config
+from gaugelasso.config.base import BaseModel
 from gaugelasso.config.model import ModelConfig
 from gaugelasso.config.plain import PLAIN_KEYS, plain
 from gaugelasso.errors import UserError
@@ -63,6 +64,11 @@ def uniform_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
     replaced: a ladder is one of work, and a profile has no times of other numbers of heads.
     """
     config, initial = run_config(run), run / "initial.json"
+    if isinstance(config.model, BaseModel):
+        raise UserError(
+            f"{str(run)!r} began with the weights of model.from = {config.model.base.name!r}; a "
+            "baseline trains narrower models from scratch, which is no comparison with it"
+        )
     if not isinstance(config.model, ModelConfig):
         raise UserError(
             f"{str(run)!r} is a run of a model of its own, and how to narrow that is not known; a "

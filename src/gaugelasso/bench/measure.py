@@ -264,12 +264,12 @@ def bench_run(
 ) -> Iterator[tuple[str, Row]]:
     """Time a run's model, its initial one and a uniform one of equal work, on each device.
 
-    Each also in its inference form. How to narrow a model of the user is not known, so it has no
-    uniform one, and it has no inference form.
+    Each also in its inference form. How to narrow a model of the user, or one that began with the
+    weights of model.from, is not known: they have no uniform one. The former has no inference form.
     """
     compressed = checkpoint.load_model(run)
     models = {"ancestor": Structure.read(run / "initial.json").build()}
-    if not isinstance(config.model, OwnModel):
+    if isinstance(config.model, ModelConfig):
         models["uniform"] = Transformer(uniform_like(config, work_per_token(compressed)))
     models["compressed"] = compressed
     for kind in dict.fromkeys(["cpu", device]):

@@ -23,9 +23,11 @@ from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
 from gaugelasso.cli.comparisons import compare
 from gaugelasso.cli.controls import cofi, prune, retrain
+from gaugelasso.cli.evaluation import eval_
 from gaugelasso.cli.exports import export
+from gaugelasso.cli.generation import generate
 from gaugelasso.cli.imports import import_
-from gaugelasso.cli.models import eval_, generate, show, train
+from gaugelasso.cli.models import show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.profiles import profile
 from gaugelasso.cli.reports import advise, info, pareto, report

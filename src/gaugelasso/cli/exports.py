@@ -27,11 +27,11 @@ def export(
         typer.Option(help="Device that pt2 is compiled for: cpu, cuda, or auto for all there are."),
     ] = "auto",
 ) -> None:
-    """Write the model of a finished run for other programs, with a model card.
+    """Write the model of a finished run, or an imported one, for other programs, with a model card.
 
     onnx: for onnxruntime, with and without a key/value cache. pt2: a torch.export program and
     AOTInductor packages. hf: a folder for AutoModelForCausalLM.from_pretrained. native:
-    safetensors for gaugelasso.inference.load.
+    safetensors for gaugelasso.inference.load. A tokenizer in RUN is copied.
 
     What is written is loaded again and compared with the model first; if it differs, nothing is
     kept.

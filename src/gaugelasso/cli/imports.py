@@ -16,17 +16,20 @@ def import_(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
 ) -> None:
-    """Import a pretrained Llama model: write it as a folder that info and load_model read.
+    """Import a pretrained Llama model: write it as a folder to train from and to evaluate.
 
     A Hugging Face folder has config.json and safetensors; pickled weights and models with code of
     their own are refused. Where transformers is installed, the logits of such a folder are
-    compared with those of transformers. Tokenizer files are copied.
+    compared with those of transformers. Tokenizer files are copied. From the tokenizer of a GGUF
+    file a tokenizer.json is made.
 
     A model that the transformer here cannot represent exactly is refused.
 
     Example: gaugelasso import models/SmolLM2-135M --out bases/smol
 
     Example: gaugelasso import SmolLM2-135M.Q8_0.gguf --out bases/smol
+
+    Example: gaugelasso eval bases/smol --data books.txt --tokens 100000
     """
     found = write_imported(source, out)
     more = found.parameters - found.source_parameters
@@ -39,6 +42,6 @@ def import_(
         print_line(f"logits not compared: {found.difference}")
     else:
         print_line(f"largest difference of logits from transformers: {found.difference}")
-    if found.copied:
-        print_line(f"tokenizer files: {', '.join(found.copied)}")
+    tokens = found.tokenizer
+    print_line(f"tokenizer: {tokens if isinstance(tokens, str) else f'{tokens:,} tokens'}")
     print_line(f"folder: {found.folder}")

@@ -1,8 +1,7 @@
-"""Commands that run one model: train, eval, generate, show."""
+"""Commands that train a model, and that show what it does: train, show."""
 
 import contextlib
 import logging
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,34 +17,23 @@ from gaugelasso.cli.arguments import (
     RunPath,
     choose_existing,
     load_settings,
-    parse_changes,
 )
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
 from gaugelasso.cli.tensorboard import find_writer, tensorboard
-from gaugelasso.config import Config, run_config
+from gaugelasso.config import Config
 from gaugelasso.distributed import Team, join
-from gaugelasso.errors import UserError
-from gaugelasso.inference import InferenceModel, Sampling, generate_blocks
-from gaugelasso.models import Transformer
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_outcome
-from gaugelasso.runs.checkpoint import load_model, load_structure
+from gaugelasso.runs.checkpoint import load_structure
 from gaugelasso.runs.folder import REFERENCE, Existing
 from gaugelasso.runs.reading import exists
 from gaugelasso.signals import stop_requests
-from gaugelasso.tasks import TEST, CharLM
-from gaugelasso.tasks.own import sequences
-from gaugelasso.tasks.text import readable
-from gaugelasso.training.evaluation import choose_device, evaluate, whole_figures
+from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.reference import needs_reference, with_reference
 from gaugelasso.training.reference_file import load_reference
-from gaugelasso.training.resume import warn_changed_code
 from gaugelasso.training.trainer import Trainer
-
-# Bytes that `generate` prints at once: the host waits for the device after so many.
-_SHOWN_TOGETHER = 8
 
 
 def train(
@@ -147,90 +135,6 @@ def _start_message(folder: Path, step: int) -> str:
     if step:
         return f"run folder {str(folder)!r}: resuming after step {step:,}"
     return f"run folder {str(folder)!r}: no checkpoint to resume from; starting at step 0"
-
-
-def eval_(
-    run: RunPath,
-    batches: Annotated[int, typer.Option(min=1, help="Number of batches of test data.")] = 64,
-    whole: Annotated[
-        bool,
-        typer.Option("--whole", help="Use all test data of a finite data set."),
-    ] = False,
-    set_: Changes = None,
-    device: Device = None,
-) -> None:
-    """Evaluate a run's model on test data.
-
-    Example: gaugelasso eval runs/demo --batches 256
-
-    Example: gaugelasso eval runs/books --whole --set task.valid=other.txt
-    """
-    settings = run_config(run, parse_changes(set_))
-    where = choose_device(device or "auto")
-    model, task = load_model(run, where), settings.task
-    warn_changed_code(settings, run)
-    if isinstance(model, Transformer):
-        spec, fits = model.initial_spec, sequences(task)
-        if (fits.length, fits.inputs) != (spec.length, spec.inputs):
-            raise UserError(f"{str(run)!r}: the model does not fit this task's length or inputs")
-    if whole:
-        figures, data = whole_figures(model, settings, where), "all test data"
-    else:
-        loss, metric, _ = evaluate(model, settings, batches, where, stream=TEST)
-        figures = {"loss": loss, task.metric_name: metric}
-        data = f"{batches} batches of {settings.train.batch}"
-    print_line("  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({data})")
-
-
-def generate(
-    run: RunPath,
-    prompt: Annotated[
-        str, typer.Option(help="Text to continue.", show_default="a line break")
-    ] = "\n",
-    length: Annotated[int, typer.Option(min=1, help="Number of bytes to generate.")] = 400,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0: always the most likely byte.")
-    ] = 0.8,
-    top_k: Annotated[
-        int, typer.Option(min=0, help="Sample from this many most likely bytes; 0: from all.")
-    ] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(help="Sample from the fewest bytes whose probabilities sum to this."),
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
-    device: Device = None,
-) -> None:
-    """Generate text with a language model.
-
-    Example: gaugelasso generate runs/books --prompt "It was a " --length 200
-
-    Example: gaugelasso generate runs/books --temperature 0.7 --top-p 0.95 --seed 3
-    """
-    settings = run_config(run)
-    if not isinstance(settings.task, CharLM):
-        raise UserError(
-            f"{str(run)!r} is a run of the task {settings.task_name!r}; generate needs a run of "
-            "'charlm'"
-        )
-    where = choose_device(device or "auto")
-    model = load_model(run, where).eval()
-    if not isinstance(model, Transformer):
-        raise UserError(
-            f"{str(run)!r}: its model is a {type(model).__name__}; generate needs the built-in "
-            "transformer"
-        )
-    served = InferenceModel(model)
-    # Python decodes bytes that are not UTF-8 to surrogates; this restores the bytes.
-    start = prompt.encode(errors="surrogateescape")
-    sampling = Sampling(temperature, top_k, top_p)
-    blocks = generate_blocks(
-        served, [start], length, sampling=sampling, seeds=[seed], slide=True, block=_SHOWN_TOGETHER
-    )
-    tokens = (token for block in blocks for token in block[0].tolist())
-    for piece in readable(chain(start, tokens)):
-        typer.echo(piece, nl=False)
-    typer.echo()
 
 
 def show(

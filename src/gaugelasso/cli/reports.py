@@ -14,7 +14,7 @@ from gaugelasso.report import common_folder, write_pareto, write_report
 from gaugelasso.report.advice import advise as make_advice
 from gaugelasso.report.data import load_run
 from gaugelasso.report.tables import print_exchanges, print_outcome, print_structure
-from gaugelasso.runs.reading import exists
+from gaugelasso.runs.reading import IMPORTED, exists
 from gaugelasso.runs.writing import make_folder, write_text
 
 
@@ -96,7 +96,7 @@ def info(run: RunPath) -> None:
     """
     loaded = load_run(run)
     print_structure(loaded, console)
-    if loaded.task == "imported":
+    if loaded.task == IMPORTED:
         source, fma = loaded.config["task"].get("source"), loaded.initial["fma"]
         print_line(f"imported from {str(source)!r}, not trained here: {fma:,.0f} FMA per token")
         return

@@ -16,16 +16,18 @@ from typing import Any
 from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import RunOptions
 from gaugelasso.config.auto import course_defaults
-from gaugelasso.config.model import ModelConfig, check_positions, check_size
+from gaugelasso.config.base import BaseModel, find_base
+from gaugelasso.config.model import ModelConfig, check_activations, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.config.target import FIGURES, TargetConfig
 from gaugelasso.errors import UserError, errors_of, first_line
+from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.files.typed import build, check_keys_known
 from gaugelasso.files.untrusted import read_plain
 from gaugelasso.models.own import OwnModel, find_model
 from gaugelasso.plugins import NamedBy, Reference, source_digest
 from gaugelasso.runs.folder import CONFIG_SECTIONS
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import exists, is_imported, read_json
 from gaugelasso.tasks import TASKS, Task
 from gaugelasso.tasks.own import find_task, sequences
 
@@ -38,7 +40,7 @@ class Config:
 
     task_name: str
     task: Task
-    model: ModelConfig | OwnModel = field(default_factory=ModelConfig)
+    model: ModelConfig | OwnModel | BaseModel = field(default_factory=ModelConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     compress: RunOptions = field(default_factory=RunOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -47,7 +49,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """The resolved config with the sections of the TOML file."""
         named = {"module": self.task_module} if self.task_module else {"name": self.task_name}
-        own = {"model": self.model.to_dict()} if isinstance(self.model, OwnModel) else {}
+        own = {} if isinstance(self.model, ModelConfig) else {"model": self.model.to_dict()}
         sections = [key for key in _SECTIONS if key not in own]
         return {
             "task": named | dataclasses.asdict(self.task),  # type: ignore[call-overload]
@@ -75,13 +77,10 @@ class Config:
         if not isinstance(data, Mapping):
             raise UserError(f"a config must be a table of sections, not {type(data).__name__}")
         check_keys_known("", data, CONFIG_SECTIONS)
-        found = find_task(data.get("task", {}), by)
         tables = {key: data.get(key, {}) for key in _SECTIONS}
-        own = find_model(tables["model"], by)
-        if own is None and isinstance(tables["model"], Mapping):
-            # `name` can only be that of the built-in transformer here.
-            tables["model"] = {k: v for k, v in tables["model"].items() if k != "name"}
-        model = own or build("model", ModelConfig, tables["model"])
+        task, base = data.get("task", {}), find_base(tables["model"])
+        found = find_task(base.task_keys(task) if base else task, by)
+        model = base.resolved(found.task) if base else _model(tables["model"], by)
         target = build("target", TargetConfig, tables["target"])
         if target.hold == "final":
             tables |= course_defaults(tables, lambda: _matrix_sizes(model, found.task))
@@ -96,13 +95,27 @@ class Config:
             check_size(config.model, sequences(config.task), config.train.batch)
             check_positions(config.model, sequences(config.task), config.task_name)
             config.model.spec(config.task)  # raises for widths that cannot be built
+        elif isinstance(config.model, BaseModel):
+            fits = sequences(config.task)
+            check_activations(fits.outputs, fits, config.train.batch)
         return config
 
 
-def _matrix_sizes(model: ModelConfig | OwnModel, task: Task) -> list[int]:
+def _model(section: Any, by: NamedBy) -> ModelConfig | OwnModel:
+    """The model of a [model] section without `from`."""
+    own = find_model(section, by)
+    if own is None and isinstance(section, Mapping):
+        # `name` can only be that of the built-in transformer here.
+        section = {key: value for key, value in section.items() if key != "name"}
+    return own or build("model", ModelConfig, section)
+
+
+def _matrix_sizes(model: ModelConfig | OwnModel | BaseModel, task: Task) -> list[int]:
     """The numbers of elements of the weight matrices; a model of the user has to be built."""
     if isinstance(model, ModelConfig):
         return model.matrix_sizes(task)
+    if isinstance(model, BaseModel):
+        return model.matrix_sizes()
     return matrix_sizes(model.build(task, seed=0))
 
 
@@ -126,7 +139,7 @@ def load_config(path: Path, changes: Mapping[str, str] | None = None) -> Config:
         raise UserError(f"config {str(path)!r}: cannot be read ({first_line(error)})") from None
     # Without changes, an error can only come from the file: name it.
     with contextlib.nullcontext() if changes else errors_of(path):
-        return _changed(data, changes or {}, NamedBy(path.absolute().parent))
+        return changed_config(data, changes or {}, NamedBy(path.absolute().parent))
 
 
 def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
@@ -136,14 +149,27 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
     """
     path = run / "config.json"
     data = read_json(path)
+    if is_imported(run):
+        raise UserError(
+            f"{str(run)!r} is an imported model and no run; train from it with model.from, or "
+            "measure it with gaugelasso eval --data"
+        )
+    _use_own_tokenizer(data, run)
     # A run of a version in which there was no other meaning of `target.loss`.
     if isinstance(data, dict) and isinstance(target := data.get("target"), dict):
         target.setdefault("hold", "pressed")
     with contextlib.nullcontext() if changes else errors_of(path):
-        return _changed(data, changes or {}, NamedBy(run, run))
+        return changed_config(data, changes or {}, NamedBy(run, run))
 
 
-def _changed(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
+def _use_own_tokenizer(data: Any, run: Path) -> None:
+    """Let a run of the task `tokens` read the copy of its tokenizer, wherever it has moved."""
+    task = data.get("task") if isinstance(data, dict) else None
+    if isinstance(task, dict) and task.get("name") == "tokens" and exists(run / TOKENIZER):
+        task["tokenizer"] = str(run)
+
+
+def changed_config(data: Any, changes: Mapping[str, str], by: NamedBy) -> Config:
     for key, text in changes.items() if isinstance(data, dict) else ():
         section, dot, leaf = key.partition(".")
         if not dot:

@@ -93,7 +93,12 @@ def check_size(model: ModelConfig, task: SequenceTask, batch: int) -> None:
             f"model.layers = {model.layers} with model.width = {model.width} make a structure of "
             f"{entries:.2g} entries, more than the limit of {MOST_VALUES:.1e}; lower one of them"
         )
-    values = batch * task.length * max(model.width, model.d_f, task.outputs)
+    check_activations(max(model.width, model.d_f, task.outputs), task, batch)
+
+
+def check_activations(widest: int, task: SequenceTask, batch: int) -> None:
+    """UserError for batches whose activations, the widest of this width, would take terabytes."""
+    values = batch * task.length * widest
     if values > _MAX_ACTIVATIONS:
         raise UserError(
             f"train.batch = {batch} sequences of task.length = {task.length} make "

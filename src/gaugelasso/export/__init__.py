@@ -19,6 +19,8 @@ from gaugelasso.export.to_hf import write_hf
 from gaugelasso.export.to_native import write_native
 from gaugelasso.export.to_onnx import write_onnx
 from gaugelasso.export.to_pt2 import write_pt2
+from gaugelasso.files.durable import write_new
+from gaugelasso.files.tokenizer import read_files
 
 # Source, folder, precision and device -> the largest deviation from the float32 inference form,
 # relative to the spread of the outputs.
@@ -68,6 +70,9 @@ def export(
     check_extra(form)
     with new_folder(out) as folder:
         deviation = FORMS[form](source, folder, DTYPES[dtype], device)
+        if source.has_tokenizer and form != "hf":  # hf has it in its own way
+            for name, content in read_files(run).items():
+                write_new(folder / name, [content])
         write_card(source, form, folder, out, DTYPES[dtype], deviation)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Exported(out, form, deviation, size)

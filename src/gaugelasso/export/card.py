@@ -39,18 +39,15 @@ def write_card(
     precision = str(dtype).removeprefix("torch.")
     sections = [
         f"# {source.run.name}, {form}",
-        f"A transformer that [gaugelasso](https://pypi.org/project/gaugelasso/) compressed while "
-        f"it trained on the task `{source.task}`, as `{form}` in {precision}.",
+        f"A transformer that [gaugelasso](https://pypi.org/project/gaugelasso/) {_made(source)}, "
+        f"as `{form}` in {precision}.",
         "## Load it",
         f"Needs {_NEEDS[form]}.",
         f"```python\n{example(source, form, out, dtype)}```",
         _inputs(source),
         "## Figures",
         _figures(source),
-        "## Target",
-        _table(("key", "value"), source.config.get("target", {}).items()),
-        "## Data",
-        _table(("key", "value"), source.config["task"].items()),
+        *([] if source.is_imported else _settings(source)),
         "## Structure",
         _structure(source),
         "## Origin",
@@ -58,6 +55,21 @@ def write_card(
     ]
     text = (_FRONT if form == "hf" else "") + "\n\n".join(sections) + "\n"
     write_new(folder / NAME, [text.encode(errors="backslashreplace")])
+
+
+def _made(source: Source) -> str:
+    if source.is_imported:
+        return f"imported from `{source.config['task'].get('source')}`"
+    return f"compressed while it trained on the task `{source.task}`"
+
+
+def _settings(source: Source) -> list[str]:
+    return [
+        "## Target",
+        _table(("key", "value"), source.config.get("target", {}).items()),
+        "## Data",
+        _table(("key", "value"), source.config["task"].items()),
+    ]
 
 
 def _inputs(source: Source) -> str:
@@ -68,14 +80,18 @@ def _inputs(source: Source) -> str:
             f"Inputs are sequences of up to {spec.length} patches of {spec.inputs} values{last}; "
             f"outputs are {spec.outputs} values for each."
         )
+    outputs = f"Outputs are {spec.outputs} logits for each."
+    inputs = f"Inputs are up to {spec.length} tokens from 0 to {spec.inputs - 1}"
+    if source.has_tokenizer:
+        return f"{inputs}: those of the model's tokenizer. {outputs}"
     meaning = "the bytes of a text in UTF-8" if source.is_text else f"those of `{source.task}`"
-    return (
-        f"Inputs are up to {spec.length} tokens from 0 to {spec.inputs - 1}: {meaning}. There is "
-        f"no token that begins or ends a text. Outputs are {spec.outputs} logits for each."
-    )
+    return f"{inputs}: {meaning}. There is no token that begins or ends a text. {outputs}"
 
 
 def _figures(source: Source) -> str:
+    if source.is_imported:
+        count = sum(parameter.numel() for parameter in source.model.parameters())
+        return _table(("figure", "value"), [("parameters", count), *_cache(source)])
     found = source.summary
     metric = found.get("metric")
     counted = str(found.get("accounting"))
@@ -91,12 +107,17 @@ def _figures(source: Source) -> str:
         ("parameters before", found.get("parameters_initial")),
         ("parameters", found.get("parameters_final")),
     ]
-    served = source.served()
-    if served.generates:
-        rows.append(("cache per token (bytes, float32)", served.cache_bytes_per_token))
+    rows += _cache(source)
     where = f"Measured on {found.get('evaluated_on', 'held-out')} data by the run, in "
     where += f"{found.get('precision', 'float32')}; work in the accounting "
     return f"{where}`{found.get('accounting')}`.\n\n" + _table(("figure", "value"), rows)
+
+
+def _cache(source: Source) -> list[tuple[str, Any]]:
+    served = source.served()
+    if not served.generates:
+        return []
+    return [("cache per token (bytes, float32)", served.cache_bytes_per_token)]
 
 
 def _structure(source: Source) -> str:

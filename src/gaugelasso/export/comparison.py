@@ -21,6 +21,9 @@ LARGEST = 1e-4
 # sums differs, and with it the rounding.
 ROUNDING = 4.0
 
+# Outputs of one sequence: those of a long context and a large vocabulary would fill the memory.
+_MOST_LOGITS, _LEAST_LENGTH = 2**23, 16
+
 Whole = Callable[[Tensor], Tensor]
 # Tokens [B, S], mask [B, T + S], positions [B, S] and what the last call returned (None at first)
 # -> logits [B, S, outputs] and what the next call gets.
@@ -34,9 +37,10 @@ class Comparison:
         self.dtype = dtype
         self.exact = source.served()
         self.spec = self.exact.spec
+        self.length = min(self.spec.length, max(_LEAST_LENGTH, _MOST_LOGITS // self.spec.outputs))
         # One input for the spread: a single position may have outputs that are nearly equal.
         with torch.inference_mode():
-            self.spread = float(self.exact(self._inputs(4, self.spec.length, 0)).std())
+            self.spread = float(self.exact(self._inputs(4, self.length, 0)).std())
         self.limit = LARGEST
         if dtype != torch.float32:
             rounded = source.served(dtype)
@@ -61,7 +65,7 @@ class Comparison:
         return worst
 
     def _whole_deviations(self, whole: Whole) -> Iterator[float]:
-        length = self.spec.length
+        length = self.length
         sizes = [(1, 1), (1, length), (2, max(1, length // 2)), (3, min(length, 7))]
         for seed, (batch, size) in enumerate(sizes):
             inputs = self._inputs(batch, size, seed)
@@ -69,7 +73,7 @@ class Comparison:
                 yield self._deviation(whole(inputs), self.exact(inputs))
 
     def _step_deviations(self, step: Step) -> Iterator[float]:
-        length = self.spec.length
+        length = self.length
         for seed, (batch, size) in enumerate([(1, length), (3, min(length, 9))]):
             tokens = self._inputs(batch, size, seed)
             lengths = torch.tensor([max(1, size - 2 * row) for row in range(batch)])

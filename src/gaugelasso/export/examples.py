@@ -29,7 +29,9 @@ def example(source: Source, form: str, out: Path, dtype: torch.dtype) -> str:
         "shown": 'bytes(new_tokens).decode(errors="replace")' if source.is_text else "new_tokens",
     }
     if form == "hf" and source.is_text:
-        return _HF_TEXT.format(text=bytes(prompt).decode(), **names)
+        return _HF_TEXT.format(text=bytes(prompt).decode(), more=", padding=True", **names)
+    if form == "hf" and source.has_tokenizer:
+        return _HF_TEXT.format(text=_TEXT.decode(), more="", **names)
     return _GENERATE[form].format(**names)
 
 
@@ -149,7 +151,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{out}")
 model = AutoModelForCausalLM.from_pretrained("{out}", trust_remote_code=True)
-inputs = tokenizer(["{text}"], return_tensors="pt", padding=True)
+inputs = tokenizer(["{text}"], return_tensors="pt"{more})
 inputs.pop("token_type_ids", None)
 output = model.generate(**inputs, max_new_tokens={new}, do_sample=False)
 new_tokens = output[0, inputs["input_ids"].shape[1] :].tolist()

@@ -1,4 +1,4 @@
-"""What an export is made from: the final model of a finished run, and what the run says of it."""
+"""What an export is made from: the final model of a finished run, or an imported model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from gaugelasso.errors import UserError
+from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import at_step
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import exists, is_folder, read_json
+from gaugelasso.runs.reading import IMPORTED, exists, is_folder, read_json
 
 # A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
 # onnxscript's optimiser loses what distinguishes adding from replacing.
@@ -43,24 +44,38 @@ class Source:
         """Whether tokens are the bytes of a text."""
         return self.config["task"].get("name") == "charlm"
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether the model is as it was imported, not the result of a run."""
+        return self.config["task"].get("name") == IMPORTED
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether tokens are those of the tokenizer in the run folder."""
+        return exists(self.run / TOKENIZER)
+
     def served(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> InferenceModel:
         """A new inference form that can be traced."""
         return InferenceModel(self.model, dtype=dtype, forms=TRACED).to(device)
 
 
 def read_source(run: Path) -> Source:
-    """Read a run folder; UserError if it is not finished, is damaged, or has another model."""
+    """Read a run folder, or that of an imported model.
+
+    UserError if it is not finished, is damaged, or has another model.
+    """
     if not is_folder(run):
         raise UserError(f"{str(run)!r} is not a run folder: no such folder")
     if not exists(run / "config.json"):
         raise UserError(f"{str(run)!r} is not a run folder: config.json is missing")
-    if not exists(run / "summary.json"):
+    config = _table(run / "config.json", "task", dict)
+    imported = config["task"].get("name") == IMPORTED
+    if not imported and not exists(run / "summary.json"):
         raise UserError(
             f"{str(run)!r} is not finished: summary.json is missing; finish it with "
             "gaugelasso train CONFIG --resume"
         )
-    summary = _table(run / "summary.json", "steps", int)
-    config = _table(run / "config.json", "task", dict)
+    summary = {"steps": 0} if imported else _table(run / "summary.json", "steps", int)
     environment = _table(run / "environment.json", "date", str)
     checkpoint = at_step(run / CHECKPOINTS, summary["steps"])
     structure = checkpoint.structure()

@@ -5,6 +5,7 @@ transformers, and not this package.
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.export.comparison import Comparison
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
+from gaugelasso.files.tokenizer import (
+    NAME,
+    SETTINGS,
+    byte_names,
+    end_token,
+    load_tokenizer,
+    read_files,
+)
+from gaugelasso.files.untrusted import parse_light
 from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import AttentionSpec, TransformerSpec
 
+# What both tokenizers must read alike: words, numbers, line breaks, characters of several bytes.
+_TEXTS = ("It's 1,984 o'clock.\n\n  The café — 日本語?", " a b ", "def f(x):\n\treturn x")
 CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 
 
@@ -33,7 +45,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         # A batch of unequal prompts is padded with it; the mask hides it.
         pad_token_id=0,
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=_end(source),
         dtype=str(dtype).removeprefix("torch."),
         architectures=["GaugelassoForCausalLM"],
         auto_map={
@@ -49,7 +61,9 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         (folder / CODE.name).write_bytes(CODE.read_bytes())
         for path in folder.glob("*.safetensors"):  # written for the owner alone
             path.chmod((folder / CODE.name).stat().st_mode)
-        if source.is_text:
+        if source.has_tokenizer:
+            copy_tokenizer(source, folder)
+        elif source.is_text:
             write_byte_tokenizer(folder, source.spec.length)
         loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
@@ -136,12 +150,55 @@ def _tensors(source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
+def _end(source: Source) -> int | None:
+    """The token that ends a text."""
+    return end_token(load_tokenizer(source.run), source.run) if source.has_tokenizer else None
+
+
+def copy_tokenizer(source: Source, folder: Path) -> None:
+    """Copy the files of the run's tokenizer; UserError if transformers reads another one of them.
+
+    `tokenizer_class` is set to the class that takes tokenizer.json as it is: others build some of
+    its parts anew.
+    """
+    from transformers import AutoTokenizer
+
+    ours = load_tokenizer(source.run)
+    ours.check_fits(source.spec.inputs, "the model")
+    files = read_files(source.run)
+    with errors_of(source.run / SETTINGS):
+        settings = _parsed(files.pop(SETTINGS, b"{}"))
+    # Some tokenizers have code of their own, which a name here would ask for.
+    settings.pop("auto_map", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings.setdefault("clean_up_tokenization_spaces", False)
+    for name, content in {**files, SETTINGS: json.dumps(settings, indent=1).encode()}.items():
+        (folder / name).write_bytes(content)
+    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for text in _TEXTS:
+        if theirs.encode(text, add_special_tokens=False) != ours.encode([text])[0].tolist():
+            raise UserError(
+                f"{str(source.run / NAME)!r}: transformers reads another tokenizer from it, so "
+                "nothing was written"
+            )
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = parse_light(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not valid JSON ({first_line(error)})") from None
+    if not isinstance(found, dict):
+        raise UserError("not a JSON object")
+    return found
+
+
 def write_byte_tokenizer(folder: Path, length: int) -> None:
     """A tokenizer whose ids are the bytes of a text in UTF-8."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = _byte_names()
+    names = byte_names()
     tokenizer = Tokenizer(
         models.BPE(vocab={name: byte for byte, name in enumerate(names)}, merges=[])
     )
@@ -156,11 +213,3 @@ def write_byte_tokenizer(folder: Path, length: int) -> None:
         # The name of byte 0 is also a letter, which a text may contain.
         split_special_tokens=True,
     ).save_pretrained(folder)
-
-
-def _byte_names() -> list[str]:
-    """The characters by which tokenizers name bytes: those that print stand for themselves."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    number = {byte: byte for byte in printable} | {b: 256 + k for k, b in enumerate(others)}
-    return [chr(number[byte]) for byte in range(256)]

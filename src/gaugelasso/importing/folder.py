@@ -3,6 +3,8 @@
 The folder has no summary.json: the model is not the result of a run here.
 """
 
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,37 +12,34 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
-from gaugelasso.errors import UserError, first_line
 from gaugelasso.export.folder import check_free, new_folder
 from gaugelasso.files.durable import write_new
-from gaugelasso.files.untrusted import read_plain
+from gaugelasso.files.tokenizer import NAME as TOKENIZER
+from gaugelasso.files.tokenizer import parse_tokenizer
 from gaugelasso.importing import build, open_source
 from gaugelasso.importing.comparison import Difference, compare
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import exists, is_folder
+from gaugelasso.runs.reading import IMPORTED, is_folder
 from gaugelasso.runs.structures import describe
 from gaugelasso.runs.writing import write_json
-
-# Copied as data, where the source has them.
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
-_LARGEST = 2**28  # bytes of such a file
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A written folder. `difference` is from transformers, or says why there is none."""
+    """A written folder.
+
+    `difference` is from transformers, `tokenizer` its number of tokens; or each says why there is
+    none.
+    """
 
     folder: Path
     parameters: int
     source_parameters: int
     fma: float
     length: int
-    copied: tuple[str, ...]
+    tokenizer: int | str
     difference: Difference | str
 
 
@@ -62,9 +61,11 @@ def write_imported(path: Path, out: Path) -> Imported:
     model = build(source)
     table, tensors = model.axis_table(), named_tensors(model)
     fma = total_fma(table, ACCOUNTINGS["fma"], tensors)
+    files = source.tokenizer()
+    tokenizer = _tokens(files, path, model.initial_spec.inputs)
     difference = compare(path, model) if is_folder(path) else "a GGUF file is not compared"
     config = {
-        "task": {"name": "imported", "source": str(path)},
+        "task": {"name": IMPORTED, "source": str(path)},
         "model": {},
         "target": {"loss": None},
         "compress": {"accounting": "fma"},
@@ -76,26 +77,27 @@ def write_imported(path: Path, out: Path) -> Imported:
         initial = {"fma": fma, "widths": table.widths(tensors), **describe(model)}
         write_json(folder / "initial.json", initial)
         checkpoint.save(folder / CHECKPOINTS, _Unpressed(model), {"logs": {}})
-        copied = tuple(name for name in TOKENIZER if is_folder(path) and _copy(path, name, folder))
+        for name, content in {} if isinstance(files, str) else files.items():
+            write_new(folder / name, [content])
     return Imported(
         folder=out,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         source_parameters=source.parameters,
         fma=fma,
         length=model.initial_spec.length,
-        copied=copied,
+        tokenizer=tokenizer,
         difference=difference,
     )
 
 
-def _copy(source: Path, name: str, folder: Path) -> bool:
-    """Copy a file if the source has it; it is not parsed."""
-    path = source / name
-    if not exists(path):
-        return False
-    try:
-        data = read_plain(path, _LARGEST)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(path)!r}: cannot be read ({first_line(error)})") from None
-    write_new(folder / name, [data])
-    return True
+def _tokens(files: Mapping[str, bytes] | str, path: Path, vocabulary: int) -> int | str:
+    """The number of tokens, or why it is not known; UserError if a tokenizer does not fit."""
+    if isinstance(files, str):
+        return files
+    if TOKENIZER not in files:
+        return f"the source has no {TOKENIZER}"
+    if importlib.util.find_spec("tokenizers") is None:
+        return "copied, and not checked: the package tokenizers is not installed"
+    found = parse_tokenizer(files[TOKENIZER], str(path / TOKENIZER if is_folder(path) else path))
+    found.check_fits(vocabulary, "the model")
+    return found.size

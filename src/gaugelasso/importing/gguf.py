@@ -1,12 +1,14 @@
 """Reads GGUF files of versions 2 and 3: metadata, shapes, and tensors as float32.
 
 The file is mapped, not read. Every count and length is compared with the bytes that are left
-before anything is made from it. Arrays of the metadata (the tokenizer) are stepped over.
+before anything is made from it. Arrays of the metadata (the tokenizer) are stepped over, and read
+when they are asked for.
 """
 
 import math
 import struct
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.untrusted import open_plain
+from gaugelasso.importing.gguf_tokenizer import Array, tokenizer_files
 from gaugelasso.importing.quantised import FORMATS, OTHERS, Format
 from gaugelasso.importing.source import Settings, Source
 
@@ -32,15 +35,6 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array of the metadata, by its place in the file."""
-
-    kind: int
-    count: int
-    start: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,18 @@ def open_gguf(path: Path) -> Source:
             raise UserError(f"{str(path)!r}: {name!r} holds a value that is not a finite number")
         return tensor
 
-    return Source(path, architecture, settings, shapes, read)
+    files = partial(tokenizer_files, settings, lambda array: values(data, array))
+    return Source(path, architecture, settings, shapes, read, files)
+
+
+def values(data: np.ndarray, array: Array) -> list:
+    """The values of an array of the metadata, whose place `parse` has checked."""
+    if array.kind == _STRING:
+        reader = _Reader(data, array.start)
+        return [reader.text() for _ in range(array.count)]
+    kind = f"<{_SCALARS[array.kind]}"
+    end = array.start + array.count * struct.calcsize(kind)
+    return np.frombuffer(data[array.start : end].tobytes(), kind).tolist()
 
 
 def decoded(data: np.ndarray, stored: Stored) -> Tensor:
@@ -155,8 +160,8 @@ def _tensor(reader: "_Reader", name: str, alignment: int) -> Stored:
 class _Reader:
     """Takes values from a file in their order; ValueError where the file ends too soon."""
 
-    def __init__(self, data: np.ndarray):
-        self._data, self.at, self.end = data, 0, len(data)
+    def __init__(self, data: np.ndarray, at: int = 0):
+        self._data, self.at, self.end = data, at, len(data)
 
     def skip(self, size: int) -> None:
         if size > self.end - self.at:

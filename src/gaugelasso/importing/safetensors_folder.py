@@ -5,6 +5,7 @@ quantised weights are refused by name.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.tensors import read_tensors
+from gaugelasso.files.tokenizer import FILES, read_files
 from gaugelasso.files.untrusted import open_plain, parse_light
 from gaugelasso.importing.source import Settings, Source
 from gaugelasso.runs.reading import exists, read_json
@@ -46,7 +48,8 @@ def open_folder(folder: Path) -> Source:
         raise settings.error("architectures", "must be a list with one name")
     tensors = _weights(folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Source(folder, architectures[0], settings, shapes, tensors.__getitem__)
+    files = partial(read_files, folder, FILES)
+    return Source(folder, architectures[0], settings, shapes, tensors.__getitem__, files)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

@@ -62,13 +62,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Source:
-    """One model. `read` returns one tensor, in the precision of the file."""
+    """One model. `read` returns one tensor, in the precision of the file.
+
+    `tokenizer` returns the files of its tokenizer by name, or why there are none.
+    """
 
     path: Path
     architecture: str
     settings: Settings
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], Tensor]
+    tokenizer: Callable[[], Mapping[str, bytes] | str] = lambda: {}
 
     @property
     def parameters(self) -> int:

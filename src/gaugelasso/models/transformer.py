@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Operation, Slot
 from gaugelasso.models.layers import STREAM, Classifier, Embedding, Part
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
-from gaugelasso.models.spec import AttentionSpec, TransformerSpec
+from gaugelasso.models.spec import AttentionSpec, SpecError, TransformerSpec
 
 
 class Transformer(Compressible):
@@ -128,6 +128,13 @@ class Transformer(Compressible):
             classify=tuple(self.classifier.read.sites.tolist()),
             operators=tuple(part.spec() for part in self._operators()),
         )
+
+    def set_context_(self, length: int) -> None:
+        """Set the most positions of a sequence, over which work per token is a mean."""
+        spec = self.initial_spec
+        if spec.positions and length != spec.length:
+            raise SpecError(f"length = {length}: the model has {spec.length} learned positions")
+        self.initial_spec = replace(spec, length=length)
 
     def structure(self) -> dict:
         return self.spec().to_dict()

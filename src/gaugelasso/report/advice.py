@@ -73,6 +73,12 @@ def advise(paths: Sequence[Path]) -> Advice:
             f"{str(first.path)!r}: its model is {first.own_model!r}; advise changes the widths of "
             "the built-in transformer. gaugelasso report shows which axes are at their ceiling"
         )
+    if "from" in first.config["model"]:
+        raise UserError(
+            f"{str(first.path)!r} began with the weights of model.from = "
+            f"{first.config['model']['from']!r}, whose widths are given; advise changes the widths "
+            "of models that are trained from scratch"
+        )
     source = repr(str(first.path / "config.json"))
     check_keys(source, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]

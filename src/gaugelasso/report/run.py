@@ -71,6 +71,15 @@ class Run:
         return str(self.initial.get("model_class", ""))
 
     @property
+    def is_rotary(self) -> bool:
+        """Whether a channel of d_k is a RoPE pair: by [model], else by the structure."""
+        if "rope" in self.config["model"]:
+            return bool(self.config["model"]["rope"])
+        structure = self.initial.get("structure")
+        operators = structure.get("operators", []) if isinstance(structure, dict) else []
+        return any(isinstance(op, dict) and op.get("frequencies") for op in operators)
+
+    @property
     def seed(self) -> int:
         return int(self.config["train"]["seed"])
 

@@ -165,7 +165,7 @@ def structure_table(run: Run) -> Table:
         if name in initial_widths
     ]
     note = f"{'; '.join(ends)}. {DASH}: operator removed. H: number of heads."
-    if run.config["model"].get("rope"):
+    if run.is_rotary:
         note += " One channel of d_k is a RoPE pair."
     headers = ["layer", "d_ai", "H", *LAYER_KINDS[1:]]
     return Table(f"Structure, seed {run.seed}", headers, rows, note, foot=1)

@@ -19,6 +19,7 @@ the structure was frozen. The history of events is in the run's events.jsonl.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -82,6 +83,12 @@ class Checkpoint:
 
     def structure(self) -> Structure:
         return Structure.read(self.path / "structure.json")
+
+    def fingerprint(self) -> str:
+        """SHA-256 of structure and weights, from the digests of their files."""
+        files = read_json(self.path / MANIFEST)["files"]
+        digests = (files[name]["sha256"] for name in ("structure.json", "model.safetensors"))
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def model(self, device: str = "cpu") -> Compressible:
         path = self.path / "model.safetensors"

@@ -10,6 +10,7 @@ summary.json      the outcome; written last
 checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
 reference.json    with target.above_full, the loss of the full model and where it was measured
 reference/        the run of the full model, if this run has trained it
+tokenizer.json    with the task `tokens`, its tokenizer, and other files of it
 initial.json      structure and widths before training, and the direction of the metric
 unsaved           exists until the first checkpoint is written
 run.lock          exists while a process writes to the folder (see files/lock.py)
@@ -28,7 +29,7 @@ from typing import Any, Literal
 import numpy
 
 from gaugelasso.errors import UserError
-from gaugelasso.files import durable, lock
+from gaugelasso.files import durable, lock, tokenizer
 from gaugelasso.runs import logs
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.writing import (
@@ -65,6 +66,7 @@ _FILES = (
     "samples.npz",
     "summary.json",
     UNSAVED,
+    *tokenizer.KEPT,
 )
 
 
@@ -82,6 +84,10 @@ class RunFolderBase(ABC):
     @abstractmethod
     def write(self, name: str, data: Any) -> None:
         """Write a JSON file; after a crash it is complete or does not exist."""
+
+    @abstractmethod
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a file; after a crash it is complete or does not exist."""
 
     @abstractmethod
     def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
@@ -188,10 +194,13 @@ class RunFolder(RunFolderBase):
     def write(self, name: str, data: Any) -> None:
         write_json(self.path / name, data)
 
+    def write_bytes(self, name: str, data: bytes) -> None:
+        write_bytes(self.path / name, data)
+
     def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:
         buffer = io.BytesIO()
         numpy.savez_compressed(buffer, allow_pickle=False, **arrays)
-        write_bytes(self.path / name, buffer.getvalue())
+        self.write_bytes(name, buffer.getvalue())
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         with writing(self.path / name):
@@ -245,6 +254,9 @@ class ReadOnlyRunFolder(RunFolderBase):
     """The run folder on ranks other than 0: they read from it, and only rank 0 writes."""
 
     def write(self, name: str, data: Any) -> None:
+        pass
+
+    def write_bytes(self, name: str, data: bytes) -> None:
         pass
 
     def write_arrays(self, name: str, arrays: Mapping[str, numpy.ndarray]) -> None:

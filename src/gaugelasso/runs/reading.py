@@ -19,6 +19,17 @@ _LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
 _TAIL = 2**16
 
 
+# The task in the config.json of a folder that `gaugelasso import` wrote.
+IMPORTED = "imported"
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether the folder holds a model as it was imported, not a run."""
+    data = read_json(folder / "config.json")
+    task = data.get("task") if isinstance(data, dict) else None
+    return isinstance(task, dict) and task.get("name") == IMPORTED
+
+
 def exists(path: Path) -> bool:
     """Whether the path exists; UserError if its name is too long or access is denied."""
     with _reading(path):

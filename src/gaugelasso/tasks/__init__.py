@@ -20,8 +20,10 @@ from gaugelasso.tasks.protocol import (
     WithData,
     WithEnd,
     WithFigures,
+    WithFiles,
 )
 from gaugelasso.tasks.retrieval import Retrieval
+from gaugelasso.tasks.tokens import Tokens
 
 TASKS: Mapping[str, Any] = {
     "retrieval": Retrieval,
@@ -29,6 +31,7 @@ TASKS: Mapping[str, Any] = {
     "charlm": CharLM,
     "mae": MaskedAutoencoder,
     "noise": Noise,
+    "tokens": Tokens,
 }
 
 __all__ = [
@@ -47,7 +50,9 @@ __all__ = [
     "Retrieval",
     "SequenceTask",
     "Task",
+    "Tokens",
     "WithData",
     "WithEnd",
     "WithFigures",
+    "WithFiles",
 ]

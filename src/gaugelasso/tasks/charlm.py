@@ -1,12 +1,7 @@
 """Character language model: predict the next byte of a text.
 
-Training goes through the text in epochs. An epoch contains every adjacent window of `length`
-bytes once, in a random order and from a random offset. Order and offset depend on the run's
-seed and the epoch alone, so a batch can be drawn without those before it.
-
-The validation text is split by position: the first half is for selection, the second half for
-the test, with an unused window between them. Halves, rather than alternating windows, because
-adjacent windows continue each other. Held-out batches are the windows of a half in order.
+Training goes through the text in epochs. The first half of the validation text is for selection,
+the second half for the test (see windows.py).
 """
 
 import functools
@@ -15,21 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.errors import UserError
 from gaugelasso.models import InputKind
-from gaugelasso.tasks import text
-from gaugelasso.tasks.protocol import SELECTION, TEST, TRAINING, Draw, Predict
-from gaugelasso.tasks.stored import cache_folder, shuffled, to_device
+from gaugelasso.tasks import text, windows
+from gaugelasso.tasks.protocol import TEST, Draw, Predict
+from gaugelasso.tasks.stored import cache_folder
 
 # Positions in a batch of a pass over all held-out text: enough to keep any device busy.
 _POSITIONS = 2**14
-# Windows that selection and test need at least, and windows between them.
-_LEAST_WINDOWS, _GAP = 2, 1
 
 
 @dataclass(frozen=True)
@@ -65,28 +57,13 @@ class CharLM:
     def texts(self) -> tuple[text.Text, text.Text]:
         """Training and validation bytes, opened on first use."""
         train, valid = self._open()
-        windows = 2 * _LEAST_WINDOWS + _GAP
-        halves = f" ({_LEAST_WINDOWS} windows for selection and {_LEAST_WINDOWS} for the test)"
-        for name, origin, part, least, why in (
-            ("training", self.path, train, self.length + 1, ""),
-            ("validation", self.valid or self.path, valid, windows * self.length + 1, halves),
-        ):
-            if len(part) < least:
-                raise UserError(
-                    f"the {name} text of {origin or self.source!r} has {len(part):,} bytes; "
-                    f"task.length = {self.length} needs at least {least:,}{why}: give more "
-                    "text, or lower task.length"
-                )
+        origins = (self.path or self.source, self.valid or self.path or self.source)
+        windows.check_long_enough(train, valid, self.length, "bytes", origins)
         return train, valid
 
     def part(self, stream: int) -> text.Text:
         """The bytes that a stream reads; no two streams share one."""
-        train, valid = self.texts
-        selection_windows = ((len(valid) - 1) // self.length - _GAP) // 2
-        # The last target of a window is the byte after it.
-        selection = valid[: selection_windows * self.length + 1]
-        test = valid[(selection_windows + _GAP) * self.length :]
-        return {TRAINING: train, SELECTION: selection, TEST: test}[stream]
+        return windows.part_of(*self.texts, stream, self.length)
 
     def stored_data(self) -> dict[str, text.Text]:
         origins = (self.path or self.source, self.valid or self.path or self.source)
@@ -97,47 +74,11 @@ class CharLM:
         cache = cache_folder(self.cache)
         if self.source == "pg19":
             return text.load_pg19("train", cache), text.load_pg19("validation", cache)
-        files = text.find(self.path, "task.path")
-        if self.valid:
-            held_out = text.find(self.valid, "task.valid")
-            # task.valid may lie inside the folder task.path.
-            files = text.without(files, held_out)
-            if not files:
-                raise UserError(
-                    f"task.valid = {self.valid!r} contains all of task.path = {self.path!r}, so "
-                    "no text is left to train on; give another text in task.valid, or remove it "
-                    "and hold out a share with task.split"
-                )
-            return text.load(files, cache), text.load(held_out, cache)
-        if len(files) > 1:
-            train, valid = text.hold_out(files, self.split)
-            return text.load(train, cache), text.load(valid, cache)
-        if not self.split:
-            raise UserError(
-                f"task.path = {self.path!r} is one file: give another in task.valid, or hold out "
-                "a share at its end with task.split, for example task.split=0.05"
-            )
-        everything = text.load(files, cache)
-        end = len(everything) - round(self.split * len(everything))
-        return everything[:end], everything[end:]
+        return text.load_parts(self.path, self.valid, self.split, cache)
 
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
-        part = self.part(draw.stream)
-        positions = draw.index * size + np.arange(size)
-        if draw.held_out:
-            # Starts again from the first window after the last.
-            starts = self.length * (positions % ((len(part) - 1) // self.length))
-        else:
-            starts = self._training_starts(positions, draw.run, len(part))
-        return _split_targets(part[starts[:, None] + np.arange(self.length + 1)], device)
-
-    def _training_starts(self, positions: np.ndarray, run: int, size: int) -> np.ndarray:
-        """First bytes of the windows at these positions, which count through all epochs."""
-        # One window fewer than would fit leaves room for the epoch's offset.
-        count = max(1, size // self.length - 1)
-        max_offset = size - 1 - count * self.length
-        windows, offsets = shuffled(positions, count, run, max_offset)
-        return offsets + self.length * windows
+        rows = windows.drawn(self.part(draw.stream), size, draw, self.length)
+        return windows.split_targets(rows, device)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return kernels.cross_entropy(outputs, targets)
@@ -159,24 +100,8 @@ class CharLM:
         Every byte but the first is predicted once, from those before it in its window.
         """
         part = self.part(stream)
-        size = max(1, _POSITIONS // self.length)
-        total = torch.zeros((), device=device, dtype=torch.float64)
-        windows = math.ceil((len(part) - 1) / self.length)
-        for first in range(0, windows, size):
-            rows = np.arange(first, min(first + size, windows))
-            at = self.length * rows[:, None] + np.arange(self.length + 1)
-            # The last window may extend past the end; positions there are masked.
-            inputs, targets = _split_targets(part[np.minimum(at, len(part) - 1)], device)
-            past_end = torch.from_numpy(at[:, 1:] >= len(part)).to(device)
-            counted = (~past_end).sum()
-            loss = self.loss(predict(inputs), targets.masked_fill(past_end, kernels.NO_TARGET))
-            total += loss.double() * counted
+        at_once = max(1, _POSITIONS // self.length)
+        total = windows.total_loss(part, self.length, at_once, predict, self.loss, device)
         mean = total / (len(part) - 1)
         loss, perplexity = torch.stack([mean, mean.exp()]).tolist()
         return {"loss": loss, self.metric_name: loss / math.log(2), "perplexity": perplexity}
-
-
-def _split_targets(rows: text.Text, device: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, which are the inputs one byte later."""
-    tensor = to_device(rows, device).long()
-    return tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()

@@ -54,7 +54,8 @@ class Task(Protocol):
     Batches are a function of their arguments alone, and are on the device. The built-in
     transformer needs a `SequenceTask`; a model of your own does not. Optional protocols:
     `WithFigures` for further figures of a finished model, `WithEnd` for finite held-out data,
-    `WithData` for stored data that may change between runs, `Illustrated` for pictures.
+    `WithData` for stored data that may change between runs, `WithFiles` for files of a tokenizer,
+    `Illustrated` for pictures.
     """
 
     metric_name: str
@@ -149,3 +150,11 @@ class WithData(Protocol):
 
     def stored_data(self) -> Mapping[str, np.ndarray]:
         """Description for the user -> data; empty if nothing is stored."""
+
+
+@runtime_checkable
+class WithFiles(Protocol):
+    """A task with files that a run folder keeps, because its model is used with them."""
+
+    def kept_files(self) -> Mapping[str, bytes]:
+        """Name, one of `files.tokenizer.KEPT` -> content."""

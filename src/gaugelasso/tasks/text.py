@@ -100,12 +100,43 @@ def load(files: list[Path], cache: Path) -> Text:
                 yield _BETWEEN
             yield from _decompressed(file)
 
-    return _map(_cached(cache / f"{name}.txt", blocks))
+    return _map(cached(cache / f"{name}.txt", blocks))
+
+
+def load_parts(path: str, valid: str, split: float, cache: Path) -> tuple[Text, Text]:
+    """Training and validation bytes, of task.path, task.valid and task.split."""
+    files = find(path, "task.path")
+    if valid:
+        held_out = find(valid, "task.valid")
+        # task.valid may lie inside the folder task.path.
+        files = without(files, held_out)
+        if not files:
+            raise UserError(
+                f"task.valid = {valid!r} contains all of task.path = {path!r}, so "
+                "no text is left to train on; give another text in task.valid, or remove it "
+                "and hold out a share with task.split"
+            )
+        return load(files, cache), load(held_out, cache)
+    if len(files) > 1:
+        train_files, held_out = hold_out(files, split)
+        return load(train_files, cache), load(held_out, cache)
+    return split_end(load(files, cache), path, split)
+
+
+def split_end(everything: np.ndarray, path: str, split: float) -> tuple[np.ndarray, np.ndarray]:
+    """All but the last share, and that share; UserError if there is none."""
+    if not split:
+        raise UserError(
+            f"task.path = {path!r} is one file: give another in task.valid, or hold out "
+            "a share at its end with task.split, for example task.split=0.05"
+        )
+    end = len(everything) - round(split * len(everything))
+    return everything[:end], everything[end:]
 
 
 def load_pg19(split: str, cache: Path) -> Text:
     """The books of one split of PG-19, downloaded once."""
-    return _map(_cached(cache / f"pg19-{split}.txt", lambda: _books(split)))
+    return _map(cached(cache / f"pg19-{split}.txt", lambda: _books(split)))
 
 
 def _books(split: str) -> Iterator[bytes]:
@@ -143,7 +174,7 @@ def _decompressed(path: Path) -> Iterator[bytes]:
         ) from None
 
 
-def _cached(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
+def cached(path: Path, blocks: Callable[[], Iterator[bytes]]) -> Path:
     """The cache file, written from the blocks if it is missing or damaged; never a partial file."""
     about = path.with_name(path.name + ".json")
     if path.is_file() and _is_intact(path, about):

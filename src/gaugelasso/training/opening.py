@@ -1,9 +1,13 @@
 """Checks before a run folder is opened: what cannot be trained must not cost a run in it."""
 
 import logging
+from pathlib import Path
 
 from gaugelasso.config import Config
+from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
+from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.structures import Structure
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 
 _log = logging.getLogger(__name__)
@@ -16,6 +20,25 @@ def check_named(config: Config) -> None:
             "target.above_full needs the loss of the full model: train it first with "
             "gaugelasso.training.reference.with_reference, or set target.reference_loss"
         )
+
+
+def check_base(
+    config: Config, out: Path, existing: Existing, structure: Structure | None = None
+) -> None:
+    """UserError if the folder of model.from is missing or changed, or is the output folder.
+
+    A run that resumes has its own weights, and one with a given structure new ones.
+    """
+    if not isinstance(config.model, BaseModel):
+        return
+    base, output = config.model.base.path.resolve(), out.resolve()
+    if output == base or (existing == "overwrite" and output in base.parents):
+        raise UserError(
+            f"output {str(out)!r} is or holds the folder of model.from, which would be lost; "
+            "choose another --out"
+        )
+    if existing != "resume" and structure is None:
+        config.model.check(config.task)
 
 
 def check_data(config: Config, device: str) -> None:

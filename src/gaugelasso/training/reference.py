@@ -20,10 +20,10 @@ from gaugelasso.runs.folder import REFERENCE, REFERENCE_FILE, Existing, RunFolde
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.structures import Structure
 from gaugelasso.training.evaluation import choose_device
-from gaugelasso.training.opening import check_data
+from gaugelasso.training.opening import check_base, check_data
 from gaugelasso.training.records import Progress
 from gaugelasso.training.reference_file import Origin, Reference, load_reference
-from gaugelasso.training.resume import check_same_config, data_of
+from gaugelasso.training.resume import FREE, check_same_config, data_of
 from gaugelasso.training.step import microbatches_of
 from gaugelasso.training.structure import check_fits
 from gaugelasso.training.trainer import Trainer
@@ -70,6 +70,7 @@ def with_reference(
     microbatches_of(config, team)
     device = choose_device(config.train.device, team.local)
     team.on_rank0(lambda: check_data(config, device))
+    team.on_rank0(lambda: check_base(config, out, existing, structure))
     named = config.target.reference
     known = existing == "resume" and team.on_rank0(lambda: exists(out / REFERENCE_FILE))
     # First of all, because --overwrite removes the run that is in the folder.
@@ -146,7 +147,7 @@ def _differing(config: Config, folder: Path, summary: Mapping[str, Any]) -> list
         one, other = here[section][key], there[section].get(key)
         if key == "module":  # the same code may be in another folder
             one, other = Path(str(one)).name, Path(str(other)).name
-        if one != other and (section, key) != ("task", "cache"):
+        if one != other and (section, key) not in FREE:
             differs.append(f"{section}.{key}")
     initial = read_json(folder / "initial.json")
     data = initial.get("data", {}) if isinstance(initial, dict) else None

@@ -17,9 +17,10 @@ from gaugelasso.tasks import Task, WithData
 from gaugelasso.tasks.stored import fingerprint
 
 _log = logging.getLogger(__name__)
-# Settings that change no step, and so may differ.
-_FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
-_FREE |= {("train", "rank_timeout"), ("task", "cache")}
+# Settings that change no step, and so may differ: the weights of model.from are compared by their
+# fingerprint, and a tokenizer by that of the data.
+FREE = {("train", key) for key in ("device", "threads", "graph", "fused", "checkpoint_keep")}
+FREE |= {("train", "rank_timeout"), ("task", "cache"), ("task", "tokenizer"), ("model", "from")}
 # Bound on every number in a state: a loss, a metric, a count of work.
 _LARGEST = 1e300
 
@@ -65,7 +66,7 @@ def check_same_config(config: Config, path: Path, measured: Collection[str] = ()
         if not isinstance(old, dict):
             raise UserError(f"{str(path)!r}: no config of a run, it has no [{section}]")
         for key, value in values.items():
-            if (section, key) in _FREE or key in measured or _same_module(key, old.get(key), value):
+            if (section, key) in FREE or key in measured or _same_module(key, old.get(key), value):
                 continue
             if old.get(key, FORMER.get(key)) != value:
                 raise UserError(

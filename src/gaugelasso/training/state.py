@@ -19,6 +19,7 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import Structure, check_rebuildable, describe
+from gaugelasso.tasks import WithFiles
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
     check_little_lost,
@@ -89,6 +90,8 @@ class RunState:
         self.record.parameters_initial = compressor.parameters
         folder.write("config.json", config.to_dict())
         folder.write("environment.json", self._environment())
+        for name, content in task.kept_files().items() if isinstance(task, WithFiles) else ():
+            folder.write_bytes(name, content)
         folder.rewind()
         metric = {"name": task.metric_name, "lower_is_better": task.metric_lower_is_better}
         initial = {"metric": metric, "fma": compressor.fma, "widths": compressor.widths}

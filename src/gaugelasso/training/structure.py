@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from gaugelasso.config import Config
+from gaugelasso.config.base import BaseModel
 from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError
 from gaugelasso.runs.structures import Structure
+from gaugelasso.tasks.own import sequences
 
 # The parts of a transformer's structure that the task decides.
 _OF_TASK = ("length", "inputs", "outputs", "input_kind", "causal")
@@ -15,18 +17,20 @@ def check_fits(config: Config, structure: Structure | None) -> None:
     """UserError if a structure is given that is not one of this config's model and task."""
     if structure is None:
         return
-    built_in = isinstance(config.model, ModelConfig)
+    built_in = isinstance(config.model, ModelConfig | BaseModel)
     if built_in == bool(structure.model_class):
         there = structure.model_class or "the built-in transformer"
         raise UserError(
             f"--structure {str(structure.path)!r} is of {there!r}, and [model] of the config names "
             f"{'the built-in transformer' if built_in else 'a model of its own'}; give both alike"
         )
-    if not isinstance(config.model, ModelConfig):
+    if not isinstance(config.model, ModelConfig | BaseModel):
         return
-    uniform, spec = config.model.spec(config.task), structure.spec()
+    wanted, spec = sequences(config.task), structure.spec()
+    context = config.model.context if isinstance(config.model, BaseModel) else wanted.length
     for name in _OF_TASK:
-        here, there = getattr(uniform, name), getattr(spec, name)
+        here = context if name == "length" else getattr(wanted, name)
+        there = getattr(spec, name)
         if here != there:
             raise UserError(
                 f"--structure: its {name} is {there!r}, and task {config.task_name!r} needs "

@@ -35,7 +35,7 @@ from gaugelasso.training.evaluation import (
     samples,
 )
 from gaugelasso.training.missed import missed_message
-from gaugelasso.training.opening import check_data, check_named
+from gaugelasso.training.opening import check_base, check_data, check_named
 from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import (
     Progress,
@@ -73,7 +73,7 @@ class Trainer:
         configure_cpu_(config, self.device)
         self.on_progress = on_progress
         self.folder: RunFolderBase = ReadOnlyRunFolder(out)
-        team.on_rank0(lambda: self._open(existing))
+        team.on_rank0(lambda: self._open(existing, structure))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.folder.close)
             resume, device = existing == "resume", self.device
@@ -81,9 +81,10 @@ class Trainer:
             self.state = RunState(config, device, self.folder, team, resume, made, structure, step)
             on_failure.pop_all()
 
-    def _open(self, existing: Existing) -> None:
+    def _open(self, existing: Existing, structure: Structure | None) -> None:
         # First of all: unreadable data must not cost a run that is in the folder already.
         check_data(self.config, self.device)
+        check_base(self.config, self.folder.path, existing, structure)
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
