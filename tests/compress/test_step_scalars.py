@@ -26,6 +26,20 @@ def test_skipped_steps_are_counted_until_somebody_looks() -> None:
     assert pace.counts() == (7, 0, 0)
 
 
+def test_slow_norms_of_pretrained_models_follow_under_pressure_alone() -> None:
+    """Others go on, once pressure has begun."""
+    solver, sound = RhoSolver("conservative", 1.0), torch.tensor(True)
+    for pause, expected in ((False, [0.0, 0.25, 0.25, 0.25]), (True, [0.0, 0.25, 0.0, 0.0])):
+        pace, rates = StepScalars(GRADIENT, solver, 0.0, 0.25, pause), []
+        pace.set_lr_(0.1)
+        # Without pressure, with it, beyond the target, and without pressure again.
+        for share, loss in ((0.0, 0.5), (1.0, 0.5), (1.0, 1.5), (0.0, 0.5)):
+            pace.set_pressure_(share)
+            pace.check_finite_(torch.tensor(loss), GRADIENT)
+            rates.append(float(pace.solve_rho_(-GRADIENT, GRADIENT, sound)[1]))
+        assert rates == expected
+
+
 def test_the_state_is_the_scalars_themselves() -> None:
     """All of them, so that a checkpoint forgets none and loading reaches them."""
     pace = StepScalars(GRADIENT, RhoSolver("fixed", 1.0, 0.5), 0.0, 0.0)

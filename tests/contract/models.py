@@ -8,7 +8,7 @@ import copy
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,11 @@ class Case:
         return f"{self.row.name}-{'dropped' if self.dropped else 'born'}-{self.seed}"
 
 
-def transformer(name: str, **settings: Any) -> Row:
+# How compression treats an imported model.
+PRETRAINED = {"norm_energy": "token", "unseen_rows": "held", "head_step": "elementwise"}
+
+
+def transformer(name: str, pretrained: bool = False, **settings: Any) -> Row:
     def build(shape: random.Random) -> Transformer:
         tiny = {
             "width": shape.randint(5, 7),
@@ -58,7 +62,9 @@ def transformer(name: str, **settings: Any) -> Row:
             "inputs": shape.randint(5, 9),
             "outputs": shape.randint(3, 7),
         }
-        return Transformer(TransformerSpec.uniform(**(tiny | settings)), shape.randrange(1000))
+        spec = TransformerSpec.uniform(**(tiny | settings))
+        spec = replace(spec, **PRETRAINED) if pretrained else spec
+        return Transformer(spec, shape.randrange(1000))
 
     return Row(name, build, transformer_inputs, Transformer.from_structure)
 
@@ -113,7 +119,7 @@ def perceptron() -> Row:
 ROWS = [
     transformer("rope"),
     transformer("rope_positions", positions=True),
-    transformer("grouped_keys", heads=4, kv_heads=2, eps=0.01),
+    transformer("grouped_keys", heads=4, kv_heads=2, eps=0.01, pretrained=True),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),

@@ -8,7 +8,7 @@ test needs a GPU and takes about a minute:
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -56,11 +56,13 @@ class Chain:
     weight: Tensor
     dtype: torch.dtype
     eps: float = 0.0
+    by_token: bool = False
 
     @classmethod
-    def of(cls, size: int, dtype: torch.dtype, seed: int = 0, eps: float = 0.0) -> "Chain":
+    def of(cls, size: int, dtype: torch.dtype, seed: int = 0, **settings: Any) -> "Chain":
         sites = [draw_sites(size + 3, size, seed=4 * seed + k) for k in range(4)]
-        return cls(sites[:2], sites[2:], draw(size, positive=True, seed=seed), dtype, eps)
+        weight = draw(size, positive=True, seed=seed)
+        return cls(sites[:2], sites[2:], weight, dtype, **settings)
 
     def run(self, form: Literal["plain", "terms", "fused"], inputs: list[Tensor]) -> list[Tensor]:
         """The stream and all n, the gradients, and the energies; or a bound of their terms."""
@@ -73,16 +75,18 @@ class Chain:
                 self.reads, self.writes, us, energies, strict=True
             ):
                 if form == "fused":
+                    record = energy, self.by_token
                     x, n = stream.Read.apply(
-                        x, self.weight, sites, energy, self.eps, EPS, self.dtype
+                        x, self.weight, sites, *record, self.eps, EPS, self.dtype
                     )
                     n = trim(n, size)
                     x = stream.Write.apply(x, targets, pad(u.to(self.dtype) * n, size))
                 else:
-                    x, n = kernels.read(x, sites, self.weight, energy, self.eps)
+                    x, n = kernels.read(x, sites, self.weight, energy, self.eps, self.by_token)
                     if form == "terms":
                         n = self._detached(x, sites)
-                        energy.copy_(magnitude[sites].square().mean(dim=1))
+                        squares = n.detach() if self.by_token else magnitude[sites]
+                        energy.copy_(squares.square().mean(dim=1))
                         magnitude[targets] += (u * n).detach().abs()
                     x = kernels.write(x, targets, u * n)
                 read.append(n.float())
@@ -112,12 +116,12 @@ class Chain:
 
 @pytest.mark.parametrize(("size", "tokens"), [(70, 100), (5, 33), (64, 32), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("eps", [0.0, 0.5])
+@pytest.mark.parametrize(("eps", "by_token"), [(0.0, False), (0.5, False), (0.5, True)])
 def test_gradients_of_two_operators_are_added_in_place(
-    size: int, tokens: int, dtype: torch.dtype, eps: float
+    size: int, tokens: int, dtype: torch.dtype, eps: float, by_token: bool
 ) -> None:
     inputs = [draw(size + 3, tokens), draw(size, tokens, seed=1), draw(size, tokens, seed=2)]
-    Chain.of(size, dtype, eps=eps).check(inputs)
+    Chain.of(size, dtype, eps=eps, by_token=by_token).check(inputs)
 
 
 @pytest.mark.parametrize("first_read", range(4))
@@ -134,10 +138,12 @@ def test_silent_tokens_stay_silent() -> None:
     x[:, 5:9] = 0
     sites = torch.arange(6, device=DEVICE)
     leaf = x.clone().requires_grad_()
-    _, n = stream.Read.apply(leaf * 1.0, draw(6, positive=True), sites, None, 0.0, EPS, x.dtype)
+    weight, energy = draw(6, positive=True), torch.empty(6, device=DEVICE)
+    _, n = stream.Read.apply(leaf * 1.0, weight, sites, energy, True, 0.0, EPS, x.dtype)
     n = trim(n, 6)
     n.sum().backward()
     assert (n[:, 5:9] == 0).all()
+    assert torch.allclose(energy, n.detach().square().mean(1))
     assert leaf.grad is not None
     assert (leaf.grad[:, 5:9] == 0).all()
     assert leaf.grad.isfinite().all()

@@ -82,9 +82,13 @@ def test_flat_storage_is_fused_in_float32_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def step_scalars(
-    solver: RhoSolver, smoothing: float = 0.0, norm_rate: float = 0.01, **state: float
+    solver: RhoSolver,
+    smoothing: float = 0.0,
+    norm_rate: float = 0.01,
+    norms_pause: bool = False,
+    **state: float,
 ) -> StepScalars:
-    result = StepScalars(draw(1), solver, smoothing, norm_rate)
+    result = StepScalars(draw(1), solver, smoothing, norm_rate, norms_pause)
     for name, value in {"lr": 1e-3, **state}.items():
         getattr(result, name).fill_(value)
     return result
@@ -155,14 +159,16 @@ def test_pressed(method: str, kind: str, sound: bool) -> None:
     momentum[::7] = 0
     gradient = PENALTIES[kind](momentum, draw(3000, seed=2))
     for state in STATES:
+        for pause in (False, True):
 
-        def work(state: dict[str, float] = state) -> list[Tensor]:
-            mine = step_scalars(RhoSolver(method, 1.0, 0.3), **{"smoothed": 0.4} | state)
-            rates = mine.solve_rho_(momentum, gradient, torch.tensor(sound, device=DEVICE))
-            return [*rates, *mine.state().values()]
+            def work(state: dict[str, float] = state, pause: bool = pause) -> list[Tensor]:
+                solver = RhoSolver(method, 1.0, 0.3)
+                mine = step_scalars(solver, norms_pause=pause, **{"smoothed": 0.4} | state)
+                rates = mine.solve_rho_(momentum, gradient, torch.tensor(sound, device=DEVICE))
+                return [*rates, *mine.state().values()]
 
-        for plain, fused in both(work):
-            near(plain, fused, 1e-4)  # differences of sums
+            for plain, fused in both(work):
+                near(plain, fused, 1e-4)  # differences of sums
 
 
 @pytest.mark.parametrize("programs", [4, 512])
@@ -288,28 +294,30 @@ def test_matrices_come_and_go(rho: float, parts: int, monkeypatch: pytest.Monkey
     store = matrices((31, 70), (20, 65), (130, 33), (3, 5), (1, 1))
     plan = MatrixPlan(store, {name: 1 for name in store.segments if name != "vector"})
     momentum, gradient = draw(len(store), seed=1), draw(len(store), seed=2)
-    aim = torch.cat([(momentum + rho * gradient)[: plan.size], momentum.new_zeros(1)])
+    aim = momentum + rho * gradient
     expected, weight, lr = store.weight.clone(), store.weight.clone(), 0.3
-    assert any((bucket.index == plan.size).any() for bucket in plan.buckets)  # padding
+    padding = 0
     for number, bucket in enumerate(plan.buckets):
-        place = bucket.index, plan.size
-        batch = aim[bucket.index]
+        batch, shape = bucket.gather(aim), (bucket.rows, bucket.cols)
+        padding += int((batch == 0).sum())
         norms = batch.norm(dim=(1, 2), keepdim=True)
-        got = optim.gather(momentum, gradient, scalar(rho), *place, torch.float32, 1e-20)
+        drive = momentum, gradient, scalar(rho)
+        got = optim.gather(*drive, bucket.places, shape, torch.float32, 1e-20)
         near(batch / norms, got)
-        real = bucket.index < plan.size
-        update = draw(*bucket.index.shape, seed=number)  # padding of it goes nowhere
-        expected[bucket.index[real]] -= lr * (bucket.scale * update)[real]
-        optim.scatter_(weight, update, bucket.scale, scalar(lr), *place)
+        update = draw(*batch.shape, seed=number)  # padding of it goes nowhere
+        bucket.scatter_(expected, bucket.gather(expected) - lr * bucket.scale * update)
+        optim.scatter_(weight, update, bucket.scale, scalar(lr), bucket.places)
+    assert padding
     near(expected, weight)
     assert torch.equal(weight[plan.size :], store.weight[plan.size :])
     assert not torch.equal(weight, store.weight)
 
 
 def test_matrices_of_zeros_have_no_norm() -> None:
-    index = torch.arange(6, device=DEVICE).view(1, 2, 3)
+    places = torch.tensor([[0, 2, 3, 3, 1]], device=DEVICE)
     zeros = torch.zeros(6, device=DEVICE)
-    assert not optim.gather(zeros, zeros, scalar(1.0), index, 6, torch.float32, 1e-20).any()
+    drive = zeros, zeros, scalar(1.0)
+    assert not optim.gather(*drive, places, (2, 3), torch.float32, 1e-20).any()
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -13,6 +13,7 @@ from gaugelasso.compress.surgery import cut_
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.layers import Extractor
+from gaugelasso.models.residual import SlowNorm
 from tests.contract.models import difference, silence_, transformer_inputs
 from tests.toys import exact, gaussian
 
@@ -190,6 +191,48 @@ def test_energy_is_taken_in_training_only() -> None:
     assert read.energy.tolist() == [1, 1, 1]
     read.train()(x)
     assert torch.allclose(read.energy, x[[3, 0, 4]].square().mean(1))
+
+
+def test_energy_by_token_counts_every_token_alike() -> None:
+    """Where one token is huge, mean squares are those of that token alone."""
+    read, x = (
+        Extractor((3, 0, 4), tied=False, eps=0.3, by_token=True).double(),
+        gaussian(5, 7, seed=2),
+    )
+    x[:, 2] *= 1000
+    _, normalised = read(x)
+    assert torch.allclose(read.energy, normalised.detach().square().mean(1))
+    expected = x[[3, 0, 4]].square() / (x[[3, 0, 4]].square().mean(0) + 0.3)
+    assert torch.allclose(read.energy, expected.mean(1))
+    assert read.norm("here").by_token
+
+
+def test_following_by_token_keeps_the_mean_ratio_of_the_normaliser() -> None:
+    read, x = Extractor((3, 0, 4), tied=False, by_token=True).double(), gaussian(5, 7, seed=2)
+    read.gain.data.copy_(torch.tensor([0.5, -2.0, 1.5]))
+    x[:, 2] *= 1000
+
+    def level() -> torch.Tensor:
+        return (read.weight[:, None] * x[[3, 0, 4]].square()).sum(0)
+
+    read(x)
+    before = level()
+    SlowNorms([NORM], named_tensors(read)).follow_(exact(0.5))
+    ratio = level() / before
+    assert float(ratio.mean()) == pytest.approx(1, rel=1e-12)
+    assert float(ratio.std()) > 0.01
+
+
+def test_slow_norm_takes_the_same_energies() -> None:
+    x = gaussian(5, 7, seed=2)
+    x[:, 2] *= 1000
+    for by_token in (False, True):
+        read = Extractor((3, 0, 4), tied=False, by_token=by_token).double()
+        own = SlowNorm((3, 0, 4), by_token=by_token).double()
+        read(x)
+        own(x.T.view(1, 7, 5))
+        assert torch.allclose(own.energy, read.energy)
+        assert own.norm("here").by_token is by_token
 
 
 def test_following_the_gain_keeps_the_mean_normaliser() -> None:

@@ -104,6 +104,13 @@ def _check_mentions(table: "AxisTable", tensors: Tensors, names: list[str]) -> N
             raise AxisError(f"matrices: the model has no tensor {name!r}")
         if not 0 < rows < tensors[name].ndim:
             raise AxisError(f"matrices: {name!r} has {tensors[name].ndim} dims, {rows} as rows")
+    for name in table.lookups:
+        if name not in tensors:
+            raise AxisError(f"lookups: the model has no tensor {name!r}")
+        if not isinstance(tensors[name], nn.Parameter) or tensors[name].ndim < 2:
+            raise AxisError(f"lookups: {name!r} is not a trained table of rows")
+        if name in table.matrices:
+            raise AxisError(f"lookups: {name!r} is in matrices too; a matrix is stepped as a whole")
     for norm in table.norms:
         for name in (norm.gain, norm.weight, norm.energy):
             if name not in tensors:

@@ -199,7 +199,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Norm:
-    """The tensors of one slow normaliser: learned gain, slow weights, last input energy."""
+    """The tensors of one slow normaliser: learned gain, slow weights, last input energy.
+
+    The energy of an input is its mean square over the tokens. With `by_token` it is the mean square
+    of the normalised input, so that tokens of any magnitude count alike. A model with such a
+    normaliser is taken to be pretrained: its slow weights follow only while there is pressure.
+    """
 
     gain: str
     weight: str
@@ -207,3 +212,4 @@ class Norm:
     # Whether a constant is added under its root. Then gain and weights cannot be scaled against
     # each other without a change of outputs.
     has_eps: bool = False
+    by_token: bool = False

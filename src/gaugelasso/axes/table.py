@@ -36,6 +36,8 @@ class AxisTable:
     - `required`: the owners that may never be removed
     - `context`: the sequence length at inference, and the mean number of keys that a query sees
     - `operations`: what the model does when it is served, for prices in milliseconds
+    - `lookups`: tables of which a batch uses some rows, which are their first dim: a row without a
+      gradient gets no penalty in that step
     """
 
     axes: tuple[Axis, ...]
@@ -46,11 +48,13 @@ class AxisTable:
     required: frozenset[str] = frozenset()
     context: tuple[int, float] = (1, 1.0)
     operations: tuple[Operation, ...] = ()
+    lookups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts = {
             "axes": Axis,
             "fixed": Slot,
+            "lookups": str,
             "norms": Norm,
             "costs": Cost,
             "operations": Operation,

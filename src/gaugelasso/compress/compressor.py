@@ -116,8 +116,9 @@ class Compressor:
         check_prices(self.state)
         check_exchange(self.state)
         self._checks = StepChecks(self.state, pressed)
-        weight, norm_rate = self.state.optimizer.store.weight, options.step_norm_rate
-        self.scalars = StepScalars(weight, self.solver, options.loss_smoothing, norm_rate)
+        weight, smoothing = self.state.optimizer.store.weight, options.loss_smoothing
+        following = options.step_norm_rate, any(norm.by_token for norm in self.state.table.norms)
+        self.scalars = StepScalars(weight, self.solver, smoothing, *following)
         how = options.relative_step, options.coupling
         self.device_step = DeviceStep(self.state, self.scalars, *how)
         self.resume_state = ResumeState(self.state, self.scalars)

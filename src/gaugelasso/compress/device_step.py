@@ -50,6 +50,7 @@ class DeviceStep:
         optimizer.observe_(sound)
         norms = plan.penalty.norms(weight)
         gradient = plan.penalty.gradient(weight, norms)
+        plan.penalty.hold_unseen_(gradient, plan.store.grad)
         lr, norm_rate = scalars.solve_rho_(optimizer.momentum, gradient, sound)
         rates = None
         if self._relative_step:

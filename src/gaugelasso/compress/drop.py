@@ -48,7 +48,7 @@ def newly_kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dic
 
 def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
     """sqrt(eps_A eps_B) of every index, on the CPU: its distance to zero in any gauge."""
-    rms = (groups.sums(weight.square()) / groups.counts.clamp(min=1)).sqrt()
+    rms = (groups.sums(weight, squared=True) / groups.counts.clamp(min=1)).sqrt()
     mean = (rms * rms[groups.partner]).sqrt().cpu()
     return {name: mean[span.side("a")] for name, span in groups.ranges.items()}
 

@@ -47,7 +47,8 @@ class StateVector:
         """Keep the elements at these ascending positions of a flat weight of the old size."""
         start = size - len(self.values)
         if start:
-            kept = kept[int((kept < start).sum()) :] - start
+            first = torch.searchsorted(kept, kept.new_tensor(start))  # no mask of all elements
+            kept = kept[int(first) :] - start
         self.values = pick(self.values, kept)
 
     def bound_(self, norm: Tensor) -> None:
@@ -84,6 +85,10 @@ class FlatOptimizer:
         """Work on this store from now on; the state must already have the store's layout."""
         self.store = store
         self.matrix_end = 0
+
+    def detach(self) -> None:
+        """Release the store. `attach` must follow before anything else."""
+        del self.store
 
     @property
     def momentum(self) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from gaugelasso.axes import AxisTable, Norm, Tensors, spread
-from gaugelasso.compress.flat import pick
 from gaugelasso.compress.flat_optimizer import StateVector, scale_
 from gaugelasso.compress.gauge_factors import CLIP, TINY, anchor_factor, balance_factor
 from gaugelasso.compress.groups import Groups
@@ -72,7 +71,9 @@ class Balance:
             self._held = torch.zeros(len(groups.partner), dtype=torch.bool, device=device)
             for span in held:
                 self._held[span.start : span.end] = True
-        self._moves = [*groups.ids, *groups.per_element(trained, tensors)]
+        self._maps = [groups.elements]
+        if trained:
+            self._maps.append(groups.element_map(trained, tensors))
         self._buffer_ids = torch.cat(ids)
 
     def sweep_(self, weight: Tensor, state: Sequence[StateVector], clip: float = CLIP) -> Tensor:
@@ -85,8 +86,7 @@ class Balance:
         groups = self._groups
         factor = weight.new_ones(groups.none + 1)
         for number, wave in enumerate(groups.waves):
-            scaled = weight * self._along(self._follow(factor)) if number else weight
-            total = groups.sums(scaled.square(), number)
+            total = self._square_sums(weight, factor, number)
             own = (total / groups.counts[wave].clamp(min=1)).sqrt()
             other = own[groups.partner[wave] - wave.start]
             ratio = torch.where((own > 0) & (other > 0), other / own, 1.0)
@@ -105,15 +105,22 @@ class Balance:
             buffer.mul_(part.view(buffer.shape))
         return factor
 
+    def _square_sums(self, weight: Tensor, factor: Tensor, wave: int) -> Tensor:
+        """Sums of squares of the groups of a wave, after the factors of the waves before it."""
+        if wave:
+            weight = self._along(self._follow(factor)).mul_(weight)
+        return self._groups.sums(weight, wave, squared=True)
+
     def _follow(self, factor: Tensor) -> Tensor:
         """The factors of the groups, followed by those of the riders."""
         return factor[self._lead] ** self._power.to(factor)
 
     def _along(self, every: Tensor) -> Tensor:
         """For each element, the product of all factors that apply to it."""
-        result = pick(every, self._moves[0])
-        for ids in self._moves[1:]:
-            result.mul_(pick(every, ids))
+        first, *others = self._maps
+        result = first.combined(every, "product")
+        for other in others:
+            result.mul_(other.combined(every, "product"))
         return result
 
 

@@ -4,14 +4,16 @@ Penalty, balance and drop all measure these slices, so they share one index of t
 device, once per structure. Knows nothing of what is measured.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, spread, width
+from gaugelasso.axes import Axis, AxisTable, Side, Slot, Tensors, on_host, width
+from gaugelasso.compress.element_map import ElementMap
 from gaugelasso.compress.flat import FlatStore, pick
 
 
@@ -78,9 +80,10 @@ def weighed_with_riders(table: AxisTable, tensors: Tensors) -> AxisTable:
 class Groups:
     """The groups of one structure, numbered wave by wave.
 
-    `ids[0]` and `ids[1]` hold, for every element, the groups that it is in, or `none` where it is
-    in fewer. `none` is an additional group without elements. The elements of group g are
-    `members[ends[g] : ends[g + 1]]`.
+    `elements` maps every element to the groups that it is in. `none` is an additional group without
+    elements. The elements of group g are at `members[ends[g] : ends[g + 1]]` of flat storage. In
+    large models, where no element has a number (`elements.stored`), these are places among sums of
+    rows and columns instead: those of slot after slot, in the order of the groups.
     """
 
     def __init__(self, table: AxisTable, tensors: Tensors, store: FlatStore):
@@ -96,8 +99,21 @@ class Groups:
             self.waves.append(slice(begin, start))
         self.none = start
         self.ranges = {axis.name: spans[axis.name] for axis in table.axes}
-        counts = self._counts(table, spans, on_host(tensors, table.links()))
-        ends = np.concatenate([[0], counts.cumsum()])
+        # At least one slot on each side, in the order of the ids, and so of the waves.
+        self._slots = [
+            (slot, spans[axis.name].side(side))
+            for wave in waves(table)
+            for axis in wave
+            for side, side_slots in axis.sides()
+            for slot in side_slots
+        ]
+        index = torch.arange(self.none, device=store.weight.device)
+        slots = [(slot, index[span]) for slot, span in self._slots]
+        self.elements = ElementMap(store, slots, tensors, self.none)
+        links = on_host(tensors, table.links())
+        counts = self._counts(links)
+        lengths = counts if self.elements.stored else self._counts(links, rows=True)
+        ends = np.concatenate([[0], lengths.cumsum()])
         self._cuts = [slice(int(ends[w.start]), int(ends[w.stop])) for w in self.waves]
         partner = np.arange(self.none + 1)
         for span in spans.values():
@@ -107,85 +123,90 @@ class Groups:
         self.partner, self.ends, self.counts = (
             torch.from_numpy(array).to(device) for array in (partner, ends, counts)
         )
-        index = torch.arange(self.none, device=device)
-        # Ranges, and so members, are in the order of the ids.
-        slots = [
-            (slot, index[span.side(side)])
-            for name, span in spans.items()
-            for side, side_slots in table[name].sides()
-            for slot in side_slots
-        ]
-        # At least one vector: a table without axes has no slots.
-        self.ids = self.per_element(slots, tensors) or [self._nowhere()]
-        self.members = self._gather_members(table, tensors, spans)
+        self.members = self._gather_members(tensors)
 
-    def _counts(
-        self, table: AxisTable, spans: Mapping[str, GroupRange], links: Tensors
-    ) -> np.ndarray:
-        """n: the number of elements of each group."""
+    def _counts(self, links: Tensors, rows: bool = False) -> np.ndarray:
+        """n: the number of elements of each group; with `rows`, of rows and columns."""
         counts = np.zeros(self.none + 1, dtype=np.int64)
-        for name, span in spans.items():
-            for side, slots in table[name].sides():
-                side_counts = counts[span.side(side)]
-                for slot in slots:
-                    shape = self._store.segments[slot.tensor].shape
-                    where = slice(None) if slot.link is None else links[slot.link].numpy()
-                    side_counts[where] += shape.numel() // max(shape[slot.dim], 1)
+        for slot, span in self._slots:
+            shape = self._store.segments[slot.tensor].shape
+            where = slice(None) if slot.link is None else links[slot.link].numpy()
+            counts[span][where] += 1 if rows else shape.numel() // max(shape[slot.dim], 1)
         return counts
 
-    def per_element(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> list[Tensor]:
-        """For each element the values of the slots on its tensor, as flat vectors; else `none`."""
-        segments = self._store.segments
-        result: list[Tensor] = []
-        used = dict.fromkeys(segments, 0)
-        for slot, values in slots:
-            if used[slot.tensor] == len(result):
-                result.append(self._nowhere())
-            view = segments[slot.tensor].view(result[used[slot.tensor]])
-            view.copy_(spread(values, slot, tensors))
-            used[slot.tensor] += 1
-        return result
+    def element_map(self, slots: list[tuple[Slot, Tensor]], tensors: Tensors) -> ElementMap:
+        """A map of the elements of these slots alone, to other entries."""
+        return ElementMap(self._store, slots, tensors, self.none)
 
-    def _nowhere(self) -> Tensor:
-        """Ids of elements that are in no group."""
-        weight = self._store.weight
-        return torch.full(weight.shape, self.none, dtype=torch.long, device=weight.device)
-
-    def _gather_members(
-        self, table: AxisTable, tensors: Tensors, spans: Mapping[str, GroupRange]
-    ) -> Tensor:
-        """The flat positions of each group's elements, group by group."""
-        positions = torch.arange(len(self._store), device=self._store.weight.device)
-        grids = self._store.views(positions)
-        parts = [positions[:0]]
-        for name in spans:
-            for _, slots in table[name].sides():
-                rows = [
-                    grids[slot.tensor].movedim(slot.dim, 0)[..., None].flatten(1) for slot in slots
-                ]
-                if any(slot.link is not None for slot in slots):
-                    parts.append(_by_index(rows, slots, tensors))
-                else:
-                    parts.append(torch.cat(rows, 1).reshape(-1))
+    def _gather_members(self, tensors: Tensors) -> Tensor:
+        """The members of each group, group by group."""
+        parts = [torch.empty(0, dtype=torch.int32, device=self._store.weight.device)]
+        for _, side in itertools.groupby(zip(self._slots, self._rows(), strict=True), _span):
+            pairs = [(slot, rows) for (slot, _), rows in side]
+            if any(slot.link is not None for slot, _ in pairs):
+                parts.append(_by_index(pairs, tensors))
+            else:
+                parts.append(torch.cat([rows for _, rows in pairs], 1).reshape(-1))
         return torch.cat(parts)
 
-    def sums(self, values: Tensor, wave: int | None = None) -> Tensor:
-        """Sum per-element values over each group, of all waves or of one; 0 for `none`."""
-        members, ends = self.members, self.ends
+    def _rows(self) -> Iterator[Tensor]:
+        """The members of each slot, [indices, members of each]."""
+        device = self._store.weight.device
+        if self.elements.stored:
+            grids = self._store.views(
+                torch.arange(len(self._store), dtype=torch.int32, device=device)
+            )
+            for slot, _ in self._slots:
+                yield grids[slot.tensor].movedim(slot.dim, 0)[..., None].flatten(1)
+            return
+        start = 0
+        for slot, _ in self._slots:
+            end = start + self._store.segments[slot.tensor].shape[slot.dim]
+            yield torch.arange(start, end, dtype=torch.int32, device=device)[:, None]
+            start = end
+
+    def sums(self, values: Tensor, wave: int | None = None, squared: bool = False) -> Tensor:
+        """Sum per-element values over each group, of all waves or of one; 0 for `none`.
+
+        With `squared`, the sums of their squares, which needs less memory than to square them.
+        """
+        members, ends, span = self.members, self.ends, slice(0, self.none)
         if wave is not None:
             span, cut = self.waves[wave], self._cuts[wave]
             members, ends = members[cut], ends[span.start : span.stop + 1] - cut.start
+        if not self.elements.stored:
+            values, before = self._row_sums(values, span, squared)
+            members = members - before
+        elif squared:
+            values = values.square()
         return torch.segment_reduce(
             pick(values, members), "sum", offsets=ends, initial=0.0, unsafe=True
         )
 
+    def _row_sums(self, values: Tensor, wave: slice, squared: bool) -> tuple[Tensor, int]:
+        """Sums of the rows and columns on the slots of a wave, and how many come before them."""
+        views, before, sums = self._store.views(values), 0, [values[:0]]
+        for slot, span in self._slots:
+            view = views[slot.tensor]
+            if span.start < wave.start:
+                before += view.shape[slot.dim]
+            elif span.start < wave.stop:
+                rows = view.movedim(slot.dim, 0)[..., None].flatten(1)
+                sums.append((rows.square() if squared else rows).sum(1))
+        return torch.cat(sums), before
 
-def _by_index(rows: list[Tensor], slots: tuple[Slot, ...], tensors: Tensors) -> Tensor:
+
+def _span(entry: tuple[tuple[Slot, slice], Tensor]) -> tuple[int, int]:
+    (_, span), _ = entry
+    return span.start, span.stop
+
+
+def _by_index(pairs: list[tuple[Slot, Tensor]], tensors: Tensors) -> Tensor:
     """Rows of several slots, of which some have a position map, in the order of the indices."""
     keys = []
-    for row, slot in zip(rows, slots, strict=True):
+    for slot, row in pairs:
         direct = torch.arange(len(row), device=row.device)
         index = direct if slot.link is None else tensors[slot.link]
         keys.append(index[:, None].expand(row.shape).reshape(-1))
     order = torch.cat(keys).argsort(stable=True)
-    return torch.cat([row.reshape(-1) for row in rows])[order]
+    return torch.cat([row.reshape(-1) for _, row in pairs])[order]

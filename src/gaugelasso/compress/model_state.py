@@ -174,6 +174,7 @@ class ModelState:
         surgery.swap_(self.model, staged, decision.removed)
         alive = {name for name, _ in self.model.named_parameters()}
         self.optimizer.follow_cut_(surgery.kept_elements(old, table, decision.keeps, alive))
+        del old, staged  # the new plan needs their memory
         if self.births is not None:
             self.births.cut_(decision.keeps)
         self.rebuild_()
@@ -246,12 +247,15 @@ class ModelState:
     def rebuild_(self) -> None:
         """Build the plan of a new structure; the optimizer's state must already fit it."""
         self.table = self.model.axis_table()
+        # First, so that the memory of the old plan serves the new one.
+        self._balancing.reset(release=True)
+        self.optimizer.detach()
+        del self.plan
         self.plan = self._build()
         if self.births is not None:
             self.births.fit_(self.widths())
         self.optimizer.attach(self.plan.store, self.table.matrices)
         self.rebuilds += 1
-        self._balancing.reset(release=True)
 
     def _build(self) -> PerStructure:
         options, table = self.options, self.table

@@ -6,7 +6,7 @@ back to the host. Knows nothing of axes or targets.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from gaugelasso.compress.flat import FlatStore
+from gaugelasso.compress.flat import FlatStore, Segment
 from gaugelasso.compress.flat_optimizer import FlatOptimizer, StateVector
 from gaugelasso.kernels.dispatch import fused_flat
 
@@ -54,11 +54,56 @@ def _orthogonal(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Bucket:
-    """Matrices padded to one shape: the positions of their elements, and their step scales."""
+class Grid:
+    """The place of one matrix in flat storage, with no more rows than columns."""
 
-    index: Tensor  # [count, rows, cols] into the flat matrices, or one past them for padding
-    scale: Tensor  # [count, 1, 1]
+    start: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+
+    @classmethod
+    def of(cls, segment: Segment, leading: int) -> "Grid":
+        """The matrix of a tensor whose `leading` dims are its rows, or its transpose."""
+        rows, cols = segment.shape[:leading].numel(), segment.shape[leading:].numel()
+        if rows > cols:
+            return cls(segment.start, (cols, rows), (1, cols))
+        return cls(segment.start, (rows, cols), (cols, 1))
+
+    def view(self, flat: Tensor) -> Tensor:
+        return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.start)
+
+
+class Bucket:
+    """Matrices padded to one shape [rows, cols], and their step scales [count, 1, 1].
+
+    Stores no index of their elements, which would take more memory than the elements.
+    """
+
+    def __init__(self, grids: list[Grid], like: Tensor):
+        # Tensor cores need multiples of 16; zero rows and columns change nothing.
+        step = 16 if like.is_cuda else 1
+        self.grids = grids
+        self.rows, self.cols = (-(-size // step) * step for size in _frame(grids))
+        self.scale = like.new_tensor([grid.shape[1] ** 0.5 for grid in grids]).view(-1, 1, 1)
+        # [count, 5]: start, numbers of rows and columns, their strides.
+        places = [(grid.start, *grid.shape, *grid.strides) for grid in grids]
+        self.places = torch.tensor(places, device=like.device)
+
+    def gather(self, flat: Tensor) -> Tensor:
+        """The matrices [count, rows, cols], padded with zeros."""
+        batch = flat.new_zeros(len(self.grids), self.rows, self.cols)
+        for grid, part in zip(self.grids, self._parts(batch), strict=True):
+            part.copy_(grid.view(flat))
+        return batch
+
+    def scatter_(self, flat: Tensor, batch: Tensor) -> None:
+        """Write the matrices of a batch to their places."""
+        for grid, part in zip(self.grids, self._parts(batch), strict=True):
+            grid.view(flat).copy_(part)
+
+    def _parts(self, batch: Tensor) -> Iterator[Tensor]:
+        for grid, part in zip(self.grids, batch, strict=True):
+            yield part[: grid.shape[0], : grid.shape[1]]
 
 
 class MatrixPlan:
@@ -66,38 +111,22 @@ class MatrixPlan:
 
     def __init__(self, store: FlatStore, rows_of: Mapping[str, int]):
         self.size = store.matrix_end
-        device = store.weight.device
-        flat = torch.arange(self.size, device=device)
-        # Positions of the elements of each matrix, with no more rows than columns.
-        grids: dict[tuple[int, int], list[Tensor]] = {}
-        for name, rows in rows_of.items():
-            grid = store.segments[name].view(flat).flatten(rows).flatten(0, -2)
-            if not grid.numel():
-                continue
-            if grid.shape[0] > grid.shape[1]:
-                grid = grid.T
-            size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
-            grids.setdefault(size, []).append(grid)
-        cuda = store.weight.is_cuda
-        self.buckets = []
-        for group in _merged(list(grids.values()), _BUCKET_COST if cuda else 0.0):
-            # Tensor cores need multiples of 16; zero rows and columns change nothing.
-            step = 16 if cuda else 1
-            tall, wide = (-(-size // step) * step for size in _frame(group))
-            index = torch.full((len(group), tall, wide), self.size, device=device)
-            for k, grid in enumerate(group):
-                index[k, : grid.shape[0], : grid.shape[1]] = grid
-            scale = store.weight.new_tensor([max(grid.shape) ** 0.5 for grid in group])
-            self.buckets.append(_Bucket(index, scale.view(-1, 1, 1)))
+        grids: dict[tuple[int, int], list[Grid]] = {}
+        for name, leading in rows_of.items():
+            if store.segments[name].shape.numel():
+                grid = Grid.of(store.segments[name], leading)
+                size = _power_of_two(grid.shape[0]), _power_of_two(grid.shape[1])
+                grids.setdefault(size, []).append(grid)
+        cost = _BUCKET_COST if store.weight.is_cuda else 0.0
+        merged = _merged(list(grids.values()), cost)
+        self.buckets = [Bucket(group, store.weight) for group in merged]
 
     def orthogonalise(self, flat: Tensor) -> Tensor:
         """Updates of per-element RMS 1 for the flat matrices."""
-        padded = torch.cat([flat, flat.new_zeros(1)])
-        results = torch.empty_like(padded)
+        results = torch.empty_like(flat)
         for bucket in self.buckets:
-            result = newton_schulz(padded[bucket.index]) * bucket.scale
-            results.scatter_(0, bucket.index.view(-1), result.view(-1))
-        return results[:-1]
+            bucket.scatter_(results, newton_schulz(bucket.gather(flat)) * bucket.scale)
+        return results
 
     def advance_(
         self, weight: Tensor, momentum: Tensor, gradient: Tensor, rho: Tensor, lr: Tensor
@@ -107,19 +136,19 @@ class MatrixPlan:
             from gaugelasso.kernels.gpu import optim
 
             for bucket in self.buckets:
-                place = bucket.index, self.size
-                x = optim.gather(momentum, gradient, rho, *place, _precision(weight), _TINY_NORM)
-                optim.scatter_(weight, _orthogonal(x), bucket.scale, lr, *place)
+                place, kind = (bucket.places, (bucket.rows, bucket.cols)), _precision(weight)
+                x = optim.gather(momentum, gradient, rho, *place, kind, _TINY_NORM)
+                optim.scatter_(weight, _orthogonal(x), bucket.scale, lr, bucket.places)
             return
         aim = momentum[: self.size] + rho * gradient[: self.size]
         weight[: self.size].sub_(lr * self.orthogonalise(aim))
 
 
-def _frame(group: list[Tensor]) -> tuple[int, int]:
-    return max(len(grid) for grid in group), max(grid.shape[1] for grid in group)
+def _frame(group: list[Grid]) -> tuple[int, int]:
+    return max(grid.shape[0] for grid in group), max(grid.shape[1] for grid in group)
 
 
-def _merged(groups: list[list[Tensor]], bucket_cost: float) -> list[list[Tensor]]:
+def _merged(groups: list[list[Grid]], bucket_cost: float) -> list[list[Grid]]:
     """Merge groups of matrices into one padded batch where that is cheaper than two batches."""
 
     def cost(rows: int, cols: int, number: int) -> float:

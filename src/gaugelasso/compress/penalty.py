@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Tensors
-from gaugelasso.compress.flat import FlatStore, pick
+from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.groups import Groups
 from gaugelasso.kernels.dispatch import fused_flat
 
@@ -46,8 +46,9 @@ class Penalty:
     ):
         self.form = form
         self.groups = Groups(table, tensors, store)
-        self.ranges, self.ids = self.groups.ranges, self.groups.ids
+        self.ranges, self.elements = self.groups.ranges, self.groups.elements
         self.none, self.partner = self.groups.none, self.groups.partner
+        self._lookups = [store.segments[name] for name in table.lookups]
         price = np.zeros(self.none + 1)
         for name, span in self.ranges.items():
             price[span.start : span.end] = np.tile(prices[name], 2)
@@ -73,11 +74,15 @@ class Penalty:
 
     def norms(self, weight: Tensor) -> Tensor:
         """Frobenius norm of every group."""
-        if fused_flat(weight):
+        if self._fused(weight):
             from gaugelasso.kernels.gpu import penalty
 
             return penalty.norms(weight, self.groups.members, self.groups.ends)
-        return self.group_sums(weight * weight).sqrt()
+        return self.groups.sums(weight, squared=True).sqrt()
+
+    def _fused(self, tensor: Tensor) -> bool:
+        """Whether to take a fused form: these read the groups of every element."""
+        return self.elements.stored and fused_flat(tensor)
 
     def _length(self, norms: Tensor) -> Tensor:
         """The norm of the gradient, per group."""
@@ -93,15 +98,22 @@ class Penalty:
         """
         norms = self.norms(weight) if norms is None else norms
         length = self._length(norms)
-        if fused_flat(weight):
+        if self._fused(weight):
             from gaugelasso.kernels.gpu import penalty
 
-            return penalty.gradient(weight, length, norms, self.ids, _TINY)
+            return penalty.gradient(weight, length, norms, self.elements.ids, _TINY)
         pull = torch.where(norms > _TINY, length / norms.clamp(min=_TINY), 0.0)
-        factor = pick(pull, self.ids[0])
-        for ids in self.ids[1:]:
-            factor = factor + pick(pull, ids)
-        return factor * weight
+        return self.elements.combined(pull, "sum").mul_(weight)
+
+    def hold_unseen_(self, gradient: Tensor, task_gradient: Tensor) -> None:
+        """Clear the penalty's gradient of the rows of look-up tables that a batch does not use.
+
+        Their momentum fades, so that the penalty alone would move them by a whole learning rate at
+        every step, however small it is.
+        """
+        for segment in self._lookups:
+            unused = ~segment.view(task_gradient).flatten(1).any(1, keepdim=True)
+            segment.view(gradient).flatten(1).masked_fill_(unused, 0.0)
 
     def bounded_rate(self, norms: Tensor, lr: Tensor, bound: float, start: int) -> Tensor:
         """Rates of the elements from `start` on.
@@ -109,16 +121,14 @@ class Penalty:
         lr, or less where it would change a group by more than `bound` of its RMS. Never less than
         a small share of lr, so that a group can grow again.
         """
-        if fused_flat(norms):
+        if self._fused(norms):
             from gaugelasso.kernels.gpu import penalty
 
-            return penalty.bounded_rate(norms, self.root_count, self.ids, lr, bound, _LEAST, start)
+            roots, ids = self.root_count, self.elements.ids
+            return penalty.bounded_rate(norms, roots, ids, lr, bound, _LEAST, start)
         rate = torch.minimum(lr, bound * norms / self.root_count).maximum(_LEAST * lr)
         rate = torch.where(self._is_none, lr, rate)
-        least = pick(rate, self.ids[0][start:])
-        for ids in self.ids[1:]:
-            least = torch.minimum(least, pick(rate, ids[start:]))
-        return least
+        return self.elements.combined(rate, "least", start)
 
     def utility(self, weight: Tensor) -> dict[str, Tensor]:
         """Corrected utility of every index, without rho (paper, corrected_harm).

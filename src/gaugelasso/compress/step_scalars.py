@@ -33,8 +33,18 @@ class StepScalars:
     a GPU `check_finite_` and `solve_rho_` are one sum and one kernel each.
     """
 
-    def __init__(self, like: Tensor, solver: RhoSolver, smoothing: float, norm_rate: float):
+    def __init__(
+        self,
+        like: Tensor,
+        solver: RhoSolver,
+        smoothing: float,
+        norm_rate: float,
+        norms_pause: bool = False,
+    ):
         self._solver, self._smoothing, self._norm_rate = solver, smoothing, norm_rate
+        # Whether slow norm weights follow at steps with a positive rho alone, or at all steps
+        # since the first one.
+        self._norms_pause = norms_pause
         # Set by the training loop: the learning rate, the loss that is pressed towards, and the
         # share of rho that is applied.
         self._last_set: dict[str, float] = {}
@@ -138,6 +148,7 @@ class StepScalars:
                 opposition=OPPOSITION,
                 tiny=TINY,
                 norm_rate=self._norm_rate,
+                norms_pause=self._norms_pause,
             )
         rho = solver.solve(self.smoothed, self.lr, momentum, gradient, self.loss_target)
         self.rho.copy_(rho * self.pressure * sound)
@@ -146,7 +157,8 @@ class StepScalars:
             torch.maximum(flag, pressing, out=flag)
         # No event after a skipped step: the energies of its inputs may be NaN.
         self.pressed.mul_(sound)
-        return self.lr * sound, self._norm_rate * self.begun * sound
+        following = pressing if self._norms_pause else self.begun
+        return self.lr * sound, self._norm_rate * following * sound
 
     # --- skipped steps, for the trainer ---------------------------------------------
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError, errors_of
+from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.importing.source import Settings, Source
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention, SwiGLU
@@ -205,7 +206,7 @@ def _build(
     with errors_of(source.settings.path):
         if sizes.theta < 1:
             raise UserError(f"the base of RoPE is {sizes.theta:g}; it must be at least 1")
-        spec = sizes.spec()
+        spec = for_pretrained(sizes.spec())
     check_fits_memory(spec, source.path)
     model = Transformer(spec)
     read = _reader(source, names)

@@ -40,28 +40,39 @@ def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
 
 
 def read(
-    x: Tensor, sites: Tensor, weight: Tensor, energy: Tensor | None, eps: float = 0.0
+    x: Tensor,
+    sites: Tensor,
+    weight: Tensor,
+    energy: Tensor | None,
+    eps: float = 0.0,
+    by_token: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The stream, and n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal.
 
     Callers must continue with the returned stream: the fused backward pass adds to its
-    gradient in place. `energy`, if given, receives the mean squares of x[s_j].
+    gradient in place. `energy`, if given, receives the mean squares of x[s_j], or with `by_token`
+    those of n_j, in which every token counts alike.
     """
     if fused(x) and not weight.requires_grad:
         from gaugelasso.kernels.gpu import stream
 
         check_offsets(aligned(len(sites)), x.shape[1])
-        x, normalised = stream.Read.apply(x, weight, sites, energy, eps, EPS, work_dtype(x))
+        record = energy, by_token
+        x, normalised = stream.Read.apply(x, weight, sites, *record, eps, EPS, work_dtype(x))
         return x, normalised
     picked = x.index_select(0, sites)
     square = picked.square()
-    if energy is not None:
-        energy.copy_(square.detach().mean(dim=1))
     level = (weight[:, None] * square).sum(dim=0)
     if eps:
         level = level + eps
     # No gradient for tokens without signal: a product of several 1 / sqrt(EPS) overflows.
-    return x, picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+    factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+    if energy is not None:
+        counted = square.detach()
+        if by_token:
+            counted = counted * factor.detach().square()
+        energy.copy_(counted.mean(dim=1))
+    return x, picked * factor
 
 
 def write(x: Tensor, sites: Tensor, u: Tensor) -> Tensor:

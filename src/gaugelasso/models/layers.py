@@ -29,16 +29,20 @@ class Extractor(nn.Module):
 
     Initially weight = 1/D: the usual RMSNorm. The weights are a buffer that follows the gain
     slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
-    gain^2 / sum gain^2 instead: the paper's prescaled RMS.
+    gain^2 / sum gain^2 instead: the paper's prescaled RMS. The energies that the weights follow
+    are mean squares of x, or with `by_token` of n: where tokens differ by orders of magnitude, the
+    mean square of x is that of a few of them.
     """
 
     sites: Tensor
     weight: Tensor
     energy: Tensor
 
-    def __init__(self, sites: tuple[int, ...], *, tied: bool, eps: float = 0.0):
+    def __init__(
+        self, sites: tuple[int, ...], *, tied: bool, eps: float = 0.0, by_token: bool = False
+    ):
         super().__init__()
-        self.tied, self.eps = tied, eps
+        self.tied, self.eps, self.by_token = tied, eps, by_token
         self.gain = nn.Parameter(torch.ones(len(sites)))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
         self.register_buffer("weight", torch.full((len(sites),), 1 / len(sites)))
@@ -50,10 +54,11 @@ class Extractor(nn.Module):
             weight, energy = self.gain.square() / self.gain.square().sum(), None
         else:
             weight, energy = self.weight, self.energy if self.training else None
-        return kernels.read(x, self.sites, weight, energy, self.eps)
+        return kernels.read(x, self.sites, weight, energy, self.eps, self.by_token)
 
     def norm(self, name: str) -> Norm:
-        return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy", has_eps=self.eps > 0)
+        names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
+        return Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)
 
     @staticmethod
     def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
@@ -96,6 +101,10 @@ class Part(nn.Module):
     def matrices(self, name: str) -> dict[str, int]:
         raise NotImplementedError
 
+    def lookups(self, name: str) -> list[str]:
+        """Tables whose rows are pressed only by batches that use them."""
+        return []
+
     def costs(self, name: str) -> list[Cost]:
         raise NotImplementedError
 
@@ -125,10 +134,12 @@ class Embedding(Part):
         kind: InputKind,
         positions: bool,
         generator: torch.Generator,
+        hold_unseen: bool = False,
     ):
         super().__init__()
         self.inputs = inputs
         self.tokens = kind == "tokens"
+        self.hold_unseen = hold_unseen
         std = EMBED_STD if self.tokens else inputs**-0.5
         rows = inputs + (kind == "masked_patches")
         self.table = normal((rows, len(sites)), std, generator)
@@ -162,6 +173,9 @@ class Embedding(Part):
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.tokens else {f"{name}.table": 1}
 
+    def lookups(self, name: str) -> list[str]:
+        return [f"{name}.table"] if self.hold_unseen and self.tokens else []
+
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_e",)
         # The row of the hidden patches' token costs no work, and is not in the paper's figures.
@@ -187,9 +201,12 @@ class Classifier(Part):
         tied: bool,
         generator: torch.Generator,
         eps: float = 0.0,
+        by_token: bool = False,
+        elementwise: bool = False,
     ):
         super().__init__()
-        self.read = Extractor(sites, tied=tied, eps=eps)
+        self.elementwise = elementwise
+        self.read = Extractor(sites, tied=tied, eps=eps, by_token=by_token)
         self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -207,7 +224,7 @@ class Classifier(Part):
         return [Slot(f"{name}.out", 1)]
 
     def matrices(self, name: str) -> dict[str, int]:
-        return {f"{name}.out": 1}
+        return {} if self.elementwise else {f"{name}.out": 1}
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)

@@ -41,6 +41,7 @@ class Attention(Operator):
         shrink: float,
         generator: torch.Generator,
         eps: float = 0.0,
+        by_token: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -50,7 +51,7 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied, eps=eps)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
@@ -172,11 +173,12 @@ class SwiGLU(Operator):
         shrink: float,
         generator: torch.Generator,
         eps: float = 0.0,
+        by_token: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied, eps=eps)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)

@@ -26,7 +26,8 @@ class SlowNorm(nn.Module):
     """y_j = gain_j x[s_j] / sqrt(sum_i w_i x[s_i]^2), with slow weights w.
 
     Initially w = 1/D: the usual RMSNorm. The weights follow the gain slowly, so that a fading
-    site leaves the normaliser smoothly, and a site that is zero can be cut.
+    site leaves the normaliser smoothly, and a site that is zero can be cut. For pretrained weights
+    give `by_token`: tokens that are far larger than others then count no more than these.
 
     This is also how a LayerNorm over a removable stream is written. Where every map writes values
     of mean zero over the sites (`centred`), the stream has mean zero, and `nn.LayerNorm` without
@@ -39,9 +40,9 @@ class SlowNorm(nn.Module):
     weight: Tensor
     energy: Tensor
 
-    def __init__(self, sites: Sequence[int]):
+    def __init__(self, sites: Sequence[int], *, by_token: bool = False):
         super().__init__()
-        number = len(sites)
+        number, self.by_token = len(sites), by_token
         self.gain = nn.Parameter(torch.ones(number))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
         self.register_buffer("weight", torch.full((number,), 1 / max(number, 1)))
@@ -51,10 +52,14 @@ class SlowNorm(nn.Module):
         """[..., D] -> [..., d], for the d sites that are read."""
         picked = x.index_select(-1, self.sites)
         square = picked.square()
-        if self.training:  # what the slow weights follow
-            self.energy.copy_(square.detach().flatten(0, -2).mean(0))
         level = (square @ self.weight).unsqueeze(-1)
-        return self.gain * picked * torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        if self.training:  # what the slow weights follow
+            counted = square.detach()
+            if self.by_token:
+                counted = counted * factor.detach().square()
+            self.energy.copy_(counted.flatten(0, -2).mean(0))
+        return self.gain * picked * factor
 
     # --- the axis table; `name` is the module's name in the model ----------------------
 
@@ -70,7 +75,8 @@ class SlowNorm(nn.Module):
         )
 
     def norm(self, name: str) -> Norm:
-        return Norm(f"{name}.gain", f"{name}.weight", f"{name}.energy")
+        names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
+        return Norm(*names, by_token=self.by_token)
 
     def reads(self, name: str, stage: int) -> tuple[Slot, tuple[Slot, ...]]:
         """Its slot on side B of the stream, and the stream's riders."""

@@ -5,23 +5,16 @@ may differ in all of them. Holds no weights.
 """
 
 import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from gaugelasso.errors import UserError
+from gaugelasso.models.json_fields import SpecError, checked_fields, shown
 
-# Larger than any machine can hold, and small enough for an int64 and a float32 tensor.
+# Larger than any machine can hold, and small enough for an int64 tensor.
 _LARGEST = 2**40
-_LARGEST_FLOAT = 3e38
-# Keys that structures of earlier versions do not have.
-_LATER = ("eps",)
-
-
-class SpecError(UserError):
-    """The structure is invalid, or the model cannot do what was requested."""
+# Keys that structures of earlier versions do not have, and what their absence means.
+_LATER = {"eps": 0.0, "norm_energy": "batch", "unseen_rows": "pressed", "head_step": "matrix"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,12 @@ class TransformerSpec:
     it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
     `outputs` the classes or pixels. `layers` is the initial depth. `norm` is "slow" or
     "tied" (the paper's prescaled RMS); `eps` is added to what it takes the root of.
+
+    The last three change no output. They say how compression treats the model:
+    - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
+      that each "token" has normalised; the latter follow under pressure alone
+    - `unseen_rows`: rows of the token table that a batch does not use are "pressed" or "held"
+    - `head_step`: the head is stepped as a "matrix" (Muon) or "elementwise" (Adam)
     """
 
     sites: tuple[int, ...]
@@ -92,6 +91,9 @@ class TransformerSpec:
     positions: bool = False
     norm: Literal["slow", "tied"] = "slow"
     eps: float = 0.0
+    norm_energy: Literal["batch", "token"] = "batch"
+    unseen_rows: Literal["pressed", "held"] = "pressed"
+    head_step: Literal["matrix", "elementwise"] = "matrix"
 
     @classmethod
     def uniform(
@@ -155,6 +157,10 @@ class TransformerSpec:
         )
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and (value := getattr(self, name)) not in get_args(hint):
+                names = ", ".join(get_args(hint))
+                raise SpecError(f"{name} = {shown(value)}: choose one of: {names}")
         if not 0 <= self.eps < math.inf:
             raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
         _positive("width", len(self.sites))
@@ -162,7 +168,7 @@ class TransformerSpec:
             _positive(name, getattr(self, name))
         for site in self.sites:
             if not 0 <= site <= _LARGEST:
-                raise SpecError(f"site {_shown(site)}: must be a whole number of 0 to {_LARGEST}")
+                raise SpecError(f"site {shown(site)}: must be a whole number of 0 to {_LARGEST}")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
             _check_reach(who, reach, len(self.sites))
         seen: set[str] = set()
@@ -207,12 +213,13 @@ class TransformerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data. Keys that were added later are left out where they say nothing."""
-        return {key: value for key, value in asdict(self).items() if value or key not in _LATER}
+        data = asdict(self)
+        return {k: v for k, v in data.items() if k not in _LATER or v != _LATER[k]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
         """Build from JSON data; SpecError names a missing, unknown or wrong key."""
-        plain = _fields("structure", cls, data, skip="operators")
+        plain = checked_fields("structure", cls, data, _LATER, skip="operators")
         entries = data["operators"]
         if not isinstance(entries, list | tuple):
             raise SpecError(f"structure: operators = {entries!r} must be a list")
@@ -221,67 +228,20 @@ class TransformerSpec:
             kind = entry.get("kind") if isinstance(entry, Mapping) else None
             if kind == "attention":
                 operators.append(
-                    AttentionSpec(**_fields("attention operator", AttentionSpec, entry))
+                    AttentionSpec(**checked_fields("attention operator", AttentionSpec, entry))
                 )
             elif kind == "mlp":
-                operators.append(MlpSpec(**_fields("mlp operator", MlpSpec, entry)))
+                operators.append(MlpSpec(**checked_fields("mlp operator", MlpSpec, entry)))
             else:
                 raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
         return cls(**plain, operators=tuple(operators))
-
-
-def _fields(what: str, cls: type, data: Any, skip: str | None = None) -> dict[str, Any]:
-    """A dataclass's fields from JSON data: no missing or unknown key, values of the right type."""
-    if not isinstance(data, Mapping):
-        raise SpecError(f"a {what} is a JSON object, not {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in fields(cls)]
-    for key in data:
-        if key not in names:
-            raise SpecError(f"{what}: unknown key {key!r}")
-    for name in names:
-        if name not in data and name not in _LATER:
-            raise SpecError(f"{what}: key {name!r} is missing")
-    values = {}
-    for name in names:
-        if name != skip and name in data:
-            value = tuple(data[name]) if isinstance(data[name], list) else data[name]
-            if not _fits(value, hints[name]):
-                raise SpecError(
-                    f"{what}: {name} = {_shown(data[name])} is not {_kind(hints[name])}"
-                )
-            values[name] = value
-    return values
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(part, inner[0]) for part in value)
-    if origin is Literal:
-        return value in inner
-    if origin is types.UnionType:
-        return any(_fits(value, choice) for choice in inner)
-    if hint is float:
-        # An int is accepted if it converts to a finite float32.
-        return type(value) in (int, float) and -_LARGEST_FLOAT <= value <= _LARGEST_FLOAT
-    return type(value) is hint if hint is not types.NoneType else value is None
-
-
-def _kind(hint: Any) -> str:
-    return str(hint).removeprefix("typing.") if typing.get_origin(hint) else str(hint.__name__)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SpecError(f"{name} = {value!r}: must be a whole number of at least 1")
     if value > _LARGEST:
-        raise SpecError(f"{name} = {_shown(value)}: must be at most {_LARGEST}")
+        raise SpecError(f"{name} = {shown(value)}: must be at most {_LARGEST}")
 
 
 def _check_reach(who: str, sites: tuple[int, ...], width: int) -> None:

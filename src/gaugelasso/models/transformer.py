@@ -26,7 +26,8 @@ class Transformer(Compressible):
         super().__init__()
         self.initial_spec = spec
         generator = torch.Generator().manual_seed(seed)
-        norm: dict[str, Any] = {"tied": spec.norm == "tied", "eps": spec.eps}
+        by_token = spec.norm_energy == "token"
+        norm: dict[str, Any] = {"tied": spec.norm == "tied", "eps": spec.eps, "by_token": by_token}
         # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
         shrink = (2 * spec.layers) ** -0.5
         self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
@@ -37,6 +38,7 @@ class Transformer(Compressible):
             kind=spec.input_kind,
             positions=spec.positions,
             generator=generator,
+            hold_unseen=spec.unseen_rows == "held",
         )
         self.operators = nn.ModuleDict()
         for op in spec.operators:
@@ -46,7 +48,13 @@ class Transformer(Compressible):
                 if isinstance(op, AttentionSpec)
                 else SwiGLU(op, **common)
             )
-        self.classifier = Classifier(spec.classify, spec.outputs, generator=generator, **norm)
+        self.classifier = Classifier(
+            spec.classify,
+            spec.outputs,
+            generator=generator,
+            elementwise=spec.head_step == "elementwise",
+            **norm,
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (or pixels) [B, S, outputs]."""
@@ -63,6 +71,7 @@ class Transformer(Compressible):
         norms: list[Norm] = []
         operations: list[Operation] = []
         matrices: dict[str, int] = {}
+        lookups: list[str] = []
         writers, readers, energies = [], [], [Slot("sites")]
         # Two stages for each operator, because it reads before it writes.
         for stage, (name, part) in enumerate(self._parts()):
@@ -71,6 +80,7 @@ class Transformer(Compressible):
             costs += part.costs(name)
             operations += part.operations(name)
             matrices |= part.matrices(name)
+            lookups += part.lookups(name)
             if isinstance(part, Embedding | Operator):
                 writers.append(
                     Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1)
@@ -89,6 +99,7 @@ class Transformer(Compressible):
             axes=tuple(axes),
             fixed=tuple(fixed),
             matrices=matrices,
+            lookups=tuple(lookups),
             norms=() if self.initial_spec.norm == "tied" else tuple(norms),
             costs=tuple(costs),
             required=frozenset({"embedding", "classifier"}),
@@ -110,20 +121,12 @@ class Transformer(Compressible):
 
     def spec(self) -> TransformerSpec:
         """The current structure, taken from the shapes of the tensors."""
-        return TransformerSpec(
+        return replace(
+            self.initial_spec,
             sites=tuple(self.sites.tolist()),
-            length=self.initial_spec.length,
-            layers=self.initial_spec.layers,
-            inputs=self.initial_spec.inputs,
-            outputs=self.initial_spec.outputs,
             embed=tuple(self.embedding.write.sites.tolist()),
             classify=tuple(self.classifier.read.sites.tolist()),
             operators=tuple(part.spec() for part in self._operators()),
-            input_kind=self.initial_spec.input_kind,
-            causal=self.initial_spec.causal,
-            positions=self.initial_spec.positions,
-            norm=self.initial_spec.norm,
-            eps=self.initial_spec.eps,
         )
 
     def set_context_(self, length: int) -> None:

@@ -54,8 +54,16 @@ def _advance(weight, momentum, second, gradient, rho, decay, rates, N, end, weig
     tl.store(weight + i, w - rate * update, mask=live)
 
 
-@triton.jit(do_not_specialize=["size", "numel"])
-def _gather(momentum, gradient, rho, index, batch, parts, size, numel, BLOCK: tl.constexpr):
+@triton.jit
+def _elements(places, k, numel, wide):
+    """Of elements k of a padded matrix: their places in flat storage, and which are no padding."""
+    row, col = k // wide, k % wide
+    real = (k < numel) & (row < tl.load(places + 1)) & (col < tl.load(places + 2))
+    return tl.load(places) + row * tl.load(places + 3) + col * tl.load(places + 4), real
+
+
+@triton.jit(do_not_specialize=["numel", "wide"])
+def _gather(momentum, gradient, rho, places, batch, parts, numel, wide, BLOCK: tl.constexpr):
     """m + rho r of padded matrices, and partial sums of their squares."""
     program, count = tl.program_id(0), tl.num_programs(0)
     first = tl.program_id(1).to(tl.int64) * numel
@@ -63,8 +71,7 @@ def _gather(momentum, gradient, rho, index, batch, parts, size, numel, BLOCK: tl
     square = tl.zeros((BLOCK,), tl.float32)
     for start in range(program * BLOCK, numel, count * BLOCK):
         k = start + tl.arange(0, BLOCK)
-        i = tl.load(index + first + k, mask=k < numel, other=size)
-        real = i < size
+        i, real = _elements(places + 5 * tl.program_id(1), k, numel, wide)
         m = tl.load(momentum + i, mask=real, other=0.0)
         v = m + strength * tl.load(gradient + i, mask=real, other=0.0)
         tl.store(batch + first + k, v, mask=k < numel)
@@ -82,13 +89,12 @@ def _normalise(batch, parts, out, numel, count, tiny, PARTS: tl.constexpr, BLOCK
     tl.store(out + at, v.to(out.dtype.element_ty), mask=k < numel)
 
 
-@triton.jit(do_not_specialize=["size", "numel"])
-def _scatter(weight, update, scale, lr, index, size, numel, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["numel", "wide"])
+def _scatter(weight, update, scale, lr, places, numel, wide, BLOCK: tl.constexpr):
     """Every element has one position in one matrix, so none is written twice."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * numel + k
-    i = tl.load(index + at, mask=k < numel, other=size)
-    real = i < size
+    i, real = _elements(places + 5 * tl.program_id(1), k, numel, wide)
     step = tl.load(scale + tl.program_id(1)) * tl.load(update + at, mask=real, other=0.0)
     w = tl.load(weight + i, mask=real, other=0.0)
     tl.store(weight + i, w - tl.load(lr) * step, mask=real)
@@ -129,27 +135,31 @@ def gather(
     momentum: Tensor,
     gradient: Tensor,
     rho: Tensor,
-    index: Tensor,
-    size: int,
+    places: Tensor,
+    shape: tuple[int, int],
     dtype: torch.dtype,
     tiny: float,
 ) -> Tensor:
-    """m + rho r at `index` [matrices, rows, cols], each matrix divided by its norm."""
-    numel = index[0].numel()
-    grid = (*blocks(numel), len(index))
+    """m + rho r of matrices [matrices, *shape], padded with zeros, each divided by its norm.
+
+    `places` [matrices, 5] are the start of each in flat storage, its numbers of rows and columns,
+    and their strides.
+    """
+    numel, matrices = shape[0] * shape[1], len(places)
+    grid = (*blocks(numel), matrices)
     count = min(PARTS, grid[0])
-    batch = torch.empty(index.shape, device=index.device, dtype=momentum.dtype)
-    parts = momentum.new_empty(count * len(index))
-    _gather[(count, len(index))](momentum, gradient, rho, index, batch, parts, size, numel, BLOCK)
+    batch = momentum.new_empty(matrices, *shape)
+    parts = momentum.new_empty(count * matrices)
+    _gather[(count, matrices)](
+        momentum, gradient, rho, places, batch, parts, numel, shape[1], BLOCK
+    )
     out = torch.empty_like(batch, dtype=dtype)
     _normalise[grid](batch, parts, out, numel, count, tiny, PARTS, BLOCK)
     return out
 
 
-def scatter_(
-    weight: Tensor, update: Tensor, scale: Tensor, lr: Tensor, index: Tensor, size: int
-) -> None:
-    """weight -= lr scale update, with update [matrices, rows, cols] at `index`."""
-    numel = index[0].numel()
-    grid = (*blocks(numel), len(index))
-    _scatter[grid](weight, update, scale, lr, index, size, numel, BLOCK)
+def scatter_(weight: Tensor, update: Tensor, scale: Tensor, lr: Tensor, places: Tensor) -> None:
+    """weight -= lr scale update, with update [matrices, rows, cols] at `places`."""
+    numel = update[0].numel()
+    grid = (*blocks(numel), len(update))
+    _scatter[grid](weight, update, scale, lr, places, numel, update.shape[2], BLOCK)

@@ -77,7 +77,7 @@ def _check_finite(loss, parts, count, skipped, failing, streak, smoothed, seen, 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["parts"])
 def _solve_rho(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
            loss_target, fixed, opposition, tiny, norm_rate,
-           METHOD: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+           METHOD: tl.constexpr, PAUSE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     finite = tl.where(tl.load(sound), 1.0, 0.0)
     rate = tl.load(lr)
     if METHOD == "fixed":
@@ -97,7 +97,7 @@ def _solve_rho(parts, count, sound, smoothed, lr, pressure, rho, pressed, begun,
     tl.store(pressed, tl.maximum(tl.load(pressed), pressing) * finite)
     tl.store(begun, ever)
     tl.store(rates, rate * finite)
-    tl.store(rates + 1, norm_rate * ever * finite)
+    tl.store(rates + 1, norm_rate * (pressing if PAUSE else ever) * finite)
 
 
 def _programs(size: int) -> int:
@@ -146,6 +146,7 @@ def solve_rho_(
     opposition: float,
     tiny: float,
     norm_rate: float,
+    norms_pause: bool,
 ) -> tuple[Tensor, Tensor]:
     """The step's two rates; stores rho. `fixed` is the rho of the method "fixed"."""
     size = momentum.numel()
@@ -157,6 +158,6 @@ def solve_rho_(
     _solve_rho[(1,)](
         parts, count, sound, smoothed, lr, pressure, rho, pressed, begun, rates,
         loss_target, float(fixed), opposition, tiny, float(norm_rate),
-        method, PARTS, num_warps=1,
+        method, norms_pause, PARTS, num_warps=1,
     )  # fmt: skip
     return rates[0], rates[1]

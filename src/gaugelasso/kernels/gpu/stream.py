@@ -71,7 +71,8 @@ def _embed_back(grad, tokens, table, positions, scale, sites, d_table, d_positio
 
 @triton.jit(do_not_specialize=["d"])
 def _read(x, sites, weight, out, scale, energy, N, d, eps, least, RECORD: tl.constexpr,
-          ALIGN: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+          BY_TOKEN: tl.constexpr, ALIGN: tl.constexpr, BN: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.arange(0, BD)
     live, real = n < N, j < d
@@ -80,10 +81,12 @@ def _read(x, sites, weight, out, scale, energy, N, d, eps, least, RECORD: tl.con
     v = tl.load(x + site[:, None] * N + n[None, :], mask=both, other=0.0)
     square = v * v
     level = tl.sum(tl.load(weight + j, mask=real, other=0.0)[:, None] * square, axis=0)
-    if RECORD:
-        tl.store(energy + tl.program_id(0) * d + j, tl.sum(square, axis=1) / N, mask=real)
     level += eps
     s = tl.where(level > least, tl.rsqrt(tl.maximum(level, least)), 0.0)
+    if RECORD:
+        if BY_TOKEN:
+            square *= (s * s)[None, :]
+        tl.store(energy + tl.program_id(0) * d + j, tl.sum(square, axis=1) / N, mask=real)
     tl.store(scale + n, s, mask=live)
     padded = (j < (d + ALIGN - 1) // ALIGN * ALIGN)[:, None] & live[None, :]
     y = (v * s[None, :]).to(out.dtype.element_ty)
@@ -220,7 +223,7 @@ def _gathered(grad: Tensor, sites: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Read(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, sites, energy, eps, least, dtype):
+    def forward(ctx, x, weight, sites, energy, by_token, eps, least, dtype):
         d, N = len(sites), x.shape[1]
         out = torch.empty(aligned(d), N, device=x.device, dtype=dtype)
         scale = torch.empty(N, device=x.device, dtype=torch.float32)
@@ -230,8 +233,8 @@ class Read(torch.autograd.Function):
         # A partial sum for each program: faster than atomics, and deterministic.
         parts = torch.empty(blocks, d, device=x.device) if record else scale
         _read[(blocks,)](
-            x, sites, weight, out, scale, parts, N, d, eps, least, record, ALIGN, tokens, rows,
-            num_warps=warps,
+            x, sites, weight, out, scale, parts, N, d, eps, least, record, by_token, ALIGN, tokens,
+            rows, num_warps=warps,
         )  # fmt: skip
         if record:
             torch.sum(parts, 0, out=energy)
@@ -251,7 +254,7 @@ class Read(torch.autograd.Function):
         _read_back[(triton.cdiv(N, tokens),)](
             d_out.contiguous(), out, sites, weight, scale, grad, N, d, tokens, 64
         )
-        return grad, None, None, None, None, None, None
+        return grad, None, None, None, None, None, None, None
 
 
 class Write(torch.autograd.Function):
