@@ -108,6 +108,17 @@ def test_work_falls_through_interpolated_targets(run: Path) -> None:
     assert load_model(folder).structure() == summary["structure"]
 
 
+def test_a_round_may_have_nothing_left_to_remove(run: Path) -> None:
+    """Multiples of widths let a round go below the work of the next one."""
+    source = Source.of(run)
+    plan = to_work(run, 0.6 * source.summary["fma_final"], rounds=8)
+    config = prune_settings(source, plan, {"compress.multiple": "4"})
+    summary = PruneTrainer(source, plan, config, run.parent / "pruned").run()
+    assert summary["held"]
+    assert len(rows(run.parent / "pruned", "events.jsonl")) < 8
+    assert summary["pruning"]["rounds_made"] == 8
+
+
 def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
     """Killed within a round and within the fine-tuning."""
     plan = to_work(run, 0.4 * read(run / "summary.json")["fma_final"])

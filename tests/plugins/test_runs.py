@@ -313,4 +313,6 @@ def test_a_model_of_the_user_is_pruned(gaugelasso: Command, own: Path) -> None:
     assert summary["method"] == "post-hoc"
     assert summary["fma_final"] <= full["fma_final"] / 2
     assert summary["structure"]["hidden"] < full["structure"]["hidden"] == 24
-    assert_user_error(gaugelasso("cofi", run, "--fma", "9"), "for the built-in transformer only")
+    for command in ("cofi", "torch-pruning"):
+        answer = gaugelasso(command, run, "--fma", "9")
+        assert_user_error(answer, "for the built-in transformer only")

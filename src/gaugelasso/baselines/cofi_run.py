@@ -11,7 +11,7 @@ from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun
 from gaugelasso.baselines.cofi_masks import parameter_terms
 from gaugelasso.baselines.cofi_step import CofiStep, Distillation
 from gaugelasso.baselines.rival import RivalTrainer, check_length
-from gaugelasso.baselines.source import Source, settings_of
+from gaugelasso.baselines.source import Source, settings_of, transformer_of
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.pricing import count
 from gaugelasso.config import Config
@@ -19,7 +19,6 @@ from gaugelasso.config.target import TargetConfig
 from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.units import counts_work
 from gaugelasso.training.evaluation import HeldOut
@@ -32,13 +31,7 @@ TOLERANCE = 0.02
 
 def teacher_of(run: Path) -> Transformer:
     """The model of a run; UserError unless it is the built-in transformer, which has the masks."""
-    model = load_model(run)
-    if not isinstance(model, Transformer):
-        raise UserError(
-            f"{str(run)!r} is a run of a model of its own; CoFi has masks for the built-in "
-            "transformer only"
-        )
-    return model
+    return transformer_of(run, "CoFi has masks for")
 
 
 def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) -> Config:

@@ -9,7 +9,7 @@ linearly. Fine-tuning follows a cosine. There is no pressure at any time.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gaugelasso.baselines.efficiency import Ranking
 from gaugelasso.baselines.plain_driver import PlainDriver
@@ -48,7 +48,12 @@ class PrunePlan:
 
 
 class PruneRun(PlainDriver):
-    """`measure()` gives the loss on selection data, which the ceiling holds for."""
+    """`measure()` gives the loss on selection data, which the ceiling holds for.
+
+    `balanced` says whether a round begins with a balance.
+    """
+
+    balanced: ClassVar[bool] = True
 
     def __init__(
         self, state: RunState, log: RunLog, plan: PrunePlan, measure: Callable[[], Measured]
@@ -87,8 +92,13 @@ class PruneRun(PlainDriver):
 
     # --- rounds -----------------------------------------------------------------------------
 
+    @property
+    def round_due(self) -> bool:
+        """Whether a round begins before the next step."""
+        return self.frozen_at is None and self._round_ends_at is None
+
     def before_step(self) -> None:
-        if self.frozen_at is None and self._round_ends_at is None:
+        if self.round_due:
             self._begin_round()
         super().before_step()
 
@@ -96,14 +106,15 @@ class PruneRun(PlainDriver):
         """Balance and cut; the fine-tuning begins here if there is nothing to cut."""
         state, began = self.compressor.state, time.perf_counter()
         before = self._probe()
-        if state.balances:
+        if self.balanced and state.balances:
             state.balance_(pressing=False)
         balanced, fma, prices = self._probe(), state.fma, state.prices
-        decision = self._choose()
+        work = self._round_work()
+        decision = self._choose(work)
         if not decision.dropped():
-            if self.plan.fma is None or state.fma > self.plan.fma:
+            if work is None or state.fma > work:
                 self.frozen_at = self.now
-            else:  # the work target of this round is met
+            else:  # an earlier round went below the work of this one
                 self._round_ends_at = self.now + self.plan.corrective
             return
         self._undo = state.snapshot_modules()
@@ -126,12 +137,21 @@ class PruneRun(PlainDriver):
             )
         )
 
-    def _choose(self) -> Decision:
-        ranking, plan = Ranking(self.compressor.state), self.plan
-        if plan.fma is None:
-            return ranking.next(plan.channels)
-        full, share = self.state.record.fma_initial, (self.rounds + 1) / plan.rounds
-        return ranking.to_work(full + (plan.fma - full) * share)
+    def _round_work(self) -> float | None:
+        """The work that this round prunes to; None with a loss ceiling."""
+        if self.plan.fma is None:
+            return None
+        full, share = self.state.record.fma_initial, (self.rounds + 1) / self.plan.rounds
+        return full + (self.plan.fma - full) * share
+
+    def _choose(self, work: float | None) -> Decision:
+        if work is None:
+            return Ranking(self.compressor.state).next(self.plan.channels)
+        return self.drops_to(work)
+
+    def drops_to(self, work: float) -> Decision:
+        """What to remove for this work per token, or all that can be removed."""
+        return Ranking(self.compressor.state).to_work(work)
 
     def _probe(self) -> float | None:
         """The loss of the last batch."""

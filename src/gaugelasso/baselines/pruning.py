@@ -10,6 +10,8 @@ from gaugelasso.baselines.post_hoc import PrunePlan, PruneRun
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, TrainedModel, settings_of
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.courses.window import Measured
+from gaugelasso.compress.model_state import ModelState
 from gaugelasso.config import Config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
@@ -22,14 +24,21 @@ from gaugelasso.training.state import RunState
 
 def prune_settings(source: Source, plan: PrunePlan, changes: Mapping[str, str]) -> Config:
     """The config of a run that prunes; UserError if the target is wrong or cannot be reached."""
+    config = pruning_config(source, plan, changes, "prune")
+    _check_loss(source, plan)
+    check_work(source, plan, config, lambda state, _: Ranking(state).least_work)
+    return config
+
+
+def pruning_config(
+    source: Source, plan: PrunePlan, changes: Mapping[str, str], what: str
+) -> Config:
+    """The config of a run with the lengths and the target of a plan; `what` is the command."""
     check_length(plan)
     target = TargetConfig(loss=plan.loss, fma=plan.fma or 0.0)
-    config = settings_of(source.run, changes, target, "prune")
+    config = settings_of(source.run, changes, target, what)
     train = replace(config.train, steps=plan.steps, warmup=0, cooldown=plan.finetune, saturation=0)
-    config = replace(config, train=train)
-    _check_loss(source, plan)
-    _check_work(source, plan, config)
-    return config
+    return replace(config, train=train)
 
 
 def _check_loss(source: Source, plan: PrunePlan) -> None:
@@ -41,7 +50,13 @@ def _check_loss(source: Source, plan: PrunePlan) -> None:
         )
 
 
-def _check_work(source: Source, plan: PrunePlan, config: Config) -> None:
+def check_work(
+    source: Source,
+    plan: PrunePlan,
+    config: Config,
+    nearest: Callable[[ModelState, float], float],
+) -> None:
+    """UserError if the model has the plan's work already, or if `nearest` to it is above it."""
     if plan.fma is None:
         return
     state = Compressor(TrainedModel.of(source.run).build(), 0.0, config.compress).state
@@ -51,7 +66,7 @@ def _check_work(source: Source, plan: PrunePlan, config: Config) -> None:
             f"--fma {plan.fma:g}: the model of {str(source.run)!r} has "
             f"{amount(state.fma, counted)} already; name less"
         )
-    if (least := Ranking(state).least_work) > plan.fma:
+    if (least := nearest(state, plan.fma)) > plan.fma:
         raise UserError(
             f"--fma {plan.fma:g} cannot be reached by pruning {str(source.run)!r}: the nearest is "
             f"{amount(least, counted)}"
@@ -78,8 +93,11 @@ class PruneTrainer(RivalTrainer):
 
     def method_driver(self, state: RunState) -> PruneRun:
         self.log = RunLog(state, self.evaluate, self.on_progress)
-        self.pruning = PruneRun(state, self.log, self.plan, lambda: self._measured(False))
+        self.pruning = self.new_run(state, lambda: self._measured(False))
         return self.pruning
+
+    def new_run(self, state: RunState, measure: Callable[[], Measured]) -> PruneRun:
+        return PruneRun(state, self.log, self.plan, measure)
 
     def outcome(self) -> dict[str, Any]:
         return {"pruning": {**self.plan.to_dict(), "rounds_made": self.pruning.rounds}}

@@ -41,7 +41,7 @@ class RivalTrainer(Trainer):
     A subclass names the method and the file of its plan, and gives the driver.
     """
 
-    method: ClassVar[str]
+    method: str
     plan_file: ClassVar[str]
 
     def __init__(

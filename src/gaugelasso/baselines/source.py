@@ -9,6 +9,7 @@ from gaugelasso.axes import Compressible
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model, load_structure
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.structures import Structure
@@ -57,6 +58,16 @@ class Source:
         """What the summary of a method says of it."""
         keys = ("method", "seed", "steps", "fma_final", "loss", "training_fma", "wall_s")
         return {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
+
+
+def transformer_of(run: Path, what: str) -> Transformer:
+    """The model of a run; UserError with `what` unless it is the built-in transformer."""
+    model = load_model(run)
+    if not isinstance(model, Transformer):
+        raise UserError(
+            f"{str(run)!r} is a run of a model of its own; {what} the built-in transformer only"
+        )
+    return model
 
 
 def settings_of(run: Path, changes: Mapping[str, str], target: TargetConfig, what: str) -> Config:

@@ -22,7 +22,7 @@ from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
 from gaugelasso.cli.comparisons import compare
-from gaugelasso.cli.controls import cofi, prune, retrain
+from gaugelasso.cli.controls import retrain
 from gaugelasso.cli.evaluation import eval_
 from gaugelasso.cli.exports import export
 from gaugelasso.cli.generation import generate
@@ -31,6 +31,7 @@ from gaugelasso.cli.models import show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.profiles import profile
 from gaugelasso.cli.reports import advise, info, pareto, report
+from gaugelasso.cli.rivals import cofi, prune, torch_pruning
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
@@ -56,6 +57,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "retrain": retrain,
     "prune": prune,
     "cofi": cofi,
+    "torch-pruning": torch_pruning,
     "bench": bench,
     "profile": profile,
     "check": check,

@@ -125,8 +125,12 @@ class TrainingStep:
             if share > 1:
                 loss = loss / share
             loss.backward()
+            self.add_gradients_(1 / share)
             self.compressor.device_step.add_microbatch_(number, loss)
             self.loss.add_(loss.detach())
+
+    def add_gradients_(self, share: float) -> None:
+        """Add `share` of gradients that are not the loss's, after a backward pass; here none."""
 
     def plain(self) -> None:
         """The whole step without a CUDA graph; reads nothing back to the host."""
