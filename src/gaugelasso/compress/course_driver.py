@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gaugelasso.compress.courses.course import Answer, Course
+from gaugelasso.compress.courses.course import Course
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import TRIES, Driver, Log
 from gaugelasso.compress.kept_states import States
@@ -96,9 +96,8 @@ class CourseDriver(Driver):
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)
-        # A larger state would miss a work target that is met.
-        if answer.return_to is not None and (self.frozen_at is None or not answer.second_anneal):
-            self._leave(answer.return_to, answer)
+        if answer.return_to is not None:
+            self._leave(answer.return_to, answer.reason)
         if answer.keep:
             self.states.keep(now, course.kept_steps())
         return answer.keep
@@ -109,12 +108,9 @@ class CourseDriver(Driver):
         self.course.seen(measured)
         return measured.loss
 
-    def _leave(self, name: int, answer: Answer) -> None:
-        if (found := self.states.find([name])) is None:
-            return
-        self._return(found, answer.reason)
-        if answer.second_anneal:
-            self.course.begin_second_anneal(self.now)
+    def _leave(self, name: int, reason: str) -> None:
+        if (found := self.states.find([name])) is not None:
+            self._return(found, reason)
 
     def _return(self, name: int, reason: str) -> None:
         self.return_to(self.states.step_of(name), reason, lambda: self.states.load(name))
@@ -159,8 +155,7 @@ class CourseDriver(Driver):
         """Of these states those that keep a work target that is met."""
         most = self.compressor.fma_target if self.compressor.work_target_met else math.inf
         course = self.course
-        sizes = {course.good_at: course.good_fma, course.best_trial_at: course.best_trial_fma}
-        sizes[course.held_at] = course.held_fma
+        sizes = {course.good_at: course.good_fma, course.held_at: course.held_fma}
         return [name for name in names if sizes.get(name, 0.0) <= most]
 
     # --- the end ----------------------------------------------------------------------------

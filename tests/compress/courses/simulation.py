@@ -64,8 +64,6 @@ class Simulated:
             self.kept[self.at] = self.fma
         if answer.return_to is not None:
             self.fma = self.kept[answer.return_to]
-        if answer.second_anneal:
-            course.begin_second_anneal(self.at)
         if answer != Answer():
             self.answers.append((self.at, answer))
         if before[:2] != (course.stage, course.began_at):

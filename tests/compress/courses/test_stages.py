@@ -17,8 +17,7 @@ def test_stages_follow_each_other_and_fill_all_steps(steps: int) -> None:
     assert names[0] == "start"
     assert set(names[1:last:2]) == {"trial"}
     assert set(names[2:last:2]) <= {"press"}
-    turned = run.course.second_anneal_at
-    assert ends[last:] == ((steps,) if turned is None else (turned, steps))
+    assert ends[last:] == (steps,)
     assert begins == (0, *ends[:-1])
     assert 0.3 * steps <= steps - begins[last] <= 0.6 * steps
 
@@ -50,8 +49,7 @@ def test_the_rate_is_full_under_pressure_and_falls_in_trials_and_in_the_anneal()
         low = LEAST_RATE * LR
         high = LR if stage == "trial" else low + RESTART * (LR - low)
         assert rates[0] == pytest.approx(high)
-        if end != run.course.second_anneal_at:
-            assert low < rates[-1] < low + 0.01 * LR
+        assert low < rates[-1] < low + 0.01 * LR
 
 
 def test_there_is_no_pressure_in_trials() -> None:

@@ -15,15 +15,17 @@ Decides by numbers alone: knows nothing of models, files or data.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gaugelasso.compress.courses.second_anneal import Answer, SecondAnneal
-from gaugelasso.compress.courses.stages import TRIAL
+from gaugelasso.compress.courses.stages import TRIAL, Stages
 
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
+# The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
+# logarithmic scale, and by at most `MOST_FURTHER`.
+FURTHER, MOST_FURTHER = 0.7, 1.4
 # What the model learns before that, in as many steps as the long anneal has, lowers the loss too.
 LATER = 0.15
 # A trial that misses by at most this share of its fall more does not send the run back if another
@@ -55,8 +57,17 @@ NEAR = 1.25
 Measure = Callable[[bool], float]
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a course wants done now: keep the present state, or return to one that was kept."""
+
+    keep: bool = False
+    return_to: int | None = None
+    reason: str = field(default="", compare=False)
+
+
 @dataclass
-class Course(SecondAnneal):
+class Course(Stages):
     """Gives `rate` and `pressed_loss` of each step, and takes in the losses after it.
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
@@ -70,8 +81,6 @@ class Course(SecondAnneal):
             return None
         if self.stage != "anneal":
             return self.provisional or self._first_provisional(self.first_loss)
-        if self.second_anneal_at is not None and self.held_at is None:
-            return None  # what the larger state has to spare is not known
         room = max(self.gap or 0.0, 0.0)
         if self.named <= 0:  # a loss that can be negative has no logarithm, and no shares
             return None if self.released else self.aim - room
@@ -150,15 +159,13 @@ class Course(SecondAnneal):
         elif enough or not smaller:
             self.good_at, self.good_fma = step, fma
             self.good_fall, self.good_loss = self.fall, used
-        if not back and loss < self.best_trial_loss:
-            self.best_trial_at, self.best_trial_fma, self.best_trial_loss = step, fma, loss
         self.provisional = self._next_provisional(back, missing)
         self._after_trial(step)
         self.recent = [] if back else self.recent
         if back:
             reason = f"a trial anneal of {fma:,.0f} FMA per token led to a loss of {loss:.4g}"
             return Answer(return_to=self.good_at, reason=f"{reason}, too high for {self.named:g}")
-        return Answer(keep=step in (self.good_at, self.best_trial_at))
+        return Answer(keep=self.good_at == step)
 
     def _next_provisional(self, back: bool, missing: float) -> float:
         """What to press towards after a trial; `back` where it sent the run back."""
@@ -211,6 +218,10 @@ class Course(SecondAnneal):
             f"{self.named:g}; about {loss * math.exp(-self._further()):.4g} is in reach"
         )
 
+    def _further(self) -> float:
+        """How much further than the trial the last anneal lowers the loss, logarithmically."""
+        return min(FURTHER * max(self.fall, 0.0), MOST_FURTHER)
+
     def _later(self, step: int) -> float:
         """The same for what the model learns before the last anneal begins."""
         anneals = (self.steps - step) / max(self.anneal, 1)
@@ -243,8 +254,6 @@ class Course(SecondAnneal):
         if math.isfinite(gap):
             self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
         self.released = landing and not loss <= self.aim
-        if (answer := self._judge_anneal(past, now, fma, loss)) is not None:
-            return answer
         if not landing:
             if not (loss <= self.aim and fma < self.held_fma):
                 return Answer()

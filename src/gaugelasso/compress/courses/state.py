@@ -12,14 +12,6 @@ from gaugelasso.errors import UserError
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
 _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
-# Fields that older checkpoints lack.
-_LATER = (
-    "best_trial_at",
-    "best_trial_fma",
-    "best_trial_loss",
-    "early_loss",
-    "second_anneal_at",
-)
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -64,13 +56,6 @@ class CourseState(LossWindow):
     held_at: int | None = None
     held_fma: float = math.inf
     held_loss: float = math.inf
-    # Of the trials that did not send the run back, the one that ended at the least loss.
-    best_trial_at: int | None = None
-    best_trial_fma: float = math.inf
-    best_trial_loss: float = math.inf
-    # A selection loss early in the last anneal; when that anneal was given up for a second one.
-    early_loss: float | None = None
-    second_anneal_at: int | None = None
     # Selection loss minus training loss; whether the landing lets go.
     gap: float | None = None
     released: bool = False
@@ -79,10 +64,8 @@ class CourseState(LossWindow):
 
     def kept_steps(self) -> list[int]:
         """The steps of the states that the run may return to."""
-        steps = [self.good_at, self.held_at]
-        if self.held_at is None and self.second_anneal_at is None:
-            steps.append(self.best_trial_at)
-        return [step for step in dict.fromkeys(steps) if step is not None]
+        steps = dict.fromkeys((self.good_at, self.held_at))
+        return [step for step in steps if step is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""
@@ -94,14 +77,14 @@ class CourseState(LossWindow):
         """Take over what `to_dict` gave; UserError if it did not, and nothing is changed."""
         if not isinstance(values, Mapping):
             raise UserError(f"course = {str(values)[:60]}: must be a table of values")
-        names, values = list(self.to_dict()), dict.fromkeys(_LATER) | dict(values)
+        names = list(self.to_dict())
         for name in names:
             if name not in values or not self._is_sound(name, values[name]):
                 raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
         for name in names:
             value = values[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        for name in ("good_fma", "held_fma", "held_loss", "best_trial_fma", "best_trial_loss"):
+        for name in ("good_fma", "held_fma", "held_loss"):
             if getattr(self, name) is None:
                 setattr(self, name, math.inf)
 

@@ -6,8 +6,11 @@ work is reached, the rest of the run is one anneal without pressure.
 
                  start                          anneal
     rate       /------------------------\\.._______________
-    pressure    ------------------------
-    work       ----....____
+    pressure          ...-----==========
+    work       -------....____
+
+The descent begins once the model has learned for a while: what a model does not use yet, pressure
+removes, whether it would be needed or not.
 
 Decides by numbers alone, as `Course` does.
 """
@@ -18,11 +21,13 @@ from dataclasses import dataclass
 from gaugelasso.compress.courses.course import EVENT_SHARE, EVENT_WAY, Answer, Course, Measure
 from gaugelasso.compress.courses.window import WINDOW
 
+# The model learns without pressure over this share of the steps, and over no more than so many.
+LEARNS, LONGEST = 0.2, 2000
 # The work should be reached at this share of the steps; the anneal begins at the latest at this.
 REACHED, LATEST = 0.5, 0.8
-# The pressed loss is at most this share of the way from the least loss so far up to the first one:
-# above that a model forgets what it has learned. The share grows to one where the work comes too
-# late.
+# The pressed loss is at most a share of the way from the least loss so far up to the first one. The
+# share grows from zero to this by the time when the work should be reached: above that a model
+# forgets what it has learned. It grows on, to one, where the work comes too late.
 WAY = 0.2
 # It is there where the work is this much behind its schedule, on a logarithmic scale, and at the
 # present loss where the work is on schedule.
@@ -45,13 +50,14 @@ class WorkCourse(Course):
     def __post_init__(self) -> None:
         self.ends_at = self.ends_at or max(1, round(LATEST * self.steps))
         super().__post_init__()
+        self.descent_at = max(self.warmup, min(round(LEARNS * self.steps), LONGEST))
 
     def pressed_loss(self, step: int) -> float | None:
         """Between the present loss and the most, by how far the work is behind."""
-        if step < self.warmup or self.least_loss is None or self.first_loss is None:
+        if step < self.descent_at or self.least_loss is None or self.first_loss is None:
             return None
         late = (step / self.steps - REACHED) / (LATEST - REACHED)
-        way = WAY + (1 - WAY) * min(max(late, 0.0), 1.0)
+        way = WAY * min(self._through(step), 1.0) + (1 - WAY) * min(max(late, 0.0), 1.0)
         most = self.least_loss + way * max(self.first_loss - self.least_loss, 0.0)
         share = min(max(self.behind / BEHIND, -1.0), 1.0)
         if 0 < self.loss < most:  # geometric, for losses that come near zero
@@ -68,8 +74,12 @@ class WorkCourse(Course):
         It goes on below the goal, so that work that is a little above it is more and more behind.
         """
         first = max(self.fma_first or self.goal, self.goal)
-        through = (step - self.warmup) / max(REACHED * self.steps - self.warmup, 1)
-        return first * (self.goal / first) ** max(through, 0.0)
+        return first * (self.goal / first) ** self._through(step)
+
+    def _through(self, step: int) -> float:
+        """How much of the time of the descent is over; one where the work should be reached."""
+        length = max(REACHED * self.steps - self.descent_at, 1)
+        return max(step - self.descent_at, 0) / length
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
         self.advanced_at = step
