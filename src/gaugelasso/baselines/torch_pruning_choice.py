@@ -5,7 +5,6 @@ to a higher pruning ratio. The indices that it removes are indices of our axes, 
 our own surgery follows from them: no weight of the plain modules is copied back.
 """
 
-import importlib
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
@@ -40,12 +39,13 @@ _STEPS = 100
 def package() -> Any:
     """The module torch_pruning; UserError with the extra that brings it, if it is missing."""
     try:
-        return importlib.import_module("torch_pruning")
+        import torch_pruning
     except ImportError as error:
         raise UserError(
             f"the package torch-pruning is needed ({first_line(error)}): "
             "pip install 'gaugelasso[torch-pruning]'"
         ) from None
+    return torch_pruning
 
 
 @dataclass(frozen=True)
