@@ -46,8 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "files", "runs"},
     "cli": {
         "errors", "version", "signals", "axes", "distributed", "models", "inference", "plugins",
-        "checking", "runs", "export", "importing", "tasks", "config", "training", "sweeps", "bench",
-        "baselines", "report",
+        "compress", "checking", "runs", "export", "importing", "tasks", "config", "training",
+        "sweeps", "bench", "baselines", "report",
     },
     # The public names and the entry point; nobody inside imports them.
     "__init__": {

@@ -22,6 +22,7 @@ from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
 from gaugelasso.cli.comparisons import compare
+from gaugelasso.cli.compression import compress
 from gaugelasso.cli.controls import retrain
 from gaugelasso.cli.evaluation import eval_
 from gaugelasso.cli.exports import export
@@ -46,6 +47,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "generate": generate,
     "export": export,
     "import": import_,
+    "compress": compress,
     "report": report,
     "pareto": pareto,
     "compare": compare,

@@ -23,10 +23,13 @@ _COUNTS = {"sites": "residual sites", "operators": "operators"}
 
 
 @contextmanager
-def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[[Progress], None]]:
+def show_progress(
+    console: Console, title: str, log: Path, price: Callable[[Progress], str] | None = None
+) -> Iterator[Callable[[Progress], None]]:
     """Yields the function that a trainer calls with each row, after the row is in the log.
 
-    `log` is the run's metrics.jsonl, from which the initial step time is read.
+    `log` is the run's metrics.jsonl, from which the initial step time is read. `price` says what
+    the compression so far costs, and is shown with each row.
     """
     initial_ms: float | None = None
     known = False
@@ -48,7 +51,9 @@ def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[
             wall = progress.row["wall_s"]
             if wall - last[0] >= _LINE_EVERY or progress.row["step"] >= progress.end:
                 last[0] = wall
-                console.print(plain_line(progress, initial_ms), highlight=False, soft_wrap=True)
+                text = plain_line(progress, initial_ms)
+                text += f"  {price(progress)}" if price else ""
+                console.print(text, highlight=False, soft_wrap=True)
 
         yield line
         return
@@ -56,7 +61,8 @@ def show_progress(console: Console, title: str, log: Path) -> Iterator[Callable[
     with Live(console=console, refresh_per_second=8) as live:
 
         def panel(progress: Progress) -> None:
-            grid = _panel_content(progress, find_initial_ms(progress))
+            said = price(progress) if price else None
+            grid = _panel_content(progress, find_initial_ms(progress), said)
             live.update(Panel(grid, title=title, padding=(1, 2)))
 
         yield panel
@@ -96,7 +102,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
+def _panel_content(progress: Progress, initial_ms: float | None, price: str | None = None) -> Group:
     row = progress.row
     metric = row[progress.metric_name]
     before = "" if initial_ms is None else f", from {initial_ms:.1f}"
@@ -127,4 +133,5 @@ def _panel_content(progress: Progress, initial_ms: float | None) -> Group:
     for left in range(0, len(cells), 2):
         pair = cells[left : left + 2]
         grid.add_row(*(part for name, value in pair for part in (f"[dim]{name}[/]", value)))
-    return Group(grid, "", ProgressBar(total=progress.end, completed=row["step"]))
+    said = [] if price is None else ["", price]
+    return Group(grid, *said, "", ProgressBar(total=progress.end, completed=row["step"]))

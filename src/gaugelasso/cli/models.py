@@ -22,6 +22,7 @@ from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
 from gaugelasso.cli.tensorboard import find_writer, tensorboard
+from gaugelasso.cli.trainers import build_trainer
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team, join
 from gaugelasso.report.data import load_run
@@ -29,11 +30,9 @@ from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_structure
 from gaugelasso.runs.folder import REFERENCE, Existing
 from gaugelasso.runs.reading import exists
-from gaugelasso.signals import stop_requests
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.reference import needs_reference, with_reference
 from gaugelasso.training.reference_file import load_reference
-from gaugelasso.training.trainer import Trainer
 
 
 def train(
@@ -83,9 +82,9 @@ def train(
     if team.rank:  # only rank 0 prints
         logging.disable(logging.WARNING)
         if first:
-            given = (settings, folder, existing, None, team, begin_with, _build_trainer)
+            given = (settings, folder, existing, None, team, begin_with, build_trainer)
             settings, existing = with_reference(*given), "resume"
-        _build_trainer(settings, folder, existing, team=team, structure=begin_with).run()
+        build_trainer(settings, folder, existing, team=team, structure=begin_with).run()
         team.close()
         return
     if first:
@@ -95,7 +94,7 @@ def train(
         on_progress = stack.enter_context(show_progress(console, title, folder / "metrics.jsonl"))
         if board:
             on_progress = stack.enter_context(tensorboard(folder, on_progress))
-        trainer = _build_trainer(settings, folder, existing, on_progress, team, begin_with)
+        trainer = build_trainer(settings, folder, existing, on_progress, team, begin_with)
         if resume:
             print_line(_start_message(folder, trainer.compressor.steps))
         trainer.run()
@@ -113,21 +112,12 @@ def _measure_reference(
     if settings.target.reference is None and not finished:
         print_line(f"first the reference: the full model without pressure, in {str(reference)!r}")
     with show_progress(console, f"{title}, reference", reference / "metrics.jsonl") as on_progress:
-        given = (settings, folder, existing, on_progress, team, structure, _build_trainer)
+        given = (settings, folder, existing, on_progress, team, structure, build_trainer)
         settings = with_reference(*given)
     found = load_reference(folder)
     if found is not None and settings.target.above_full is not None:
         print_line(found.named(settings.target.above_full))
     return settings
-
-
-def _build_trainer(*arguments: Any, **named: Any) -> Trainer:
-    """Create the trainer. A stop signal interrupts it at once; saved files stay unchanged."""
-    with (
-        stop_requests() as request,
-        request.interruptible("before the first step; nothing was lost"),
-    ):
-        return Trainer(*arguments, **named)
 
 
 def _start_message(folder: Path, step: int) -> str:

@@ -39,12 +39,17 @@ def open_source(path: Path | str) -> Source:
 
 
 def build(source: Source) -> Transformer:
+    check_known(source)
+    return ARCHITECTURES[source.architecture](source)
+
+
+def check_known(source: Source) -> None:
+    """UserError if no model of this architecture can be imported."""
     if source.architecture not in ARCHITECTURES:
         raise UserError(
             f"{str(source.settings.path)!r}: the architecture {source.architecture[:60]!r} cannot "
             f"be imported; known are: {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[source.architecture](source)
 
 
-__all__ = ["ARCHITECTURES", "build", "import_model", "open_source"]
+__all__ = ["ARCHITECTURES", "build", "check_known", "import_model", "open_source"]

@@ -1,0 +1,236 @@
+"""The command that compresses a pretrained model: import, measure, choose, train, export.
+
+Each stage is what the command of its name does. A stage that is finished is in the folder, and
+--resume skips it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaugelasso.cli.arguments import Changes, Device, choose_existing
+from gaugelasso.cli.compression_folder import Stages, opened
+from gaugelasso.cli.compression_original import Original, Result, measure_original, named_loss
+from gaugelasso.cli.compression_plan import (
+    Plan,
+    Wanted,
+    check_same_plan,
+    parse_share,
+    parse_wanted_changes,
+    plan,
+    write_plan,
+)
+from gaugelasso.cli.display import show_progress
+from gaugelasso.cli.output import console, print_line
+from gaugelasso.cli.trainers import build_trainer
+from gaugelasso.compress.result import TargetMissed
+from gaugelasso.distributed import started_as
+from gaugelasso.errors import UserError
+from gaugelasso.export import FORMS
+from gaugelasso.export import export as write_export
+from gaugelasso.export.extras import check_extra
+from gaugelasso.report.layout import render
+from gaugelasso.runs.reading import exists
+from gaugelasso.signals import stop_requests
+from gaugelasso.training.evaluation import choose_device
+from gaugelasso.training.records import Progress
+
+_NO_FORM = "none"
+
+
+def compress(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="Hugging Face folder, GGUF file, or folder that import wrote."
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="Text to train on: a file, a folder, or tokens as .npy."),
+    ],
+    above_original: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="How far the held-out loss may be above the original's, as 3% or 0.03.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    valid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Held-out text; task.valid.",
+            show_default="the last 5% of --data",
+        ),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(metavar="|".join([*FORMS, _NO_FORM]), help="Form to export the result in."),
+    ] = "hf",
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Training steps; train.steps.",
+            show_default="one pass over the text, within 1,000 to 4,000",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Windows of a step; train.batch.", show_default="16"),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a window; task.length.",
+            show_default="512, or the model's context",
+        ),
+    ] = None,
+    set_: Changes = None,
+    device: Device = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the folder; finished stages are skipped.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that this command wrote.")
+    ] = False,
+) -> None:
+    """Compress a pretrained model: import it, measure it, train it smaller, and export it.
+
+    The original's loss on held-out text is measured first. The result is the smallest model that
+    was found with a loss of at most SHARE above it. The progress line says how much less work the
+    model does so far, and at which loss.
+
+    The folder receives base (the imported model), original.json (its figures), config.toml (what
+    was chosen, for gaugelasso train), run (the run folder), and the exported form. If the loss is
+    missed, the exit code is 2 and nothing is exported.
+
+    Example: gaugelasso compress models/SmolLM2-135M --data books --above-original 3% --out small
+
+    Example: gaugelasso compress smol.gguf --data books --above-original 3% --out small --resume
+
+    Example: gaugelasso compress bases/smol --data books --valid b.txt --above-original 0.06
+    --out small --form native --steps 2000 --batch 8
+    """
+    share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
+    existing = choose_existing(resume, overwrite)
+    _check_form(form)
+    if started_as()[1] > 1:
+        raise UserError(
+            "compress runs in one process; for several devices stop it once it trains, and start "
+            "gaugelasso train with its config.toml and --out under torchrun"
+        )
+    where = choose_device(changes.get("train.device", "auto"))
+    stages = opened(out, model, (data, valid), existing)
+    if exists(stages.base):
+        stages.check_same_base(model)
+    else:
+        print_line(f"import: {stages.import_base(model)}")
+    wanted = Wanted(data, valid, share, steps, batch, length, changes)
+    chosen, original = _measure_and_choose(stages, wanted, where)
+    print_line(f"train: {chosen.describe()}")
+    _train(stages, chosen, original, resume)
+    result = Result.load(original, stages.run)
+    render(result.table(), console)
+    if result.above > share:
+        raise _missed(stages.run, result, share, form)
+    if not result.summary["held"]:
+        print_line(
+            f"note: target.loss = {chosen.config.target.loss:g} follows from selection data. The "
+            f"original has {original.test.loss:.4f} on test data, so 'held' is false in the run's "
+            "summary.json"
+        )
+    _export(stages, form)
+    print_line(f"folder: {out}")
+
+
+def _check_form(form: str) -> None:
+    if form not in (*FORMS, _NO_FORM):
+        raise UserError(
+            f"--form {form!r} is unknown; choose one of: {', '.join([*FORMS, _NO_FORM])}"
+        )
+    check_extra(form)
+
+
+def _measure_and_choose(stages: Stages, wanted: Wanted, device: str) -> tuple[Plan, Original]:
+    """The config with its target, and the original's figures; both are written."""
+    with (
+        stop_requests() as request,
+        request.interruptible("before the first step; go on with --resume"),
+    ):
+        chosen = plan(stages.base, wanted)
+        if exists(stages.config):
+            original = Original.load(stages.original)
+            chosen = chosen.with_target(named_loss(original, wanted.share, chosen))
+            check_same_plan(stages.config, chosen)
+            return chosen, original
+        original = measure_original(chosen, device)
+    print_line(f"original: {original}")
+    named = named_loss(original, wanted.share, chosen)
+    origin = f"{1 + wanted.share:g} x {original.selection.loss:.6g}"
+    print_line(f"target: {named:.4f} nats per token = {origin}")
+    chosen = chosen.with_target(named)
+    original.save(stages.original)
+    # Last: the stage is finished when config.toml is there.
+    write_plan(stages.config, chosen, f"{origin}, the original's loss on selection data")
+    return chosen, original
+
+
+def _train(stages: Stages, chosen: Plan, original: Original, resume: bool) -> None:
+    """Train, unless that is finished."""
+    if exists(stages.run / "summary.json"):
+        return
+    title = f"{stages.out.absolute().name}, seed {chosen.config.train.seed}"
+    log, price = stages.run / "metrics.jsonl", _price(original, chosen)
+    with show_progress(console, title, log, price) as on_progress:
+        existing = "resume" if resume else "refuse"
+        trainer = build_trainer(chosen.config, stages.run, existing, on_progress)
+        if trainer.compressor.steps:
+            print_line(f"resuming after step {trainer.compressor.steps:,}")
+        try:
+            trainer.run()
+        except TargetMissed:
+            # The run compares test data with a loss that follows from selection data. Here the
+            # original's loss on the same data counts.
+            return
+
+
+def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
+    """What a row of the run has bought, and the share of the original's loss that it costs."""
+    target = chosen.config.target.loss
+    assert target is not None
+    allowed = target / original.selection.loss - 1
+
+    def price(progress: Progress) -> str:
+        bits = progress.row[progress.metric_name]
+        # Bits per byte are proportional to the loss.
+        paid = "a loss not measured yet" if bits is None else f"{bits / original.during - 1:+.2%}"
+        return f"bought {progress.compression:.2f}x less work for {paid} (allowed {allowed:+.2%})"
+
+    return price
+
+
+def _missed(run: Path, result: Result, share: float, form: str) -> TargetMissed:
+    form = next(iter(FORMS)) if form == _NO_FORM else form
+    return TargetMissed(
+        f"--above-original {share:.4g} was missed in {result.summary['steps']:,} steps: the result "
+        f"has {result.loss:.4f} nats per token on test data, {result.above:+.2%} beside the "
+        f"original's {result.original.test.loss:.4f}. It is in {str(run)!r} and was not exported; "
+        f"gaugelasso export {run} --form {form} does so all the same. Raise --above-original or "
+        "--steps, or give more text"
+    )
+
+
+def _export(stages: Stages, form: str) -> None:
+    if form == _NO_FORM:
+        return
+    target = stages.out / form
+    if exists(target):
+        print_line(f"export: {str(target)!r} is there already")
+        return
+    print_line(f"export: {write_export(stages.run, form, target)}, in {str(target)!r}")

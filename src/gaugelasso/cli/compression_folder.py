@@ -1,0 +1,150 @@
+"""The folder that `compress` writes: one entry for each of its stages."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaugelasso.errors import UserError
+from gaugelasso.export import FORMS
+from gaugelasso.export.folder import new_folder
+from gaugelasso.importing import check_known, open_source
+from gaugelasso.importing.folder import write_imported
+from gaugelasso.runs import checkpoint
+from gaugelasso.runs.checkpoint import Checkpoint
+from gaugelasso.runs.folder import Existing, RunFolder
+from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
+from gaugelasso.runs.writing import check_name, writing
+
+_BASE, _ORIGINAL, _CONFIG, _RUN = "base", "original.json", "config.toml", "run"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where each stage leaves its result."""
+
+    out: Path
+
+    @property
+    def base(self) -> Path:
+        """The imported model."""
+        return self.out / _BASE
+
+    @property
+    def original(self) -> Path:
+        """The figures of the original."""
+        return self.out / _ORIGINAL
+
+    @property
+    def config(self) -> Path:
+        """What was chosen."""
+        return self.out / _CONFIG
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.out / _RUN
+
+    def import_base(self, model: Path) -> str:
+        """Import the model, or copy it if that is done already; returns what to print."""
+        if _is_base(model):
+            with new_folder(self.base) as folder:
+                ignored = shutil.ignore_patterns("export", "*.tmp")
+                shutil.copytree(model, folder, ignore=ignored, dirs_exist_ok=True)
+            return f"copied from {str(model)!r}"
+        found = write_imported(model, self.base)
+        difference = found.difference
+        compared = (
+            f"logits not compared ({difference})"
+            if isinstance(difference, str)
+            else f"logits differ from transformers by {difference}"
+        )
+        return f"{found.parameters:,} parameters; {compared}"
+
+    def check_same_base(self, model: Path) -> None:
+        """UserError unless the base was made from this model."""
+        if _is_base(model):
+            same = _checkpoint(model).fingerprint() == _checkpoint(self.base).fingerprint()
+        else:
+            config = read_json(self.base / "config.json")
+            task = config.get("task") if isinstance(config, dict) else None
+            same = isinstance(task, dict) and task.get("source") == str(model)
+        if not same:
+            raise UserError(
+                f"--resume: {str(self.base)!r} was not imported from {str(model)!r}; give the same "
+                "MODEL again, or choose another --out"
+            )
+
+
+def opened(out: Path, model: Path, texts: Iterable[str | None], existing: Existing) -> Stages:
+    """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
+
+    MODEL is opened first: a wrong name must not cost the result that --overwrite replaces.
+    """
+    check_name(out)
+    _check_model(model)
+    stages = Stages(out)
+    if existing == "resume":
+        if exists(out) and any(out.iterdir()):
+            _check_own(out)
+        return stages
+    if existing == "refuse":
+        RunFolder.check_free(out)
+        return stages
+    if exists(out):
+        _check_own(out)
+        place = out.resolve()
+        for given in (str(model), *filter(None, texts)):
+            if place in (path := Path(given).expanduser().resolve()).parents or path == place:
+                raise UserError(
+                    f"--overwrite would remove {given!r}, which is in {str(out)!r}; choose another "
+                    "--out"
+                )
+        _clear(stages)
+    return stages
+
+
+def _check_model(model: Path) -> None:
+    """UserError unless this is a model that can be imported, as far as its headers say."""
+    if _is_base(model):
+        _checkpoint(model).structure()
+    else:
+        check_known(open_source(model))
+
+
+def _is_base(model: Path) -> bool:
+    return is_folder(model) and exists(model / "config.json") and is_imported(model)
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    found = checkpoint.find(folder)
+    if found is None:
+        raise UserError(f"{str(folder)!r}: holds no checkpoint; import the model again")
+    return found
+
+
+def _check_own(out: Path) -> None:
+    """UserError if the folder holds anything that this command did not write."""
+    if not out.is_dir():
+        raise UserError(f"output {str(out)!r} is a file; give a folder")
+    known = {_BASE, _ORIGINAL, _CONFIG, _RUN, *FORMS}
+    others = sorted(path.name for path in out.iterdir() if path.name not in known)
+    if others:
+        raise UserError(
+            f"output {str(out)!r} holds {others[0]!r}, which gaugelasso compress did not write; "
+            "move it away, or choose another --out"
+        )
+
+
+def _clear(stages: Stages) -> None:
+    if exists(stages.run):
+        # Holds the lock of the run: refused while it trains.
+        RunFolder.open(stages.run, "overwrite").close()
+    # config.toml first: without it the other stages are done again.
+    for name in (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE):
+        path = stages.out / name
+        with writing(path):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
