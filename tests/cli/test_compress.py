@@ -1,8 +1,11 @@
 """The command `compress`: from a pretrained model and a text to a smaller model in a folder."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from gaugelasso.cli.compression_plan import parse_share
+from gaugelasso import cli
+from gaugelasso.cli.compression_plan import Wanted, parse_share, plan
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
+from gaugelasso.export import FORMS
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.runs.checkpoint import load_model
-from gaugelasso.tasks import TEST
-from gaugelasso.training.evaluation import final_figures
+from gaugelasso.tasks import SELECTION, TEST
+from gaugelasso.training.evaluation import evaluate, final_figures
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_user_error, calling
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
@@ -26,10 +31,13 @@ from tests.tasks.tokenizers import byte_level
 from tests.tiny_runs import assert_same_run, contents, read, stop_at
 
 VOCABULARY = 300
+SHARE = 9.0
+# A few steps that cut: far too fast and far too high a price for a real model.
 OPTIONS = (
-    *("--data", "text.txt", "--valid", "valid.txt", "--above-original", "40%", "--out", "out"),
-    *("--steps", "40", "--batch", "4", "--length", "16", "--device", "cpu"),
-    *("--set", "compress.lr=0.005"),
+    *("--data", "text.txt", "--valid", "valid.txt", "--above-original", f"{SHARE:.0%}"),
+    *("--steps", "40", "--batch", "4", "--length", "16", "--device", "cpu", "--out", "out"),
+    *("--set", "compress.lr=0.05", "--set", "compress.interval=5"),
+    *("--set", "compress.drop_tolerance=1e9", "--set", "train.eval_every=10"),
 )
 
 
@@ -47,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     tokenizer = byte_level(VOCABULARY)
     (folder / "text.txt").write_text(prose(400, 0))
-    (folder / "valid.txt").write_text(prose(200, 1))
+    (folder / "valid.txt").write_text(prose(60, 1))
     model: Any = llama(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48)
     tokens = torch.tensor(tokenizer.encode(prose(400, 2)).ids)
     windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
@@ -59,15 +67,42 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimizer.step()
     model.save_pretrained(folder / "model")
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    tiny_gguf(folder / "other.gguf", tokenizer_metadata(tokenizer))
     return folder
+
+
+@pytest.fixture(scope="module")
+def done(made: Path) -> str:
+    """What the command prints; its folder is in `made`."""
+    precision = torch.get_float32_matmul_precision()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as said,
+    ):
+        patch.setenv("GAUGELASSO_CACHE", str(made / "cache"))
+        patch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+        patch.setattr(sys, "argv", ["gaugelasso", "compress", "model", *OPTIONS])
+        patch.chdir(made)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    torch.set_float32_matmul_precision(precision)
+    assert stopped.value.code in (None, 0)
+    return said.getvalue()
 
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it all as the working directory."""
+    """Model and texts in the working directory."""
     monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return shutil.copytree(made, tmp_path, ignore=lambda *_: {"out"}, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def out(done: str, made: Path, place: Path) -> Path:
+    """The folder of a finished command in the working directory."""
+    shutil.copytree(made / "out", place / "out")
+    return Path("out")
 
 
 @pytest.fixture
@@ -77,12 +112,247 @@ def command(
     yield from calling(monkeypatch, capsys)
 
 
-def test_x(place, command):
-    import time
-    t=time.time()
-    answer = command("compress", "model", *OPTIONS)
-    print(time.time()-t)
-    for a in answer: print(a)
-    print((place/"out/config.toml").read_text())
-    print((place/"out/original.json").read_text())
-    assert 0
+def changed(*more: str) -> tuple[str, ...]:
+    """The options with others in place of the last of their name."""
+    return (*OPTIONS, *more)
+
+
+# --- what is written ------------------------------------------------------------------------
+
+
+def test_one_command_does_it_all(out: Path, done: str) -> None:
+    assert {path.name for path in out.iterdir()} == {
+        "base", "original.json", "config.toml", "run", "hf",
+    }  # fmt: skip
+    config, original = load_config(out / "config.toml"), read(out / "original.json")
+    assert config.target.loss == pytest.approx((1 + SHARE) * original["selection"]["loss"])
+    summary = read(out / "run" / "summary.json")
+    assert summary["fma_final"] < summary["fma_initial"]
+    batches, rows = config.train.final_batches, {}
+    for name, folder in (("original", out / "base"), ("compressed", out / "run")):
+        found = final_figures(load_model(folder), config, batches, "cpu", TEST)
+        rows[name] = found["loss"], found["bits per byte"]
+    assert rows["original"] == pytest.approx(tuple(original["test"].values()))
+    above = rows["compressed"][0] / rows["original"][0] - 1
+    for name, index in (("nats per token", 0), ("bits per byte", 1)):
+        cells = [f"{rows[which][index]:.4f}" for which in rows]
+        assert table_row(done, name) == [*cells, f"{above:+.2%}"]
+    work = summary["fma_initial"], summary["fma_final"]
+    expected = [f"{work[0]:,.0f}", f"{work[1]:,.0f}", f"{work[0] / work[1]:.2f}x less"]
+    assert table_row(done, "FMA per token") == expected
+    assert table_row(done, "parameters")[1] == f"{summary['parameters_final']:,}"
+    assert read(out / "hf" / "config.json")["model_type"] == "gaugelasso"
+    assert (out / "hf" / "tokenizer.json").exists()
+
+
+def table_row(said: str, name: str) -> list[str]:
+    (line,) = [line for line in said.splitlines() if line.startswith(f"│ {name} ")]
+    return [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+def test_the_progress_line_says_what_is_bought_at_what_price(out: Path, done: str) -> None:
+    *_, last = [line for line in done.splitlines() if line.startswith("step ")]
+    found = re.search(r"bought: (.*)x less work, price: (.*)% loss \(allowed \+900.00%\)", last)
+    assert found is not None
+    *_, row = map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines())
+    initial = read(out / "run" / "initial.json")["fma"]
+    assert found[1] == f"{initial / row['fma']:.2f}"
+    # The original, measured on the same batches as the run.
+    config = load_config(out / "config.toml")
+    before = evaluate(load_model(out / "base"), config, config.train.eval_batches, "cpu").metric
+    assert float(found[2]) == pytest.approx(100 * (row["bits per byte"] / before - 1), abs=0.01)
+
+
+def test_the_config_trains_the_same(out: Path) -> None:
+    Trainer(load_config(out / "config.toml"), Path("again")).run()
+    assert_same_run(out / "run", Path("again"))
+
+
+# --- stages ---------------------------------------------------------------------------------
+
+
+def test_a_stopped_command_goes_on(out: Path, command: Command) -> None:
+    shutil.move(out / "run", "expected")
+    shutil.rmtree(out / "hf")
+    before = contents(out)
+    stop_at(Trainer(load_config(out / "config.toml"), out / "run"), 13)
+    code, said, error = command("compress", "model", *changed("--form", "native", "--resume"))
+    assert code == 0, error
+    assert "resuming after step 1" in said
+    assert "import:" not in said
+    assert "original:" not in said
+    assert_same_run(Path("expected"), out / "run")
+    assert (out / "native").is_dir()
+    assert {name: data for name, data in contents(out).items() if name in before} == before
+
+
+def test_a_finished_command_has_nothing_to_do(out: Path, command: Command) -> None:
+    before = contents(out)
+    code, said, error = command("compress", "model", *changed("--resume"))
+    assert code == 0, error
+    assert "Result" in said
+    assert contents(out) == before
+    code, said, error = command("compress", "model", *changed("--resume", "--form", "native"))
+    assert code == 0, error
+    assert contents(out).items() > before.items()
+
+
+def test_an_imported_folder_is_taken_as_it_is(place: Path, command: Command) -> None:
+    write_imported(Path("model"), Path("base"))
+    options = changed("--form", "none", "--steps", "20")
+    code, said, error = command("compress", "base", *options)
+    assert code == 0, error
+    assert "import: copied from 'base'" in said
+    assert contents(Path("out/base")) == contents(Path("base"))
+    assert not any((place / "out" / form).exists() for form in FORMS)
+    assert command("compress", "base", *options, "--resume")[0] == 0
+    before = contents(place / "out")
+    write_imported(Path("other.gguf"), Path("other"))
+    for model in ("other.gguf", "other"):
+        answer = command("compress", model, *options, "--resume")
+        assert_user_error(answer, f"--resume: 'out/base' was not imported from '{model}'")
+    assert contents(place / "out") == before
+
+
+def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) -> None:
+    options = changed("--overwrite", "--steps", "20", "--form", "none")
+    before = contents(out)
+    write = out / "notes.txt"
+    write.write_text("mine")
+    assert_user_error(command("compress", "model", *options), "'out' holds 'notes.txt', which")
+    write.unlink()
+    for arguments, message in (
+        (("out/base", *options), "--overwrite would remove 'out/base'"),
+        (("nothing", *options), "'nothing'"),
+        (("model", *options, "--valid", "out/config.toml"), "would remove 'out/config.toml'"),
+    ):
+        assert_user_error(command("compress", *arguments), message)
+    assert contents(out) == before
+    code, _, error = command("compress", "model", *options)
+    assert code == 0, error
+    assert read(out / "run" / "summary.json")["steps"] == 20
+    assert not (out / "hf").exists()
+
+
+# --- results that miss ------------------------------------------------------------------------
+
+
+def test_a_missed_target_exports_nothing(place: Path, command: Command) -> None:
+    answer = command("compress", "model", *changed("--above-original", "0", "--steps", "20"))
+    assert_user_error(answer, "--above-original 0 was missed in 20 steps")
+    assert "gaugelasso export out/run --form hf" in answer[2]
+    assert "nats per token" in answer[1]
+    assert {path.name for path in (place / "out").iterdir()} == {
+        "base", "original.json", "config.toml", "run",
+    }  # fmt: skip
+    assert command("export", "out/run", "--form", "native")[0] == 0
+
+
+def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> None:
+    """The halves of a held-out text differ, and the named loss follows from the first."""
+    for test_loss, held in ((100.0, True), (0.01, False)):
+        original = read(out / "original.json")
+        original["test"]["loss"] = test_loss
+        (out / "original.json").write_text(json.dumps(original))
+        summary = read(out / "run" / "summary.json") | {"held": not held}
+        (out / "run" / "summary.json").write_text(json.dumps(summary))
+        code, said, error = command("compress", "model", *changed("--resume"))
+        assert (code == 0) == held, error
+        assert ("'held' is false in the run's summary.json" in said) == held
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--above-original", "-3%"), "--above-original '-3%': give a share"),
+        (("--above-original", "2000%"), "guessing among 300 tokens has 5.704"),
+        (
+            ("--form", "gguf"),
+            "--form 'gguf' is unknown; choose one of: onnx, pt2, hf, native, none",
+        ),
+        (("--set", "target.loss=3"), "--set target.loss=3: give the target with --above-original"),
+        (("--set", "task.path=b.txt"), "--set task.path=b.txt: give the text with --data"),
+        (("--set", "train.stepz=3"), "stepz"),
+        (("--steps", "3"), "train.steps = 3"),
+        (("--device", "abacus"), "device 'abacus' is unknown"),
+        (("--data", "nothing.txt"), "task.path = 'nothing.txt': no such file"),
+        (("--valid", "short.txt"), "the validation text of 'short.txt' has"),
+        (("--length", "41"), "the model has 40 positions"),
+        (("--resume", "--overwrite"), "exclude each other"),
+    ],
+)
+def test_bad_arguments(more: tuple[str, ...], message: str, place: Path, command: Command) -> None:
+    (place / "short.txt").write_text("The quick brown fox.")
+    assert_user_error(command("compress", "model", *changed(*more)), message)
+    assert not (place / "out" / "run").exists()
+    assert not (place / "out" / "config.toml").exists()
+
+
+def test_an_existing_folder_is_kept(out: Path, place: Path, command: Command) -> None:
+    before = contents(out)
+    for more, message in (
+        ((), "output 'out' already exists; add --resume"),
+        (("--resume", "--steps", "50"), "--resume: train.steps is 50 now, and 40 in"),
+        (("--resume", "--above-original", "5"), "--resume: target.loss is"),
+    ):
+        assert_user_error(command("compress", "model", *changed(*more)), message)
+    (place / "file").write_text("")
+    answer = command("compress", "model", *changed("--out", "file", "--overwrite"))
+    assert_user_error(answer, "output 'file' is a file")
+    assert contents(out) == before
+
+
+def test_models_that_cannot_be_compressed(place: Path, command: Command) -> None:
+    assert_user_error(
+        command("compress", "other.gguf", *OPTIONS), "check that MODEL and --data belong together"
+    )
+    shutil.rmtree("out")
+    tokenizer = place / "model" / "tokenizer.json"
+    byte_level(VOCABULARY, ["<more>"]).save(str(tokenizer))
+    assert_user_error(command("compress", "model", *OPTIONS), "the model has a vocabulary of 300")
+    tokenizer.unlink()
+    assert_user_error(command("compress", "model", *OPTIONS), "task.tokenizer is empty")
+    about = place / "model" / "config.json"
+    about.write_text(about.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
+    answer = command("compress", "model", *changed("--overwrite"))
+    assert_user_error(answer, "the architecture 'MambaForCausalLM' cannot be imported")
+    assert (place / "out" / "base").is_dir()  # of the last but one
+
+
+def test_several_processes_are_refused(
+    place: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert_user_error(command("compress", "model", *OPTIONS), "compress runs in one process")
+
+
+# --- choices ------------------------------------------------------------------------------------
+
+
+def test_shares() -> None:
+    assert [parse_share(text) for text in ("3%", "0.03", " .5 % ", "0", "1e-2")] == [
+        0.03, 0.03, 0.005, 0.0, 0.01,
+    ]  # fmt: skip
+    for text in ("", "%", "3 percent", "-1", "nan", "inf", "1e999"):
+        with pytest.raises(UserError, match="--above-original"):
+            parse_share(text)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(9_000, 1000), (300_000, 2226), (10**6, 4000)])
+def test_steps_follow_from_the_text(tokens: int, steps: int, out: Path) -> None:
+    np.save("text.npy", np.arange(tokens) % VOCABULARY)
+    found = plan(out / "base", Wanted("text.npy", None, 0.03, None, None, 8, {}))
+    train, task = found.config.train, found.task
+    assert train.steps == steps
+    assert (train.batch, task.split, task.length) == (16, 0.05, 8)
+    # All selection data once.
+    windows = (len(task.part(SELECTION)) - 1) // 8
+    assert (train.final_batches - 1) * 16 < min(windows, 64 * 16) <= train.final_batches * 16
+    assert train.eval_batches == min(train.final_batches, 8)
+    share = Wanted("text.txt", None, 0.03, 50, 2, None, {"task.valid": "valid.txt"})
+    given = plan(out / "base", share)
+    assert (given.config.train.steps, given.task.length, given.task.split) == (50, 40, 0.0)
+    assert "50 steps of 80 tokens in windows of 40" in given.describe()

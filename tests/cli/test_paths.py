@@ -31,6 +31,8 @@ COMMANDS = (
     "train CONFIG --out PATH",
     "train CONFIG --out PATH --resume",
     "train CONFIG --out PATH --overwrite",
+    "compress PATH --data a.txt --above-original 3% --out PATH",
+    "compress . --data a.txt --above-original 3% --out PATH",
     "bench PATH",
     "bench PATH --inference",
     "bench CONFIG --structure PATH",

@@ -37,7 +37,7 @@ from gaugelasso.signals import stop_requests
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.records import Progress
 
-_NO_FORM = "none"
+_FORM, _NO_FORM = "hf", "none"
 
 
 def compress(
@@ -70,7 +70,7 @@ def compress(
     form: Annotated[
         str,
         typer.Option(metavar="|".join([*FORMS, _NO_FORM]), help="Form to export the result in."),
-    ] = "hf",
+    ] = _FORM,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -207,16 +207,17 @@ def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
     allowed = target / original.selection.loss - 1
 
     def price(progress: Progress) -> str:
-        bits = progress.row[progress.metric_name]
+        bits, times = progress.row[progress.metric_name], progress.compression
+        bought = f"{times:.2f}x less work" if times > 1 else "nothing yet"
         # Bits per byte are proportional to the loss.
-        paid = "a loss not measured yet" if bits is None else f"{bits / original.during - 1:+.2%}"
-        return f"bought {progress.compression:.2f}x less work for {paid} (allowed {allowed:+.2%})"
+        paid = "not measured yet" if bits is None else f"{bits / original.during - 1:+.2%} loss"
+        return f"bought: {bought}, price: {paid} (allowed {allowed:+.2%})"
 
     return price
 
 
 def _missed(run: Path, result: Result, share: float, form: str) -> TargetMissed:
-    form = next(iter(FORMS)) if form == _NO_FORM else form
+    form = _FORM if form == _NO_FORM else form
     return TargetMissed(
         f"--above-original {share:.4g} was missed in {result.summary['steps']:,} steps: the result "
         f"has {result.loss:.4f} nats per token on test data, {result.above:+.2%} beside the "

@@ -1,4 +1,4 @@
-"""The figures of the original, the model that `compress` begins with, and the result beside them."""
+"""The figures of the original, the model that `compress` begins with, beside the result's."""
 
 import math
 from dataclasses import asdict, dataclass

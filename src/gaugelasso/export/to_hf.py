@@ -174,7 +174,8 @@ def copy_tokenizer(source: Source, folder: Path) -> None:
     settings.setdefault("clean_up_tokenization_spaces", False)
     for name, content in {**files, SETTINGS: json.dumps(settings, indent=1).encode()}.items():
         (folder / name).write_bytes(content)
-    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # Without a word on the model's code, transformers would ask on the terminal whether to run it.
+    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     for text in _TEXTS:
         if theirs.encode(text, add_special_tokens=False) != ours.encode([text])[0].tolist():
             raise UserError(
