@@ -35,7 +35,7 @@ SHARE = 9.0
 # A few steps that cut: far too fast and far too high a price for a real model.
 OPTIONS = (
     *("--data", "text.txt", "--valid", "valid.txt", "--above-original", f"{SHARE:.0%}"),
-    *("--steps", "40", "--batch", "4", "--length", "16", "--device", "cpu", "--out", "out"),
+    *("--steps", "30", "--batch", "4", "--length", "16", "--device", "cpu", "--out", "out"),
     *("--set", "compress.lr=0.05", "--set", "compress.interval=5"),
     *("--set", "compress.drop_tolerance=1e9", "--set", "train.eval_every=10"),
 )
@@ -56,7 +56,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_level(VOCABULARY)
     (folder / "text.txt").write_text(prose(400, 0))
     (folder / "valid.txt").write_text(prose(60, 1))
-    model: Any = llama(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48)
+    model: Any = llama(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1
+    )
     tokens = torch.tensor(tokenizer.encode(prose(400, 2)).ids)
     windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -178,7 +180,7 @@ def test_a_stopped_command_goes_on(out: Path, command: Command) -> None:
     stop_at(Trainer(load_config(out / "config.toml"), out / "run"), 13)
     code, said, error = command("compress", "model", *changed("--form", "native", "--resume"))
     assert code == 0, error
-    assert "resuming after step 1" in said
+    assert re.search("resuming after step [1-9]", said)
     assert "import:" not in said
     assert "original:" not in said
     assert_same_run(Path("expected"), out / "run")
@@ -295,7 +297,7 @@ def test_an_existing_folder_is_kept(out: Path, place: Path, command: Command) ->
     before = contents(out)
     for more, message in (
         ((), "output 'out' already exists; add --resume"),
-        (("--resume", "--steps", "50"), "--resume: train.steps is 50 now, and 40 in"),
+        (("--resume", "--steps", "50"), "--resume: train.steps is 50 now, and 30 in"),
         (("--resume", "--above-original", "5"), "--resume: target.loss is"),
     ):
         assert_user_error(command("compress", "model", *changed(*more)), message)
