@@ -16,7 +16,7 @@ import torch
 
 from gaugelasso import cli
 from gaugelasso.cli.compression_plan import Wanted, parse_share, plan
-from gaugelasso.config import load_config
+from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
 from gaugelasso.importing.folder import write_imported
@@ -173,14 +173,16 @@ def test_the_config_trains_the_same(out: Path) -> None:
 # --- stages ---------------------------------------------------------------------------------
 
 
-def test_a_stopped_command_goes_on(out: Path, command: Command) -> None:
+@pytest.mark.parametrize("steps", [0, 13])
+def test_a_stopped_command_goes_on(steps: int, out: Path, command: Command) -> None:
     shutil.move(out / "run", "expected")
     shutil.rmtree(out / "hf")
     before = contents(out)
-    stop_at(Trainer(load_config(out / "config.toml"), out / "run"), 13)
+    if steps:
+        stop_at(Trainer(load_config(out / "config.toml"), out / "run"), steps)
     code, said, error = command("compress", "model", *changed("--form", "native", "--resume"))
     assert code == 0, error
-    assert re.search("resuming after step [1-9]", said)
+    assert ("resuming after step " in said) == (steps > 0)
     assert "import:" not in said
     assert "original:" not in said
     assert_same_run(Path("expected"), out / "run")
@@ -226,6 +228,7 @@ def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) ->
     for arguments, message in (
         (("out/base", *options), "--overwrite would remove 'out/base'"),
         (("nothing", *options), "'nothing'"),
+        (("model", *options, "--valid", "nothing"), "--valid 'nothing': no such file or folder"),
         (("model", *options, "--valid", "out/config.toml"), "would remove 'out/config.toml'"),
     ):
         assert_user_error(command("compress", *arguments), message)
@@ -280,7 +283,7 @@ def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> N
         (("--set", "train.stepz=3"), "stepz"),
         (("--steps", "3"), "train.steps = 3"),
         (("--device", "abacus"), "device 'abacus' is unknown"),
-        (("--data", "nothing.txt"), "task.path = 'nothing.txt': no such file"),
+        (("--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
         (("--valid", "short.txt"), "the validation text of 'short.txt' has"),
         (("--length", "41"), "the model has 40 positions"),
         (("--resume", "--overwrite"), "exclude each other"),
@@ -358,3 +361,5 @@ def test_steps_follow_from_the_text(tokens: int, steps: int, out: Path) -> None:
     given = plan(out / "base", share)
     assert (given.config.train.steps, given.task.length, given.task.split) == (50, 40, 0.0)
     assert "50 steps of 80 tokens in windows of 40" in given.describe()
+    named = given.with_target(3.5)
+    assert Config.from_dict(named.sections) == named.config

@@ -126,7 +126,7 @@ def compress(
             "gaugelasso train with its config.toml and --out under torchrun"
         )
     where = choose_device(changes.get("train.device", "auto"))
-    stages = opened(out, model, (data, valid), existing)
+    stages = opened(out, model, {"--data": data, "--valid": valid}, existing)
     if exists(stages.base):
         stages.check_same_base(model)
     else:

@@ -1,7 +1,7 @@
 """The folder that `compress` writes: one entry for each of its stages."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
 from gaugelasso.runs.writing import check_name, writing
+from gaugelasso.tasks.stored import expand
 
 _BASE, _ORIGINAL, _CONFIG, _RUN = "base", "original.json", "config.toml", "run"
 
@@ -76,13 +77,18 @@ class Stages:
             )
 
 
-def opened(out: Path, model: Path, texts: Iterable[str | None], existing: Existing) -> Stages:
+def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
     """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
 
-    MODEL is opened first: a wrong name must not cost the result that --overwrite replaces.
+    `texts` are the texts that are given, by option. Model and texts are looked for first: a wrong
+    name must not cost the result that --overwrite replaces.
     """
     check_name(out)
     _check_model(model)
+    given = {option: expand(text, option) for option, text in texts.items() if text is not None}
+    for option, path in given.items():
+        if not exists(path):
+            raise UserError(f"{option} {texts[option]!r}: no such file or folder")
     stages = Stages(out)
     if existing == "resume":
         if exists(out) and any(out.iterdir()):
@@ -94,11 +100,11 @@ def opened(out: Path, model: Path, texts: Iterable[str | None], existing: Existi
     if exists(out):
         _check_own(out)
         place = out.resolve()
-        for given in (str(model), *filter(None, texts)):
-            if place in (path := Path(given).expanduser().resolve()).parents or path == place:
+        for path in (model, *given.values()):
+            if place in (path.resolve(), *path.resolve().parents):
                 raise UserError(
-                    f"--overwrite would remove {given!r}, which is in {str(out)!r}; choose another "
-                    "--out"
+                    f"--overwrite would remove {str(path)!r}, which is in {str(out)!r}; choose "
+                    "another --out"
                 )
         _clear(stages)
     return stages

@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,9 @@ class Plan:
 
     def with_target(self, loss: float) -> "Plan":
         sections = {**self.sections, "target": {**self.sections.get("target", {}), "loss": loss}}
-        return Plan(sections, Config.from_dict(sections))
+        # No other section follows from the loss. To build the config anew would read all weights.
+        target = replace(self.config.target, loss=loss)
+        return Plan(sections, replace(self.config, target=target))
 
     def describe(self) -> str:
         """Steps, tokens of a step, and passes over the text."""
