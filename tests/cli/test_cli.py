@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gaugelasso import cli
-from gaugelasso.cli import models
+from gaugelasso.cli import trainers
 from gaugelasso.config import Config, load_config
 from gaugelasso.report import timing
 from gaugelasso.runs import checkpoint
@@ -230,7 +230,7 @@ def test_resume_prints_where_it_starts(gaugelasso: Command, config: Path, tmp_pa
 def test_a_stop_before_the_first_step_is_reported(
     gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "Trainer", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(trainers, "Trainer", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     code, _, err = gaugelasso("train", config, "--out", tmp_path / "run")
     assert code == 143
     assert "stopped by SIGTERM before the first step; nothing was lost" in err

@@ -145,6 +145,7 @@ def test_one_command_does_it_all(out: Path, done: str) -> None:
     assert table_row(done, "parameters")[1] == f"{summary['parameters_final']:,}"
     assert read(out / "hf" / "config.json")["model_type"] == "gaugelasso"
     assert (out / "hf" / "tokenizer.json").exists()
+    assert "run the custom code?" not in done  # what transformers asks on the terminal
 
 
 def table_row(said: str, name: str) -> list[str]:

@@ -75,8 +75,8 @@ def parse_wanted_changes(changes: list[str] | None, device: str | None) -> dict[
     for key in found:
         if key in _DECIDED:
             raise UserError(
-                f"--set {key}={found[key]}: {_DECIDED[key]}; what else a config can say is "
-                "trained by gaugelasso train"
+                f"--set {key}={found[key]}: {_DECIDED[key]}; for another target or task write a "
+                "config, and train it with gaugelasso train"
             )
     return found
 
