@@ -29,12 +29,8 @@ def sorting_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs[:, -COUNT:].flatten(0, 1), targets.flatten())
 
 
-def main(
-    steps: int = 400, loss_target: float = 0.25, accumulate: int = 2, precision: str = "no"
-) -> Result:
-    accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision
-    )
+def main(steps: int = 400, loss_target: float = 0.25, accumulate: int = 2) -> Result:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     torch.manual_seed(0)
     spec = TransformerSpec.uniform(
         width=32, layers=1, heads=4, d_k=8, d_v=8, d_f=64, length=2 * COUNT,

@@ -49,7 +49,7 @@ class CompressorOptimizer(torch.optim.Optimizer):
         self.event: Event | None = None
         self._passes: list[_Pass] = []
         super().__init__(list(model.parameters()), {"lr": compressor.options.lr})
-        self._handle = model.register_forward_hook(self._note, with_kwargs=True)
+        model.register_forward_hook(self._note, with_kwargs=True)
         if compressor.probe is None:
             compressor.probe = self._probe
 
