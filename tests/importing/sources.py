@@ -18,15 +18,24 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 3e-4, "tie_word_embeddings": False,
 }  # fmt: skip
 THETA = 531.0
+# Of the eight pairs of a head of SIZES, two are high, two between, four low.
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 6.0, "low_freq_factor": 1.5, "high_freq_factor": 9.0,
+    "original_max_position_embeddings": 200,
+}  # fmt: skip
 
 
 def llama(**settings: Any) -> "LlamaForCausalLM":
     """A random model, with gains that differ and weights large enough for sharp attention."""
     from transformers import LlamaConfig, LlamaForCausalLM  # above, it would cost every worker 4 s
 
-    rope = {"rope_type": "default", "rope_theta": THETA}
+    return _random(LlamaForCausalLM, LlamaConfig, settings)
+
+
+def _random(model_class: Any, config_class: Any, settings: Mapping[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": THETA} | settings.get("rope_parameters", {})
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES | settings, rope_parameters=rope))
+    model = model_class(config_class(**{**SIZES, **settings, "rope_parameters": rope}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -34,6 +43,12 @@ def llama(**settings: Any) -> "LlamaForCausalLM":
             elif "embed" not in name:
                 parameter.normal_(std=0.15)
     return model.eval()
+
+
+def mistral(**settings: Any) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _random(MistralForCausalLM, MistralConfig, {"sliding_window": None} | settings)
 
 
 def tokens() -> torch.Tensor:
