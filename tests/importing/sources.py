@@ -51,6 +51,12 @@ def mistral(**settings: Any) -> Any:
     return _random(MistralForCausalLM, MistralConfig, {"sliding_window": None} | settings)
 
 
+def qwen2(**settings: Any) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _random(Qwen2ForCausalLM, Qwen2Config, settings)
+
+
 def tokens() -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randint(SIZES["vocab_size"], (3, 40), generator=generator)
@@ -73,28 +79,29 @@ _NAMES = {
 }  # fmt: skip
 
 
-def metadata(model: "LlamaForCausalLM") -> dict[str, Any]:
-    c: Any = model.config
+def metadata(model: Any) -> dict[str, Any]:
+    c = model.config
+    kind = "llama" if c.model_type == "mistral" else c.model_type
     return {
-        "general.architecture": "llama",
+        "general.architecture": kind,
         "general.name": "tiny",
-        "llama.block_count": c.num_hidden_layers,
-        "llama.context_length": c.max_position_embeddings,
-        "llama.embedding_length": c.hidden_size,
-        "llama.feed_forward_length": c.intermediate_size,
-        "llama.attention.head_count": c.num_attention_heads,
-        "llama.attention.head_count_kv": c.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
-        "llama.rope.freq_base": THETA,
-        "llama.rope.dimension_count": c.hidden_size // c.num_attention_heads,
+        f"{kind}.block_count": c.num_hidden_layers,
+        f"{kind}.context_length": c.max_position_embeddings,
+        f"{kind}.embedding_length": c.hidden_size,
+        f"{kind}.feed_forward_length": c.intermediate_size,
+        f"{kind}.attention.head_count": c.num_attention_heads,
+        f"{kind}.attention.head_count_kv": c.num_key_value_heads,
+        f"{kind}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        f"{kind}.rope.freq_base": THETA,
+        f"{kind}.rope.dimension_count": c.hidden_size // c.num_attention_heads,
         "tokenizer.ggml.tokens": [f"token {i}" for i in range(c.vocab_size)],
         "tokenizer.ggml.scores": [float(i) for i in range(c.vocab_size)],
     }
 
 
-def gguf_tensors(model: "LlamaForCausalLM") -> dict[str, np.ndarray]:
-    """The weights under the names of a GGUF file, RoPE pairs next to each other."""
-    config: Any = model.config
+def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
+    """The weights under the names of a GGUF file; for Llama, RoPE pairs next to each other."""
+    config = model.config
     found = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -104,7 +111,7 @@ def gguf_tensors(model: "LlamaForCausalLM") -> dict[str, np.ndarray]:
             ("q_proj", config.num_attention_heads),
             ("k_proj", config.num_key_value_heads),
         ):
-            if part in name:
+            if part in name and config.model_type in ("llama", "mistral"):
                 values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2)
                 values = values.reshape(tensor.shape)
         for theirs, ours in _NAMES.items():

@@ -23,6 +23,8 @@ from gaugelasso.models.operators import Attention, SwiGLU
 from gaugelasso.models.spec import AttentionSpec
 from gaugelasso.runs.structures import check_fits_memory
 
+# The maps that may have biases.
+BIASED = ("query", "key", "value")
 # What a tensor is -> its name, {} for the number of the layer.
 Names = Mapping[str, str]
 FOLDER: Names = {
@@ -55,6 +57,12 @@ GGUF: Names = {
 }
 
 
+def with_biases(names: Names) -> Names:
+    """The same names, and those of the biases of queries, keys and values."""
+    biases = {f"{what} bias": names[what].replace(".weight", ".bias") for what in BIASED}
+    return {**names, **biases}
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What settings say of a model."""
@@ -69,6 +77,8 @@ class Sizes:
     length: int
     rope: Rope
     eps: float
+    # Whether queries, keys and values have biases.
+    bias: bool = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What a tensor is -> the shape that it has in the source: outputs, inputs."""
@@ -77,7 +87,8 @@ class Sizes:
         ends = dict.fromkeys(("table", "head"), (self.vocabulary, d))
         maps = {"query": (keys, d), "key": (values, d), "value": (values, d), "out": (d, keys)}
         mlp = {"gate": (self.d_f, d), "up": (self.d_f, d), "down": (d, self.d_f)}
-        return {**gains, **ends, **maps, **mlp}
+        biases = {f"{what} bias": maps[what][:1] for what in BIASED} if self.bias else {}
+        return {**gains, **ends, **maps, **mlp, **biases}
 
     def spec(self) -> TransformerSpec:
         spec = TransformerSpec.uniform(
@@ -98,7 +109,7 @@ class Sizes:
             replace(op, frequencies=frequencies) if isinstance(op, AttentionSpec) else op
             for op in spec.operators
         )
-        return replace(spec, operators=tuple(operators))
+        return replace(spec, operators=tuple(operators), attention_bias=self.bias)
 
 
 def build(
@@ -125,6 +136,11 @@ def build(
             attention.key.copy_(_pairs(read("key", depth), groups, interleaved))
             attention.value.copy_(read("value", depth).T.unflatten(1, (groups, -1)))
             attention.out.copy_(read("out", depth).T.unflatten(0, (heads, -1)))
+            if sizes.bias:  # as a map of one input
+                query, key, value = (read(f"{what} bias", depth)[:, None] for what in BIASED)
+                attention.query_bias.copy_(_pairs(query, heads, interleaved)[0])
+                attention.key_bias.copy_(_pairs(key, groups, interleaved)[0])
+                attention.value_bias.copy_(value.view(groups, -1))
             mlp.read.gain.copy_(read("mlp gain", depth))
             mlp.gate.copy_(read("gate", depth).T)
             mlp.up.copy_(read("up", depth).T)
