@@ -184,7 +184,10 @@ class Attention(nn.Module):
 
     def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream plus the output map of the heads' results [B, H, S, d_v]."""
-        return self.write(x, _merged(widened(mixed, 3, self.wide_v)))
+        # Always a copy: whether a view would do depends on the length, which an export leaves open.
+        heads = widened(mixed, 3, self.wide_v).transpose(1, 2)
+        heads = heads.clone(memory_format=torch.contiguous_format)
+        return self.write(x, heads.flatten(2).flatten(0, 1))
 
     def mix(
         self,
