@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inference": {"errors", "kernels", "files", "models"},
     "compress": {"errors", "axes", "kernels", "distributed", "files"},
     "checking": {"axes", "compress", "errors"},
+    "integrations": {"errors", "compress"},
     "runs": {"errors", "version", "axes", "kernels", "files", "plugins", "models"},
     "export": {"errors", "version", "files", "models", "inference", "runs"},
     "importing": {"errors", "axes", "files", "models", "compress", "runs", "export"},

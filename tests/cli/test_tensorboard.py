@@ -107,6 +107,26 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_run(tmp_path: Path) -> N
     assert Writer.last.scalars
 
 
+class FullDisk(Writer):
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_ends_the_writing_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = TensorBoard(tmp_path, FullDisk)
+    board.write(progress_at())
+    board.write(progress_at(step=60))
+    board.close()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "No space left on device" in message
+    assert "no more is written" in message
+
+
 def test_a_missing_extra_is_named_before_anything_is_written(
     gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,12 @@
 """TensorBoard while a run trains: the figures of each row, and the profile picture.
 
-Never stops a run: a picture that cannot be drawn is left out.
+Never stops a run: a picture that cannot be drawn is left out, and where a file cannot be written,
+as on a full disk, writing ends with a warning.
 """
 
 import contextlib
 import io
+import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from gaugelasso.errors import UserError, first_line
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.folder import TENSORBOARD
 from gaugelasso.training.records import Progress
+
+_logger = logging.getLogger(__name__)
 
 # Pictures may take this share of the time of a run.
 _PICTURE_SHARE = 0.02
@@ -66,10 +70,29 @@ class TensorBoard:
     def __init__(self, folder: Path, writer_class: Any):
         self._folder, self._writer_class = folder, writer_class
         self._writer: Any = None
+        self._ended = False
         self._drawn_fma, self._drawing_s = math.nan, 0.0
 
     def write(self, progress: Progress) -> None:
         """Write the figures of a row and, if the structure changed, the profile picture."""
+        with self._ending_on_errors():
+            self._write(progress)
+
+    @contextlib.contextmanager
+    def _ending_on_errors(self) -> Iterator[None]:
+        """A file that cannot be written is no reason to lose a training."""
+        try:
+            yield
+        except OSError as error:
+            if not self._ended:
+                _logger.warning(
+                    "warning: TensorBoard: %s; no more is written to it", first_line(error)
+                )
+            self._ended = True
+
+    def _write(self, progress: Progress) -> None:
+        if self._ended:
+            return
         row, step = progress.row, progress.row["step"]
         if self._writer is None:
             # Opened with the first row, when the run folder is there. Rows of a run before it that
@@ -101,7 +124,8 @@ class TensorBoard:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with self._ending_on_errors():
+                self._writer.close()
 
 
 def figures(progress: Progress) -> dict[str, float]:

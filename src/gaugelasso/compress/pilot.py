@@ -74,6 +74,11 @@ class Pilot(CourseDriver):
         return self.compressor.steps if self._time is None else self._time.ticks
 
     @property
+    def timed(self) -> bool:
+        """Whether the run has a time budget, not a number of steps."""
+        return self._time is not None
+
+    @property
     def done(self) -> bool:
         return self.now >= self.end
 
