@@ -111,6 +111,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "rope_parameters.high_freq_factor = 1.5: must be above": {
         "rope_parameters": LLAMA3 | {"high_freq_factor": 1.5}
     },
+    "rope_parameters.original_max_position_embeddings = 1000": {
+        "rope_parameters": LLAMA3 | {"original_max_position_embeddings": 10**400}
+    },
     "RoPE that differs between layers": {"rope_parameters": {"full_attention": LLAMA3}},
     "rope_scaling is set too": {
         "rope_scaling": {"type": "linear", "factor": 2.0},

@@ -25,7 +25,7 @@ class Bands:
 
     low: float
     high: float
-    context: int
+    context: float
 
     def share(self, frequency: float) -> float:
         """Of the high frequencies: 0 for low ones, 1 for high ones."""
@@ -90,8 +90,9 @@ def from_config(config: Settings) -> Rope:
 
 def _bands(settings: Settings, key: str) -> Bands:
     low, high = f"{key}.low_freq_factor", f"{key}.high_freq_factor"
-    context = settings.whole(f"{key}.original_max_position_embeddings")
-    bands = Bands(settings.number(low), settings.number(high), context)
+    context = f"{key}.original_max_position_embeddings"
+    settings.whole(context)
+    bands = Bands(settings.number(low), settings.number(high), settings.number(context))
     if not bands.low < bands.high:
         raise settings.error(high, f"must be above {low} = {bands.low:g}")
     return bands
