@@ -15,10 +15,12 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.penalty import ranked
 from gaugelasso.compress.result import TargetMissed
+from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.rotation import newest_first
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import assert_same_run, contents, finished, read, rows, stop_at
 
@@ -231,6 +233,15 @@ def test_what_cannot_be_pruned_is_refused(
 def test_an_unfinished_run_is_refused(gaugelasso: Command, run: Path) -> None:
     (run / "summary.json").unlink()
     assert_user_error(gaugelasso("prune", run, "--loss", "9"), "is not finished")
+
+
+def test_older_weights_are_not_taken_for_those_of_the_run(run: Path) -> None:
+    newest = newest_first(run / "checkpoints")[0]
+    assert len(newest_first(run / "checkpoints")) > 1
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"ended at step \d+, and its newest intact checkpoint is"):
+        Source.of(run)
 
 
 def test_the_weights_are_those_of_the_run(run: Path) -> None:

@@ -10,7 +10,7 @@ from gaugelasso.config import Config, run_config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.checkpoint import load_model, load_structure
+from gaugelasso.runs.checkpoint import find, load_model, load_structure
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.structures import Structure
 
@@ -39,7 +39,18 @@ class Source:
         path = run / "summary.json"
         if not exists(path):
             raise UserError(f"{str(run)!r} is not finished: summary.json is missing; train it")
-        return cls(run, read_json(path, finite=False))
+        source = cls(run, read_json(path, finite=False))
+        source._check_weights()
+        return source
+
+    def _check_weights(self) -> None:
+        """UserError if the weights that the run ended with are damaged: older ones are others."""
+        ended, found = self.summary.get("steps"), find(self.run)
+        if found is not None and found.step != ended:
+            raise UserError(
+                f"{str(self.run)!r} ended at step {ended}, and its newest intact checkpoint is of "
+                f"step {found.step}: its final weights are lost; train it again"
+            )
 
     @property
     def training_fma(self) -> float:
