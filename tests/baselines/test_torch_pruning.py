@@ -1,6 +1,7 @@
 """Torch-Pruning: plain modules, what the package removes, its regularisation, and runs."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gaugelasso.baselines.torch_pruning_run import (
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.drop import cascade
 from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
@@ -80,6 +82,12 @@ def test_plain_modules_have_the_outputs_of_the_model(shape: dict[str, Any]) -> N
     model = model_of(shape)
     inputs = inputs_of(model)
     torch.testing.assert_close(plain_of(model)(inputs), model(inputs), rtol=1e-12, atol=1e-12)
+
+
+def test_biases_of_attention_are_refused() -> None:
+    spec = replace(model_of(SHAPES[0]).spec(), attention_bias=True)
+    with pytest.raises(UserError, match="attention_bias = true"):
+        plain_of(Transformer(spec))
 
 
 def test_also_those_of_a_model_whose_operators_read_and_write_some_sites() -> None:

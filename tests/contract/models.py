@@ -49,7 +49,7 @@ class Case:
 PRETRAINED = {"norm_energy": "token", "unseen_rows": "held", "head_step": "elementwise"}
 
 
-def transformer(name: str, pretrained: bool = False, **settings: Any) -> Row:
+def transformer(name: str, pretrained: bool = False, bias: bool = False, **settings: Any) -> Row:
     def build(shape: random.Random) -> Transformer:
         tiny = {
             "width": shape.randint(5, 7),
@@ -64,7 +64,12 @@ def transformer(name: str, pretrained: bool = False, **settings: Any) -> Row:
         }
         spec = TransformerSpec.uniform(**(tiny | settings))
         spec = replace(spec, **PRETRAINED) if pretrained else spec
-        return Transformer(spec, shape.randrange(1000))
+        model = Transformer(replace(spec, attention_bias=bias), shape.randrange(1000))
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if name.endswith("_bias"):  # zeros would hide a bias that is left out
+                nn.init.normal_(parameter, std=0.5, generator=generator)
+        return model
 
     return Row(name, build, transformer_inputs, Transformer.from_structure)
 
@@ -120,6 +125,7 @@ ROWS = [
     transformer("rope"),
     transformer("rope_positions", positions=True),
     transformer("grouped_keys", heads=4, kv_heads=2, eps=0.01, pretrained=True),
+    transformer("biases", heads=4, kv_heads=2, bias=True),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),

@@ -1,16 +1,21 @@
 """PyTorch programs: portable, and compiled by AOTInductor."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gaugelasso.errors import UserError
-from gaugelasso.export import export
+from gaugelasso.export import export, to_pt2
+from gaugelasso.inference import InferenceModel
+from gaugelasso.models import Transformer, TransformerSpec
 from tests.export.sources import (
     card_example,
     greedy,
     page_examples,
     run_example,
+    spread_of,
     tiny,
     write_run,
 )
@@ -40,6 +45,25 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     compiled = program.replace("# model = ", "model = ")
     assert compiled != program
     assert run_example(compiled) == expected
+
+
+@torch.inference_mode()
+def test_keys_and_values_may_be_equally_wide() -> None:
+    """As in imported models: the traced program takes sequences of any length, also of one."""
+    spec = TransformerSpec.uniform(
+        width=8, layers=1, heads=2, kv_heads=1, d_k=4, d_v=4, d_f=6, length=12, inputs=9, outputs=9
+    )
+    model = Transformer(replace(spec, attention_bias=True), seed=1)
+    torch.nn.init.normal_(model.get_parameter("operators.attention_0.value_bias"))
+    served = InferenceModel(model)
+    program = to_pt2._traced(served).module()
+    tokens, past, seen = torch.tensor([[3, 1, 4, 1, 5]]), served.empty_past(1), 0
+    for new in (4, 1):
+        mask = torch.ones(1, seen + new, dtype=torch.long)
+        places = torch.arange(seen, seen + new)[None]
+        logits, past = program(tokens[:, seen : seen + new], mask, places, past)
+        seen += new
+    assert spread_of(model, logits, model(tokens)[:, 4:]) < 1e-5
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,24 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 3e-4, "tie_word_embeddings": False,
 }  # fmt: skip
 THETA = 531.0
+# Of the eight pairs of a head of SIZES, two are high, two between, four low.
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 6.0, "low_freq_factor": 1.5, "high_freq_factor": 9.0,
+    "original_max_position_embeddings": 200,
+}  # fmt: skip
 
 
 def llama(**settings: Any) -> "LlamaForCausalLM":
     """A random model, with gains that differ and weights large enough for sharp attention."""
     from transformers import LlamaConfig, LlamaForCausalLM  # above, it would cost every worker 4 s
 
-    rope = {"rope_type": "default", "rope_theta": THETA}
+    return _random(LlamaForCausalLM, LlamaConfig, settings)
+
+
+def _random(model_class: Any, config_class: Any, settings: Mapping[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": THETA} | settings.get("rope_parameters", {})
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES | settings, rope_parameters=rope))
+    model = model_class(config_class(**{**SIZES, **settings, "rope_parameters": rope}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -34,6 +43,18 @@ def llama(**settings: Any) -> "LlamaForCausalLM":
             elif "embed" not in name:
                 parameter.normal_(std=0.15)
     return model.eval()
+
+
+def mistral(**settings: Any) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _random(MistralForCausalLM, MistralConfig, {"sliding_window": None} | settings)
+
+
+def qwen2(**settings: Any) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _random(Qwen2ForCausalLM, Qwen2Config, settings)
 
 
 def tokens() -> torch.Tensor:
@@ -58,28 +79,29 @@ _NAMES = {
 }  # fmt: skip
 
 
-def metadata(model: "LlamaForCausalLM") -> dict[str, Any]:
-    c: Any = model.config
+def metadata(model: Any) -> dict[str, Any]:
+    c = model.config
+    kind = "llama" if c.model_type == "mistral" else c.model_type
     return {
-        "general.architecture": "llama",
+        "general.architecture": kind,
         "general.name": "tiny",
-        "llama.block_count": c.num_hidden_layers,
-        "llama.context_length": c.max_position_embeddings,
-        "llama.embedding_length": c.hidden_size,
-        "llama.feed_forward_length": c.intermediate_size,
-        "llama.attention.head_count": c.num_attention_heads,
-        "llama.attention.head_count_kv": c.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
-        "llama.rope.freq_base": THETA,
-        "llama.rope.dimension_count": c.hidden_size // c.num_attention_heads,
+        f"{kind}.block_count": c.num_hidden_layers,
+        f"{kind}.context_length": c.max_position_embeddings,
+        f"{kind}.embedding_length": c.hidden_size,
+        f"{kind}.feed_forward_length": c.intermediate_size,
+        f"{kind}.attention.head_count": c.num_attention_heads,
+        f"{kind}.attention.head_count_kv": c.num_key_value_heads,
+        f"{kind}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        f"{kind}.rope.freq_base": THETA,
+        f"{kind}.rope.dimension_count": c.hidden_size // c.num_attention_heads,
         "tokenizer.ggml.tokens": [f"token {i}" for i in range(c.vocab_size)],
         "tokenizer.ggml.scores": [float(i) for i in range(c.vocab_size)],
     }
 
 
-def gguf_tensors(model: "LlamaForCausalLM") -> dict[str, np.ndarray]:
-    """The weights under the names of a GGUF file, RoPE pairs next to each other."""
-    config: Any = model.config
+def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
+    """The weights under the names of a GGUF file; for Llama, RoPE pairs next to each other."""
+    config = model.config
     found = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -89,7 +111,7 @@ def gguf_tensors(model: "LlamaForCausalLM") -> dict[str, np.ndarray]:
             ("q_proj", config.num_attention_heads),
             ("k_proj", config.num_key_value_heads),
         ):
-            if part in name:
+            if part in name and config.model_type in ("llama", "mistral"):
                 values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2)
                 values = values.reshape(tensor.shape)
         for theirs, ours in _NAMES.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gaugelasso import UserError, import_model
-from tests.importing.sources import distance, llama, tokens
+from tests.importing.sources import LLAMA3, THETA, distance, llama, tokens
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one key head": {"num_key_value_heads": 1},
     "wide heads": {"head_dim": 24},
     "other eps": {"rms_norm_eps": 0.5},
+    "RoPE of Llama 3": {"rope_parameters": LLAMA3},
+    "linear RoPE": {"rope_parameters": {"rope_type": "linear", "factor": 3.0}},
 }
 
 
@@ -70,6 +72,21 @@ def test_a_base_of_rope_beside_the_parameters_is_read(folder: Path, tmp_path: Pa
     assert not torch.equal(import_model(old)(tokens()), expected)
 
 
+def test_scaled_rope_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    """`rope_scaling` has no base, and `type` is its oldest name of the kind."""
+    llama(rope_parameters=LLAMA3).save_pretrained(tmp_path)
+    expected = import_model(tmp_path)(tokens())
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+    for kind in ("rope_type", "type"):
+        change(
+            tmp_path,
+            rope_parameters=None,
+            rope_theta=THETA,
+            rope_scaling={kind: "llama3", **scaling},
+        )
+        assert torch.equal(import_model(tmp_path)(tokens()), expected)
+
+
 def test_weights_of_half_precision_become_float32(tmp_path: Path) -> None:
     llama().bfloat16().save_pretrained(tmp_path)
     theirs = type(llama()).from_pretrained(tmp_path, dtype=torch.float32)
@@ -84,13 +101,30 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mlp_bias": {"mlp_bias": True},
     "hidden_act": {"hidden_act": "gelu"},
     "sliding_window": {"sliding_window": 8},
-    "rope_scaling": {"rope_scaling": {"type": "linear", "factor": 2.0}},
-    "rope_parameters": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},
+    "rope_scaling = ": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+    "rope_scaling.factor = 0.5": {"rope_scaling": {"type": "linear", "factor": 0.5}},
+    "'rope_scaling.factor' is missing": {"rope_scaling": {"type": "linear"}},
+    "rope_parameters = ": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+    "'rope_parameters.low_freq_factor' is missing": {
+        "rope_parameters": {k: v for k, v in LLAMA3.items() if k != "low_freq_factor"}
+    },
+    "rope_parameters.high_freq_factor = 1.5: must be above": {
+        "rope_parameters": LLAMA3 | {"high_freq_factor": 1.5}
+    },
+    "rope_parameters.original_max_position_embeddings = 1000": {
+        "rope_parameters": LLAMA3 | {"original_max_position_embeddings": 10**400}
+    },
+    "RoPE that differs between layers": {"rope_parameters": {"full_attention": LLAMA3}},
+    "rope_scaling is set too": {
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_parameters": LLAMA3,
+    },
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
     "rope_interleaved": {"rope_interleaved": True},
     "auto_map": {"auto_map": {"AutoModel": "code.Model"}},
     "quantization_config": {"quantization_config": {"bits": 4}},
-    "MistralForCausalLM": {"architectures": ["MistralForCausalLM"]},
+    "Qwen3ForCausalLM": {"architectures": ["Qwen3ForCausalLM"]},
+    "GemmaForCausalLM": {"architectures": ["GemmaForCausalLM"]},
     "architectures": {"architectures": None},
     "num_hidden_layers": {"num_hidden_layers": 2.0},
     "hidden_size": {"hidden_size": True},

@@ -11,6 +11,8 @@ import torch
 from gaugelasso import UserError, import_model
 from gaugelasso.importing.quantised import FORMATS
 from tests.importing.sources import (
+    LLAMA3,
+    THETA,
     dequantised,
     distance,
     gguf_tensors,
@@ -41,6 +43,33 @@ def test_logits_are_those_of_the_decoded_weights(kind: str, tied: bool, tmp_path
     with torch.inference_mode():
         expected = rounded(kind, tie_word_embeddings=tied)(tokens()).logits
         assert distance(found(tokens()), expected) < 1e-5
+
+
+@pytest.mark.parametrize("key", ["llama.rope.scaling.factor", "llama.rope.scale_linear"])
+def test_linear_scaling_of_rope_is_read(key: str, tmp_path: Path) -> None:
+    model = llama(rope_parameters={"rope_type": "linear", "factor": 3.0})
+    write_gguf(tmp_path / "m.gguf", metadata(model) | {key: 3.0}, gguf_tensors(model))
+    with torch.inference_mode():
+        expected = model(tokens()).logits
+        assert distance(import_model(tmp_path / "m.gguf")(tokens()), expected) < 1e-5
+    contradiction = {key: 3.0, "llama.rope.scaling.type": "none"}
+    write_gguf(tmp_path / "m.gguf", metadata(model) | contradiction, gguf_tensors(model))
+    with pytest.raises(UserError, match="'none': contradicts the factor of 3"):
+        import_model(tmp_path / "m.gguf")
+
+
+def test_divisors_of_rope_are_read(tmp_path: Path) -> None:
+    """A converter stores the scaling of Llama 3 as a tensor."""
+    model, path = llama(rope_parameters=LLAMA3), tmp_path / "m.gguf"
+    plain = THETA ** -(torch.arange(8) / 8)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    write_gguf(path, metadata(model), gguf_tensors(model) | {"rope_freqs.weight": factors})
+    with torch.inference_mode():
+        assert distance(import_model(path)(tokens()), model(tokens()).logits) < 1e-5
+    for wrong, named in ((factors[1:], r"has the shape \(7,\)"), (0 * factors, "holds 0;")):
+        write_gguf(path, metadata(model), gguf_tensors(model) | {"rope_freqs.weight": wrong})
+        with pytest.raises(UserError, match=f"'rope_freqs.weight' {named}"):
+            import_model(path)
 
 
 def test_version_2_is_read(tmp_path: Path) -> None:
@@ -111,6 +140,8 @@ def test_a_block_of_q6_k_element_by_element() -> None:
 REFUSED: dict[str, tuple[str, Any]] = {
     "'gemma'": ("general.architecture", "gemma"),
     r"llama\.rope\.scaling\.type = 'yarn'": ("llama.rope.scaling.type", "yarn"),
+    r"llama\.rope\.scaling\.factor = 0\.5: must be at": ("llama.rope.scaling.factor", 0.5),
+    r"llama\.rope\.scaling\.attn_factor": ("llama.rope.scaling.attn_factor", 2.0),
     r"llama\.rope\.dimension_count = 8": ("llama.rope.dimension_count", 8),
     r"llama\.expert_count = 8": ("llama.expert_count", 8),
     r"llama\.attention\.sliding_window = 8": ("llama.attention.sliding_window", 8),
@@ -142,7 +173,7 @@ def test_a_type_that_is_not_decoded_is_named(tmp_path: Path) -> None:
         import_model(tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight"])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_factors_long.weight"])
 def test_a_tensor_without_a_place_is_refused(name: str, tmp_path: Path) -> None:
     model = llama()
     tensors = gguf_tensors(model) | {name: np.zeros(64, np.float32)}

@@ -5,6 +5,7 @@ has a file of its own, test_stream.py.
 """
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -206,10 +207,14 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fused", lambda _: not dispatch._plain)
 
 
-@pytest.mark.parametrize("name", [*SPECS, "irregular"])
+@pytest.mark.parametrize("name", [*SPECS, "biases", "irregular"])
 @pytest.mark.usefixtures("fuse")
 def test_whole_models(name: str) -> None:
-    spec = IRREGULAR if name == "irregular" else TransformerSpec.uniform(**UNIFORM | SPECS[name])
+    spec = TransformerSpec.uniform(**UNIFORM | SPECS.get(name, {}))
+    if name == "irregular":
+        spec = IRREGULAR
+    elif name == "biases":
+        spec = replace(spec, attention_bias=True)
     model = Transformer(spec, 1)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

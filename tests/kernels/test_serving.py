@@ -252,7 +252,7 @@ def test_noise_is_that_of_the_reference() -> None:
     assert (got > 0).all()
 
 
-NAMES = {"grouped_keys", "no_rope"}
+NAMES = {"biases", "grouped_keys", "no_rope"}
 SERVED = [case for case in CASES if case.dropped and case.seed == 0 and case.row.name in NAMES]
 
 

@@ -67,12 +67,18 @@ def with_heads(model: Transformer, table: AxisTable) -> AxisTable:
         if not isinstance(operator, Attention):
             continue
         owner = f"operators.{name}"
-        query, key, value, out = (
-            Slot(f"{owner}.{leaf}", dim)
-            for leaf, dim in (("query", 1), ("key", 1), ("value", 1), ("out", 0))
+        out = Slot(f"{owner}.out")
+        query, key, value = (
+            tuple(slot for slot in table.fixed if slot in _heads_of(owner, leaf))
+            for leaf in ("query", "key", "value")
         )
-        axes.append(Axis(f"{owner}.heads", "heads", (query,), (out,), owner=owner))
-        axes.append(Axis(f"{owner}.groups", "groups", (key,), (value,), owner=owner))
-        free |= {query, key, value, out}
+        axes.append(Axis(f"{owner}.heads", "heads", query, (out,), owner=owner))
+        axes.append(Axis(f"{owner}.groups", "groups", key, value, owner=owner))
+        free |= {*query, *key, *value, out}
     fixed = tuple(slot for slot in table.fixed if slot not in free)
     return replace(table, axes=tuple(axes), fixed=fixed)
+
+
+def _heads_of(owner: str, leaf: str) -> tuple[Slot, ...]:
+    """The dims of heads of a map and of its bias, which not every model has."""
+    return Slot(f"{owner}.{leaf}", 1), Slot(f"{owner}.{leaf}_bias", 0)

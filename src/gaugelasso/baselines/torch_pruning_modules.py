@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gaugelasso.errors import UserError
 from gaugelasso.kernels.heads import rotate
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer
@@ -173,7 +174,12 @@ class PlainTransformer(nn.Module):
 
 
 def plain_of(model: Transformer) -> PlainTransformer:
-    """A model in plain modules, with its weights, dtype and device."""
+    """A model in plain modules, with its weights, dtype and device; UserError if it has biases."""
+    if model.initial_spec.attention_bias:
+        raise UserError(
+            "the model has attention_bias = true; for Torch-Pruning, attention with biases is not "
+            "supported"
+        )
     with torch.device("meta"):  # initial values would be drawn from torch's own generator
         plain = PlainTransformer(model.spec())
     like = model.classifier.out

@@ -21,7 +21,8 @@ class GaugelassoConfig(PreTrainedConfig):
 
     `operators` is a list of tables, each with `name`, `kind` ("attention" or "mlp") and the numbers
     of sites that it `reads` and `writes`; an attention also with `heads`, `kv_heads`, `d_k`, `d_v`
-    and the `frequencies` of its rotary pairs (or null), an mlp with `filters`.
+    and the `frequencies` of its rotary pairs (or null), and `bias` if it has biases; an mlp with
+    `filters`.
     """
 
     model_type = "gaugelasso"
@@ -116,6 +117,7 @@ class Attention(nn.Module):
         self.d_k, self.d_v = op["d_k"], op["d_v"]
         columns = (self.heads + self.groups) * self.d_k + self.groups * self.d_v
         self.read = Read(op["reads"], columns, eps)
+        self.bias = nn.Parameter(torch.zeros(columns)) if op.get("bias") else None
         self.write = Write(self.heads * self.d_v, op["writes"])
         # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
         self._given = op["frequencies"]
@@ -124,7 +126,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, visible: Tensor, cache: DynamicCache | None
     ) -> Tensor:
-        rows = self.read(x)
+        rows = self.read(x) if self.bias is None else self.read(x) + self.bias
         widths = [(self.heads + self.groups) * self.d_k, self.groups * self.d_v]
         qk, v = rows.split(widths, dim=-1)
         qk = qk.unflatten(-1, (self.heads + self.groups, self.d_k)).transpose(1, 2)

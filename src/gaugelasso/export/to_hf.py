@@ -118,6 +118,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         }  # fmt: skip
         if isinstance(op, AttentionSpec):
             rotary = op.frequencies is not None
+            table |= {"bias": True} if spec.attention_bias else {}
             table |= {
                 "heads": op.heads,
                 "kv_heads": op.kv_heads,

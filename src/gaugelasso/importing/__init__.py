@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import llama
+from gaugelasso.importing import llama, mistral, qwen2
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -18,7 +18,10 @@ from gaugelasso.runs.reading import is_folder
 # The name of an architecture in a folder or in a GGUF file -> what builds its model.
 ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "LlamaForCausalLM": llama.from_folder,
+    "MistralForCausalLM": mistral.from_folder,
+    "Qwen2ForCausalLM": qwen2.from_folder,
     "llama": llama.from_gguf,
+    "qwen2": qwen2.from_gguf,
 }
 
 

@@ -18,6 +18,7 @@ from gaugelasso.models import operators
 class Attention(nn.Module):
     """Multi-head attention with grouped keys, as `models.operators.Attention`."""
 
+    bias: Tensor | None
     cos: Tensor | None
     sin: Tensor | None
     counters: Tensor
@@ -31,17 +32,27 @@ class Attention(nn.Module):
         self.rope = part.rope
         self.wide_k, self.wide_v = self.widths(form.attention)
         # Channels from the first half of a rotated head to the second.
-        pairs = self.d_k // 2
-        self.second = self.wide_k // 2 if self._halves_padded(form.attention) else pairs
+        padded = self._halves_padded(form.attention)
+        self.second = (self.wide_k if padded else self.d_k) // 2
+        leaves: list[Tensor] = [part.query, part.key, part.value]
+        if part.has_bias:  # padded as its map is: until then it is one more row of it
+            biases = zip(leaves, part.biases(), strict=True)
+            leaves = [torch.cat([leaf, bias[None]]) for leaf, bias in biases]
+        query, key, value = leaves
         # The softmax scale in the queries' map is exact: the rotation after it is linear.
-        heads = [part.query * part.softmax_scale, part.key]
+        heads = [query * part.softmax_scale, key]
         if self.rope:
             heads = [widened(each, 3, self.second) for each in heads]
         maps = [widened(each.flatten(2), 2, self.wide_k) for each in heads]
-        maps.append(widened(part.value, 2, self.wide_v))
+        maps.append(widened(value, 2, self.wide_v))
         self.features = sum(each[0].numel() for each in maps)
         if missing := folding.wide(self.features) - self.features:
-            maps.append(part.value.new_zeros(len(part.value), missing))
+            maps.append(value.new_zeros(len(value), missing))
+        bias = None
+        if part.has_bias:
+            last = torch.cat([each[-1].flatten() for each in maps])
+            maps, bias = [each[:-1] for each in maps], last.detach().cpu().to(folding.dtype)
+        self.register_buffer("bias", bias)
         self.read = folding.read(part.read, maps, form)
         out = widened(part.out, 1, self.wide_v).flatten(0, 1)
         self.write = folding.write(part.write, out, form)
@@ -77,6 +88,11 @@ class Attention(nn.Module):
     def angles(self) -> tuple[Tensor, Tensor] | None:
         return None if self.cos is None or self.sin is None else (self.cos, self.sin)
 
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of a stream [N, D], before they are rotated."""
+        rows: Tensor = self.read(x)
+        return rows if self.bias is None else rows + self.bias
+
     def real_keys(self, heads: Tensor) -> Tensor:
         """Queries or keys without padding: [..., d_k]."""
         pairs = self.d_k // 2
@@ -92,7 +108,7 @@ class Attention(nn.Module):
         at: Tensor | None = None,
         cache: CacheRows | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the read gives -> q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v].
+        """What `project` gives -> q [B, H, S, d_k], k [B, G, S, d_k] and v [B, G, S, d_v].
 
         `at` are the positions, as in `Embedding`. Heads are padded with zeros, as `wide_k` and
         `wide_v` say. New keys and values are also stored in the `cache`. The rows may be changed.
@@ -144,8 +160,9 @@ class Attention(nn.Module):
         self, x: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
     ) -> Tensor:
         """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
-        if not in_one_kernel(self.form, x):
-            return self.write(x, self.mix_one(self.read(x), cache, positions, seen, mask))
+        # The one kernel has no biases.
+        if self.bias is not None or not in_one_kernel(self.form, x):
+            return self.write(x, self.mix_one(self.project(x), cache, positions, seen, mask))
         from gaugelasso.kernels.gpu import whole
 
         return whole.attention_(
@@ -167,7 +184,10 @@ class Attention(nn.Module):
 
     def deliver(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The stream plus the output map of the heads' results [B, H, S, d_v]."""
-        return self.write(x, _merged(widened(mixed, 3, self.wide_v)))
+        # Always a copy: whether a view would do depends on the length, which an export leaves open.
+        heads = widened(mixed, 3, self.wide_v).transpose(1, 2)
+        heads = heads.clone(memory_format=torch.contiguous_format)
+        return self.write(x, heads.flatten(2).flatten(0, 1))
 
     def mix(
         self,
@@ -179,7 +199,7 @@ class Attention(nn.Module):
         cache: CacheRows | None = None,
         tile: Tile | None = None,
     ) -> Tensor:
-        """What the read gives for whole sequences [N, features] -> what is written [N, H d_v].
+        """What `project` gives for whole sequences [N, features] -> what is written [N, H d_v].
 
         Keys and values are also stored in the `cache`. The rows may be changed.
         """

@@ -96,7 +96,7 @@ class InferenceModel(FoldedModel):
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 to = None if cache is None else cache.rows(index, rows)
-                rows_of = operator.read(x)
+                rows_of = operator.project(x)
                 mixed = operator.mix(rows_of, batch, causal=self.spec.causal, mask=mask, cache=to)
                 x = operator.write(x, mixed)
             else:
@@ -191,7 +191,7 @@ class InferenceModel(FoldedModel):
         x = self.embedding(tokens, positions)
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
-                q, *new = operator.split(operator.read(x), batch, positions)
+                q, *new = operator.split(operator.project(x), batch, positions)
                 new = [operator.real_keys(new[0]), new[1][..., : operator.d_v]]
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True))
                 present.append((k, v))

@@ -9,12 +9,13 @@ tensors and numbers, and depend on no axes, tasks or phases.
 from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels
 from gaugelasso.kernels.entropy import cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
-from gaugelasso.kernels.maps import deliver, project
+from gaugelasso.kernels.maps import add_bias, deliver, project
 from gaugelasso.kernels.stream import embed, read, write
 from gaugelasso.kernels.swiglu import swiglu
 
 __all__ = [
     "NO_TARGET",
+    "add_bias",
     "attend",
     "cross_entropy",
     "deliver",

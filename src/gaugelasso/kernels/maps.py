@@ -27,6 +27,13 @@ def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
     return (gain[:, None] * joined).T @ inputs
 
 
+def add_bias(rows: Tensor, biases: Sequence[Tensor]) -> Tensor:
+    """Rows [sum c_i, N] of `project` plus biases [c_i] of its maps' outputs."""
+    if fused(rows):
+        biases = [F.pad(bias, (0, -len(bias) % ALIGN)) for bias in biases]
+    return rows + torch.cat(list(biases)).to(rows.dtype)[:, None]
+
+
 def deliver(inputs: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
     """(matrix scale)^T inputs: inputs [f, N], matrix [f, d] -> [d, N]."""
     if fused(inputs):

@@ -61,11 +61,12 @@ class Extractor(nn.Module):
         return Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)
 
     @staticmethod
-    def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
+    def axis(owner: str, kind: str, maps: tuple[Slot, ...], *, silences: bool = True) -> Axis:
         """The inputs of an operator: side A is the gain, side B the maps that read them."""
         riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
         gain, name = Slot(f"{owner}.read.gain"), f"{owner}.{kind}"
-        return Axis(name, kind, (gain,), maps, riders, owner=owner, growth="permutation")
+        sides = (gain,), maps, riders
+        return Axis(name, kind, *sides, owner=owner, silences=silences, growth="permutation")
 
 
 class Injector(nn.Module):

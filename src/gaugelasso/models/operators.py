@@ -4,7 +4,7 @@ Activations are feature-major, and shapes are named as in layers.py.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Operation, Size, Slot
@@ -28,9 +28,15 @@ class Operator(Part):
 
 
 class Attention(Operator):
-    """Multi-head attention with grouped keys; with RoPE by pairs if the spec has frequencies."""
+    """Multi-head attention with grouped keys; with RoPE by pairs if the spec has frequencies.
+
+    With `bias`, queries, keys and values have biases, which lie on the axes of their channels.
+    """
 
     frequencies: Tensor
+    query_bias: nn.Parameter
+    key_bias: nn.Parameter
+    value_bias: nn.Parameter
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Attention(Operator):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -58,9 +65,21 @@ class Attention(Operator):
         self.value = normal((d_in, spec.kv_heads, spec.values), std, generator)
         std = shrink * (spec.heads * spec.values) ** -0.5
         self.out = normal((spec.heads, spec.values, d_out), std, generator)
+        self.has_bias = bias
+        for leaf in self._biased:
+            shape = self.get_parameter(leaf).shape[1:]
+            self.register_parameter(f"{leaf}_bias", nn.Parameter(torch.zeros(shape)))
         if spec.frequencies is not None:
             self.register_buffer("frequencies", torch.tensor(spec.frequencies))
         self.write = Injector(spec.writes)
+
+    @property
+    def _biased(self) -> tuple[str, ...]:
+        return ("query", "key", "value") if self.has_bias else ()
+
+    def biases(self) -> list[Tensor]:
+        """Of queries, keys and values, shaped as one row of their maps; none without `bias`."""
+        return [self.get_parameter(f"{leaf}_bias") for leaf in self._biased]
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
         x, q, k, v = self.project_qkv(x, batch)
@@ -75,6 +94,8 @@ class Attention(Operator):
         d_k, d_v = self.query[0, 0].numel(), self.value.shape[2]
         maps = [leaf.flatten(1) for leaf in (self.query, self.key, self.value)]
         rows = kernels.project(normalised, self.read.gain, maps)
+        if self.has_bias:
+            rows = kernels.add_bias(rows, [each.flatten() for each in self.biases()])
         frequencies = self.frequencies if self.rope else None
         q, k, v = kernels.split_heads(rows, batch, heads, groups, d_k, d_v, frequencies, start)
         return x, q, k, v
@@ -87,13 +108,19 @@ class Attention(Operator):
         pairs_dim = 3 if self.rope else 2
         frequencies = (Slot(f"{name}.frequencies"),) if self.rope else ()
         reads = tuple(Slot(f"{name}.{leaf}") for leaf in ("query", "key", "value"))
+
+        def channels(leaf: str, dim: int) -> tuple[Slot, ...]:
+            bias = (Slot(f"{name}.{leaf}_bias", dim - 1),) if self.has_bias else ()
+            return (Slot(f"{name}.{leaf}", dim), *bias)
+
         return [
-            Extractor.axis(name, "d_ai", reads),
+            # With a bias of the values, an operator without inputs still writes a constant.
+            Extractor.axis(name, "d_ai", reads, silences=not self.has_bias),
             Axis(
                 f"{name}.d_k",
                 "d_k",
-                (Slot(f"{name}.query", pairs_dim),),
-                (Slot(f"{name}.key", pairs_dim),),
+                channels("query", pairs_dim),
+                channels("key", pairs_dim),
                 frequencies,
                 owner=name,
                 silences=False,
@@ -102,7 +129,7 @@ class Attention(Operator):
             Axis(
                 f"{name}.d_v",
                 "d_v",
-                (Slot(f"{name}.value", 2),),
+                channels("value", 2),
                 (Slot(f"{name}.out", 1),),
                 owner=name,
                 growth="linear",
@@ -114,6 +141,9 @@ class Attention(Operator):
         slots = [Slot(f"{name}.{leaf}", 1) for leaf in ("query", "key", "value")]
         if self.rope:
             slots += [Slot(f"{name}.{leaf}", 2) for leaf in ("query", "key")]
+        # A bias has the dims of its map, without that of the inputs.
+        if self.has_bias:
+            slots += [Slot(f"{slot.tensor}_bias", slot.dim - 1) for slot in slots]
         return [*slots, Slot(f"{name}.out", 0)]
 
     def matrices(self, name: str) -> dict[str, int]:

@@ -14,7 +14,10 @@ from gaugelasso.models.json_fields import SpecError, checked_fields, shown
 # Larger than any machine can hold, and small enough for an int64 tensor.
 _LARGEST = 2**40
 # Keys that structures of earlier versions do not have, and what their absence means.
-_LATER = {"eps": 0.0, "norm_energy": "batch", "unseen_rows": "pressed", "head_step": "matrix"}
+_LATER = {
+    "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
+    "head_step": "matrix",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class TransformerSpec:
     it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
     `outputs` the classes or pixels. `layers` is the initial depth. `norm` is "slow" or
     "tied" (the paper's prescaled RMS); `eps` is added to what it takes the root of.
+    With `attention_bias`, queries, keys and values have biases.
 
     The last three change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
@@ -91,6 +95,7 @@ class TransformerSpec:
     positions: bool = False
     norm: Literal["slow", "tied"] = "slow"
     eps: float = 0.0
+    attention_bias: bool = False
     norm_energy: Literal["batch", "token"] = "batch"
     unseen_rows: Literal["pressed", "held"] = "pressed"
     head_step: Literal["matrix", "elementwise"] = "matrix"

@@ -44,7 +44,7 @@ class Transformer(Compressible):
         for op in spec.operators:
             common: dict[str, Any] = {**norm, "shrink": shrink, "generator": generator}
             self.operators[op.name] = (
-                Attention(op, causal=spec.causal, **common)
+                Attention(op, causal=spec.causal, bias=spec.attention_bias, **common)
                 if isinstance(op, AttentionSpec)
                 else SwiGLU(op, **common)
             )
