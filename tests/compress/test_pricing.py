@@ -116,9 +116,13 @@ def attentions(model: Transformer) -> list[Attention]:
 
 
 def counted_parameters(model: Transformer) -> int:
-    """All but the token of hidden patches, which the paper's figures leave out."""
+    """All but the token of hidden patches, which the paper's figures leave out, and biases.
+
+    A bias is added, not multiplied.
+    """
     token = model.embedding.table[model.initial_spec.inputs :].numel()
-    return sum(parameter.numel() for parameter in model.parameters()) - token
+    added = sum(bias.numel() for part in attentions(model) for bias in part.biases())
+    return sum(parameter.numel() for parameter in model.parameters()) - token - added
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
