@@ -96,8 +96,9 @@ class CourseDriver(Driver):
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)
-        if answer.return_to is not None:
-            self._leave(answer.return_to, answer.reason)
+        wanted = [] if answer.return_to is None else [answer.return_to]
+        if (found := self.states.find(wanted)) is not None:
+            self._return(found, answer.reason)
         if answer.keep:
             self.states.keep(now, course.kept_steps())
         return answer.keep
@@ -107,10 +108,6 @@ class CourseDriver(Driver):
         measured = self._measure(thorough)
         self.course.seen(measured)
         return measured.loss
-
-    def _leave(self, name: int, reason: str) -> None:
-        if (found := self.states.find([name])) is not None:
-            self._return(found, reason)
 
     def _return(self, name: int, reason: str) -> None:
         self.return_to(self.states.step_of(name), reason, lambda: self.states.load(name))
