@@ -16,6 +16,7 @@ Decides by numbers alone: knows nothing of models, files or data.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gaugelasso.compress.courses.stages import TRIAL, Stages
 
@@ -48,6 +49,9 @@ EVENT_SHARE, EVENT_WAY = 0.1, 0.01
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
 LANDING, RELEASED = 0.1, 0.8
+# So it does in the last anneal if nothing was cut for this share of all steps: pressure that cuts
+# nothing only keeps the loss up. Fewer steps than `LEAST_STALL` have too few events to tell.
+STALLED, LEAST_STALL = 0.05, 50
 # A loss before a trial that is above the pressed one by more than this factor is that of a spike.
 SPIKE = 2.0
 # States have about the same size up to this ratio of their work.
@@ -72,6 +76,8 @@ class Course(Stages):
 
     `due(step)` says after which steps to call `advance`. Fields that end in `_at` are steps.
     """
+
+    growth: ClassVar[float] = GROWTH
 
     # --- before a step --------------------------------------------------------------------
 
@@ -109,6 +115,8 @@ class Course(Stages):
         model on data that it is not trained on.
         """
         before, self.advanced_at = self.advanced_at, step
+        if fma != self.present_fma:
+            self.present_fma, self.cut_at = fma, step
         if self.stage == "start" and step < self.ends_at:
             return self._before_trials(step, fma)
         if self.stage == "anneal":
@@ -237,7 +245,7 @@ class Course(Stages):
         if self.named <= 0:  # a loss that can be negative has no logarithm
             return self.named + FIRST_WAY * (way - self.named)
         wanted = self.loss_before * math.exp(STEP * (self._further() - missing))
-        return min(wanted, way, GROWTH * max(self.loss_before, self.named))
+        return min(wanted, way, self.growth * max(self.loss_before, self.named))
 
     def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> Answer:
         """Correct the pressed loss by what selection data say; `before` is the last call.
@@ -253,7 +261,8 @@ class Course(Stages):
         gap = loss - self.loss
         if math.isfinite(gap):
             self.gap = gap if self.gap is None else 0.5 * self.gap + 0.5 * gap
-        self.released = landing and not loss <= self.aim
+        stalled = step - self.cut_at >= max(STALLED * self.steps, LEAST_STALL)
+        self.released = (landing or stalled) and not loss <= self.aim
         if not landing:
             if not (loss <= self.aim and fma < self.held_fma):
                 return Answer()

@@ -1,19 +1,30 @@
 """The course of a run that names a metric: the loss that it needs is estimated on the way.
 
 A run that names a loss as well presses towards that one until measurements ask for less.
+
+The estimate may be far off until the metric is met for the first time, which is often late in the
+last anneal. So states of several sizes are kept while the model shrinks, to return to.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gaugelasso.compress.courses.course import TIGHTER, Answer, Course, Measure
 from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.state import is_number
 from gaugelasso.compress.courses.window import Measured
 
 # Before the first trial, selection data are measured once in so many hundredths of all steps.
 MEASURED = 4
+# A state of the first descent is kept each time that the work has fallen by this factor: the last
+# `RUNGS` of them.
+RUNG, RUNGS = 1.2, 3
+# At this share of the last anneal, a loss above the pressed one by this factor is out of reach, and
+# the run anneals a larger state. Only for a metric: in runs that name a loss, most of those that
+# this would give up reach it in the end.
+LOOK, FAR = 0.4, 1.5
 
 
 @dataclass(kw_only=True)
@@ -28,6 +39,11 @@ class MetricCourse(Course):
     goal: MetricTarget
     pairs: list[tuple[float, bool]] = field(default_factory=list)
     last_metric: float | None = None
+    # States of the first descent, as step and FMA; whether the last anneal returned to one of them.
+    rungs: list[tuple[int, float]] = field(default_factory=list)
+    given_up: bool = False
+    # Less than with a named loss, because one that is only estimated is soon too loose.
+    growth: ClassVar[float] = 1.6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +82,45 @@ class MetricCourse(Course):
             selection_loss(False)
         return super().advance(step, fma, selection_loss)
 
+    def _before_trials(self, step: int, fma: float) -> Answer:
+        """Keep states of several sizes in which the first provisional loss is reached."""
+        first = self.pressed_loss(step)
+        if first is None or self.loss > 1.1 * first:
+            return Answer()
+        if self.rungs and fma > self.rungs[-1][1] / RUNG:
+            return Answer()
+        self.rungs = [*self.rungs, (step, fma)][-RUNGS:]
+        self.good_at, self.good_fma = step, fma
+        return Answer(keep=True)
+
+    def _larger(self, fma: float) -> tuple[int, float] | None:
+        """The smallest of the kept states that is clearly larger; None if there is none."""
+        return next((rung for rung in reversed(self.rungs) if rung[1] >= RUNG * fma), None)
+
+    def _judge(self, step: int, fma: float, loss: float) -> Answer:
+        if self.good_loss is None and (rung := self._larger(fma)) is not None:
+            self.good_at, self.good_fma = rung
+        return super()._judge(step, fma, loss)
+
+    def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> Answer:
+        """As of a named loss, but a model that cannot reach it is given up for a larger one."""
+        look = self.began_at + LOOK * (self.ends_at - self.began_at)
+        rung = self._larger(fma) if before < look <= step and not self.given_up else None
+        if rung is None or self.held_at is not None:
+            return super()._steer_anneal(before, step, fma, selection_loss)
+        loss, pressed = selection_loss(True), self.pressed_loss(step)
+        if pressed is None or loss <= FAR * pressed:
+            return super()._steer_anneal(before, step, fma, selection_loss)
+        self.given_up = True
+        self._enter("anneal", step, self.steps - step)
+        self.recent, self.gap = [], None
+        reason = f"the last anneal of {fma:,.0f} FMA per token is at a loss of {loss:.4g}"
+        return Answer(return_to=rung[0], reason=f"{reason}, too high for {self.named:g}")
+
+    def kept_steps(self) -> list[int]:
+        rungs = [] if self.given_up else [step for step, _ in self.rungs]
+        return list(dict.fromkeys([*super().kept_steps(), *rungs]))
+
     def _next_provisional(self, back: bool, missing: float) -> float:
         """As of a named loss, but tighter after a trial that missed the metric and stays.
 
@@ -94,11 +149,21 @@ class MetricCourse(Course):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "pairs": [list(pair) for pair in self.pairs]}
+        lists = {name: [list(each) for each in getattr(self, name)] for name in ("pairs", "rungs")}
+        return {**super().to_dict(), **lists}
 
     def load_(self, values: Mapping[str, Any]) -> None:
         super().load_(values)
         self._take_over([(loss, met) for loss, met in self.pairs])
+        self.rungs = [(step, fma) for step, fma in self.rungs]
 
     def _is_sound(self, name: str, value: Any) -> bool:
+        if name == "rungs":
+            return isinstance(value, list) and all(map(self._is_rung, value))
         return MetricTarget.are_pairs(value) if name == "pairs" else super()._is_sound(name, value)
+
+    def _is_rung(self, value: Any) -> bool:
+        if not isinstance(value, list) or len(value) != 2:
+            return False
+        step, fma = value
+        return type(step) is int and 0 <= step <= self.steps and is_number(fma)

@@ -15,16 +15,18 @@ _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
+# Fields that older checkpoints do not have.
+_ADDED: dict[str, Any] = {"present_fma": None, "cut_at": 0, "rungs": [], "given_up": False}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= _LARGEST
 
 
 def _is_trial(row: Any) -> bool:
     if not isinstance(row, Mapping) or sorted(row) != sorted(_TRIAL):
         return False
-    return all(_is_number(row[key]) or (row[key] is None and key == _TRIAL[-1]) for key in _TRIAL)
+    return all(is_number(row[key]) or (row[key] is None and key == _TRIAL[-1]) for key in _TRIAL)
 
 
 @dataclass
@@ -56,7 +58,10 @@ class CourseState(LossWindow):
     held_at: int | None = None
     held_fma: float = math.inf
     held_loss: float = math.inf
-    # Selection loss minus training loss; whether the landing lets go.
+    # The present work, and when it last changed.
+    present_fma: float = math.inf
+    cut_at: int = 0
+    # Selection loss minus training loss; whether the last anneal lets go.
     gap: float | None = None
     released: bool = False
     # One row for each trial: step, FMA, loss before it, provisional loss, selection loss.
@@ -77,28 +82,28 @@ class CourseState(LossWindow):
         """Take over what `to_dict` gave; UserError if it did not, and nothing is changed."""
         if not isinstance(values, Mapping):
             raise UserError(f"course = {str(values)[:60]}: must be a table of values")
-        names = list(self.to_dict())
+        names, values = list(self.to_dict()), {**_ADDED, **values}
         for name in names:
             if name not in values or not self._is_sound(name, values[name]):
                 raise UserError(f"course: {name} = {str(values.get(name))[:60]} is damaged")
         for name in names:
             value = values[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        for name in ("good_fma", "held_fma", "held_loss"):
+        for name in ("good_fma", "held_fma", "held_loss", "present_fma"):
             if getattr(self, name) is None:
                 setattr(self, name, math.inf)
 
     def _is_sound(self, name: str, value: Any) -> bool:
         """Whether a field can have this value; None stands for a number not known yet."""
         if name in ("recent", "trials"):
-            sound = _is_number if name == "recent" else _is_trial
+            sound = is_number if name == "recent" else _is_trial
             return isinstance(value, list) and all(sound(each) for each in value)
         if name == "stage":
             return value in get_args(Stage)
-        if name == "released":
+        if name in ("released", "given_up"):
             return isinstance(value, bool)
         if value is None:
             return type(self).__dataclass_fields__[name].default in (None, math.inf)
         if name.endswith("_at"):
             return type(value) is int and 0 <= value <= self.steps
-        return _is_number(value)
+        return is_number(value)
