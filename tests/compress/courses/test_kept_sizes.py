@@ -1,5 +1,6 @@
 """States of several sizes, which a run that names a metric may return to; the stalled anneal."""
 
+import itertools
 import json
 from typing import Any
 
@@ -31,7 +32,8 @@ def looked_at(course: MetricCourse, loss: float, fma: float) -> list[tuple[int, 
         if course.due(step + 1):
             answer = course.advance(step + 1, fma, lambda thorough: loss)
             if answer.return_to is not None:
-                assert f"{fma:,.0f} FMA" in answer.reason and f"{loss:.4g}" in answer.reason
+                assert f"{fma:,.0f} FMA" in answer.reason
+                assert f"{loss:.4g}" in answer.reason
                 found.append((step + 1, answer.return_to))
     return found
 
@@ -42,8 +44,9 @@ def test_a_state_is_kept_each_time_that_the_work_has_fallen_by_a_factor() -> Non
         fma = 1000.0 * 0.9**number
         if course.advance(step, fma, lambda thorough: 0.5).keep:
             kept.append(fma)
-    assert kept[0] == 1000.0 and len(kept) > RUNGS
-    assert all(RUNG <= a / b < RUNG / 0.9 for a, b in zip(kept, kept[1:], strict=False))
+    assert kept[0] == 1000.0
+    assert len(kept) > RUNGS
+    assert all(RUNG <= a / b < RUNG / 0.9 for a, b in itertools.pairwise(kept))
     assert [fma for _, fma in course.rungs] == kept[-RUNGS:]
     assert course.kept_steps() == [course.good_at, *(step for step, _ in course.rungs[:-1])]
 
@@ -51,7 +54,8 @@ def test_a_state_is_kept_each_time_that_the_work_has_fallen_by_a_factor() -> Non
 def test_nothing_is_kept_above_the_first_provisional_loss() -> None:
     course = with_metric(recent=[1.5] * 60)
     assert not course.advance(40, 800.0, lambda thorough: 0.5).keep
-    assert course.rungs == [] and course.good_at is None
+    assert course.rungs == []
+    assert course.good_at is None
 
 
 def test_a_first_trial_that_fails_returns_to_the_next_larger_state() -> None:
@@ -67,8 +71,11 @@ def test_the_last_anneal_is_given_up_once_for_a_larger_state() -> None:
     course = in_last_anneal()
     ((step, state),) = looked_at(course, loss=5.0, fma=450.0)
     look = 248 + LOOK * (400 - 248)
-    assert look <= step < look + course.grain and state == 40
-    assert course.given_up and course.began_at == step and course.stage == "anneal"
+    assert look <= step < look + course.grain
+    assert state == 40
+    assert course.given_up
+    assert course.began_at == step
+    assert course.stage == "anneal"
     assert course.kept_steps() == []
     # A new anneal begins at the rate of the first.
     assert course.rate(step) == MetricCourse.rate(in_last_anneal(), 248)
@@ -85,7 +92,8 @@ def test_the_last_anneal_is_given_up_once_for_a_larger_state() -> None:
 )
 def test_the_last_anneal_goes_on(loss: float, fma: float, fields: dict[str, Any]) -> None:
     course = in_last_anneal(**fields)
-    assert looked_at(course, loss, fma) == [] and not course.given_up
+    assert looked_at(course, loss, fma) == []
+    assert not course.given_up
 
 
 def test_what_is_far_is_measured_against_the_pressed_loss() -> None:
@@ -99,7 +107,8 @@ def test_what_is_far_is_measured_against_the_pressed_loss() -> None:
 def test_a_checkpoint_brings_the_states_back() -> None:
     course, other = in_last_anneal(given_up=True), in_last_anneal(rungs=[])
     other.load_(json.loads(json.dumps(course.to_dict())))
-    assert other.rungs == course.rungs and other.given_up
+    assert other.rungs == course.rungs
+    assert other.given_up
 
 
 def test_a_checkpoint_without_them_is_read() -> None:
@@ -108,8 +117,10 @@ def test_a_checkpoint_without_them_is_read() -> None:
         del older[name]
     course = in_last_anneal()
     course.load_(older)
-    assert course.rungs == [] and not course.given_up
-    assert course.cut_at == 0 and course.present_fma == float("inf")
+    assert course.rungs == []
+    assert not course.given_up
+    assert course.cut_at == 0
+    assert course.present_fma == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,8 @@ def test_pressure_that_cuts_nothing_lets_go() -> None:
     steps = 4000
     stalled = anneal_of(steps, [500.0] * 100)
     first = stalled.index(True)
-    assert STALLED * steps <= first <= 2 * STALLED * steps and all(stalled[first:])
+    assert STALLED * steps <= first <= 2 * STALLED * steps
+    assert all(stalled[first:])
 
 
 def test_pressure_that_cuts_goes_on() -> None:
