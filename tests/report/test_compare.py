@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import compare_figure, write_methods
-from gaugelasso.report.compare import Comparison, compare, compare_results, compare_table, load_runs
+from gaugelasso.report.compare import Comparison, compare, compare_table, load_runs
 from gaugelasso.report.compare_figure import draw_comparison
+from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.permutation import permutation_p
 from tests.command import Command, assert_user_error
 from tests.report.folders import event, initial_widths, make_run
@@ -70,13 +71,13 @@ def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
     found = compared(two_methods(tmp_path))
     assert [*found.methods] == ["gaugelasso", "post-hoc"]
     table = compare_table(found)
-    assert table.headers[:6] == [
-        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work",
+    assert table.headers[:7] == [
+        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work", "target",
     ]  # fmt: skip
     ours, posthoc = (row for row in table.rows if row[0])
     assert ours == [
         "gaugelasso", "4 seeds", "101.5 ± 1.3", "0.0315 ± 0.001291", "99.960%", "40k",
-        "—", "—", "—",
+        "4 of 4 held", "—", "—", "—",
     ]  # fmt: skip
     assert posthoc[-3:] == ["0.02857", "1", "1"]  # of FMA; losses and metrics are equal
     assert table.rows[1][:4] == ["", "0", "100", "0.03"]

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks.tables import CELLS, PAPER, README, build, compression_of, layer_rows, outcome_of
+from benchmarks.table_cells import CELLS, compression_of, outcome_of
+from benchmarks.tables import PAPER, README, build, layer_rows
 
 ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / PAPER).read_text(encoding="utf-8"))

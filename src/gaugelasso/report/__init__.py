@@ -18,7 +18,8 @@ from gaugelasso.report.baseline import (
     sentences,
     trained_table,
 )
-from gaugelasso.report.compare import Comparison, compare_results, compare_table
+from gaugelasso.report.compare import Comparison, compare_table
+from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
