@@ -12,6 +12,7 @@ missing files.
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -279,10 +280,12 @@ def _commands(paper: Mapping[str, Any], sources: Sources) -> list[str]:
     ]
     for name, data in sorted(sources.used.items()):
         ours = [row["ours"] for _, row in rows_of(paper) if row["ours"]["file"] == name]
-        commands = [data["command"]] if data.get("command") else []
+        # Those of several runs are joined.
+        commands = re.split(r"; (?=gaugelasso )", data.get("command") or "")
+        commands += [data.get("compare_command") or ""]
         commands += [each["command"] for each in ours if "command" in each]
         lines += ["", f'<a id="{_anchor(name)}"></a>', f"### {name}", ""]
-        lines += ["```sh", *dict.fromkeys(commands), "```", ""]
+        lines += ["```sh", *dict.fromkeys(filter(None, commands)), "```", ""]
         lines.append(
             f"Commit {data.get('commit') or 'unknown'}, {data['hardware']}, {data['date']}."
         )

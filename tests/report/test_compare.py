@@ -106,6 +106,20 @@ def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:
     assert found.against == next(iter(found.methods))
 
 
+def test_a_missed_target_is_marked(tmp_path: Path) -> None:
+    """In the table by run and by method, and in the legend of the picture."""
+    for seed, loss in ((0, 0.03), (1, 0.2)):
+        run_at(tmp_path / f"s{seed}", 100, loss, seed=seed)
+    run_at(tmp_path / "plain", 100, 0.2, method="from scratch")
+    found = compared(tmp_path)
+    table = compare_table(found)
+    place = table.headers.index("target")
+    cells = [row[place] for row in table.rows]
+    assert cells == ["—", "—", "1 of 2 held", "held", "missed"]
+    assert found.missed("gaugelasso") == "1 of 2 missed"
+    assert [run["held"] for run in compare_results(found)["runs"]] == [None, True, False]
+
+
 def test_a_run_without_a_finite_loss_is_shown_and_not_averaged(tmp_path: Path) -> None:
     two_methods(tmp_path)
     path = tmp_path / "posthoc" / "s0" / "summary.json"
@@ -145,12 +159,15 @@ def test_the_picture_has_a_mark_for_every_seed_and_method(
     runs = load_runs([two_methods(tmp_path)])
     times = {run.path: 1.0 + run.seed for run in runs}
     latency = {"device": "cpu", "hardware": "x", "repeats": 3}
+    runs[-1].summary["loss"] = 9.0  # type: ignore[index]
     draw_comparison(compare(runs, None, times, latency), tmp_path / "x.png")
     panels = sheets[0].axes
     assert len(panels) == 4  # loss and metric, against FMA and milliseconds
     marks = [tuple(line.get_xdata()) for line in panels[0].lines if line.get_alpha() == 0.5]
     assert marks == [(100, 101, 102, 103), (200, 201, 202, 203)]
-    assert [bar.get_label() for bar in panels[1].containers] == ["gaugelasso", "post-hoc"]
+    assert [bar.get_label() for bar in panels[1].containers] == [
+        "gaugelasso", "post-hoc (1 of 4 missed)",
+    ]  # fmt: skip
     assert sheets[0].axes[1].get_xlabel() == "ms, measured"
 
 

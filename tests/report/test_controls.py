@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -176,12 +177,21 @@ def test_another_amount_of_evaluation_is_refused(
     assert contents(tmp_path) == before
 
 
+def test_a_results_file_of_another_task_is_not_written(
+    gaugelasso: Command, runs: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "controls" / "charlm.json"
+    words = ("compare", runs / "full", runs / "post-hoc", "--out", tmp_path / "out")
+    answer = gaugelasso(*words, "--results", path)
+    assert_user_error(answer, "its runs are of task 'retrieval'; write it to retrieval.json")
+    assert contents(tmp_path) == {}
+
+
 # --- the tables ----------------------------------------------------------------------------
 
 
 def test_tables_read_what_the_command_writes(gaugelasso: Command, runs: Path, root: Path) -> None:
     words = ("--results", root / RESULTS, "--out", root / "out")
-    (root / RESULTS).parent.mkdir()
     assert gaugelasso("compare", runs, *words)[0] == 0
     rows = read(root / RESULTS)["runs"]
     text = build(root)
@@ -205,6 +215,10 @@ def test_tables_read_what_the_command_writes(gaugelasso: Command, runs: Path, ro
         assert f"[retrieval.json](controls/retrieval.json), {family}" in line
     exchange = line_of(text, "tab:retriever-ablation", "baseline (exchange)")
     assert "[retrieval.json](controls/retrieval.json), exchange" in exchange
+    # The commands of all runs, a line each, and that of the comparison.
+    _, _, after = text.partition("### results/controls/retrieval.json\n\n```sh\n")
+    commands = after.partition("```")[0].splitlines()
+    assert commands[-1] == shlex.join(["gaugelasso", "compare", str(runs), *map(str, words)])
     # Group norm was not run, and the page says so.
     assert "torch-pruning-group-norm" in _line(text, "| retrieval, Torch-Pruning by group norm |")
     assert "Missing: results/controls/retrieval.json" in text

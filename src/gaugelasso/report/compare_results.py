@@ -14,6 +14,7 @@ from gaugelasso.report.compare import TEST, TESTED, Comparison, Member
 from gaugelasso.report.methods import conditions
 from gaugelasso.report.results import origin_of, run_result
 from gaugelasso.report.run import Run
+from gaugelasso.runs.environment import command
 
 
 def compare_results(found: Comparison) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
     first = found.runs[0]
     data = {
         **origin_of(found.runs),
+        "compare_command": command(),
         "task": first.task,
         "metric_name": first.metric_name,
         "metric_lower_is_better": first.metric_lower_is_better,

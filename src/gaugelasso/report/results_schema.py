@@ -55,7 +55,7 @@ def check_results(path: Path, data: Any) -> dict[str, Any]:
     source = repr(str(path))
     check_keys(source, data, _ORIGIN)
     found: dict[str, Any] = data
-    for key in ("command", "commit"):
+    for key in ("command", "commit", "compare_command"):
         if not WORD.fits(found.get(key)):
             raise UserError(f"{source}: {key!r} is not {WORD.description}")
     if not any(key in found for key in ("runs", "arms", "rows")):
