@@ -205,6 +205,10 @@ def test_other_held_out_data_and_equal_seeds_are_refused(tmp_path: Path) -> None
     path.write_text(json.dumps(changed | {"method": 7}))
     with pytest.raises(UserError, match="'method' is not a string"):
         compared(ours, other)
+    for key in ("source", "pruning", "cofi", "torch_pruning"):
+        path.write_text(json.dumps(changed | {"evaluated_on": "test", key: [1]}))
+        with pytest.raises(UserError, match=f"{key!r} is not a table"):
+            compared(ours, other)
 
 
 def test_an_unknown_method_to_test_against_is_refused(tmp_path: Path) -> None:

@@ -84,12 +84,14 @@ def _body(parameters: float | None, structure: Mapping[str, Any]) -> float | Non
 
     A model of one's own has none that this could know.
     """
-    keys = ("embed", "inputs", "length", "positions", "input_kind")
-    if parameters is None or not all(key in structure for key in keys):
+    sites, inputs, length = (structure.get(key) for key in ("embed", "inputs", "length"))
+    if not (isinstance(sites, list) and isinstance(inputs, int) and isinstance(length, int)):
         return None
-    rows = structure["inputs"] + (structure["input_kind"] == "masked_patches")
-    rows += structure["length"] if structure["positions"] else 0
-    return float(parameters - rows * len(structure["embed"]))
+    if parameters is None:
+        return None
+    rows = inputs + (structure.get("input_kind") == "masked_patches")
+    rows += length if structure.get("positions") else 0
+    return float(parameters - rows * len(sites))
 
 
 def _attentions(run: Run) -> dict[str, int] | None:
