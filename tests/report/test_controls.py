@@ -135,6 +135,7 @@ def test_a_run_says_whether_it_holds_its_target(found: Comparison) -> None:
     for family in ("full", "uniform", "from scratch"):
         assert result(found, family)["held"] is None
     table = compare_table(found)
+    assert "Training work includes that of the full model which a method began with" in table.note
     place = table.headers.index("target")
     cells = {row[0]: row[place] for row in table.rows if row[0]}
     assert cells.items() >= {

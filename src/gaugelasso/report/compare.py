@@ -178,10 +178,11 @@ def compare_table(found: Comparison) -> Table:
                          _held_cell([member.held]), *("" for _ in columns)])  # fmt: skip
     headers = ["method", "seed", *(head for _, head, _ in columns), "training work", "target"]
     headers += [f"p, {head}" for _, head, _ in columns]
-    note = (
-        f"Task {first.task}; mean ± standard deviation over seeds. Target: {DASH} where a method "
-    )
-    note += f"names none. p: against {found.against}, {TEST}; {DASH} where seeds are too few. "
+    note = f"Task {first.task}; mean ± standard deviation over seeds. "
+    if any("source" in (run.summary or {}) for run in found.runs):
+        note += "Training work includes that of the full model which a method began with. "
+    note += f"Target: {DASH} where a method names none. p: against {found.against}, {TEST}; "
+    note += f"{DASH} where seeds are too few. "
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
     results = origin_of(found.runs) | {"accounting": found.accounting}
     return Table("Methods", headers, rows, note + origin(results))
