@@ -133,8 +133,29 @@ def test_a_changed_model_is_drawn_back_to_the_original(
     assert distance().item() < before.item()
 
 
-def test_without_pretrained_weights_nothing_is_distilled(tmp_path: Path) -> None:
-    assert distillation_of(tiny(tmp_path, train__distill=0.5), "cpu") is None
+def test_a_teacher_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the original is as with model.from; that of another teacher is not."""
+    found = gradient(step_of(config(home, monkeypatch, train__distill=1.0, train__teacher="base")))
+    assert float(found.norm()) < 1e-4
+    fresh = {"model": {"width": 8, "layers": 1, "heads": 2, "d_k": 4, "d_v": 4, "d_f": 8}}
+    sections = config(home, monkeypatch).to_dict() | fresh
+    sections["train"] |= {"distill": 0.5, "teacher": "base"}
+    sections["compress"] |= {"removal": "pressure"}
+    step = step_of(Config.from_dict(sections))
+    sections["train"] |= {"distill": 0.0, "teacher": ""}
+    assert not torch.equal(gradient(step), gradient(step_of(Config.from_dict(sections))))
+
+
+def test_nothing_to_distill_from(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.distill = 0\.5: there is nothing to distill from"):
+        tiny(tmp_path, train__distill=0.5)
+    with pytest.raises(UserError, match=r"train\.teacher = 'base': .*set train\.distill"):
+        tiny(tmp_path, train__teacher="base")
+
+
+def test_a_teacher_that_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"train\.teacher = 'gone': no such folder"):
+        step_of(config(home, monkeypatch, train__teacher="gone"))
 
 
 def test_a_run_reaches_its_work(

@@ -91,6 +91,7 @@ class Config:
             if key not in sections
         }
         config = cls(found.name, found.task, **sections, task_module=found.module)
+        _check_teacher(config)
         if isinstance(config.model, ModelConfig):
             check_size(config.model, sequences(config.task), config.train.batch)
             check_positions(config.model, sequences(config.task), config.task_name)
@@ -99,6 +100,20 @@ class Config:
             fits = sequences(config.task)
             check_activations(fits.outputs, fits, config.train.batch)
         return config
+
+
+def _check_teacher(config: Config) -> None:
+    train, pretrained = config.train, isinstance(config.model, BaseModel)
+    if train.distill and not (train.teacher or pretrained):
+        raise UserError(
+            f"train.distill = {train.distill}: there is nothing to distill from; name a run or an "
+            "imported model in train.teacher, or use distill = 0"
+        )
+    if train.teacher and not train.distill:
+        raise UserError(
+            f"train.teacher = {train.teacher!r}: nothing is distilled from it; set train.distill "
+            "to the share of its outputs, as 0.5"
+        )
 
 
 def _model(section: Any, by: NamedBy) -> ModelConfig | OwnModel:

@@ -29,17 +29,18 @@ _OF_TASK = ("inputs", "outputs", "input_kind", "causal")
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of model.from; opened, and its files compared with their digests, on first use."""
+    """The folder of a key; opened, and its files compared with their digests, on first use."""
 
     name: str
+    key: str = "model.from"
 
     @property
     def title(self) -> str:
-        return f"model.from = {self.name!r}"
+        return f"{self.key} = {self.name!r}"
 
     @property
     def path(self) -> Path:
-        return expand(self.name, "model.from")
+        return expand(self.name, self.key)
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:

@@ -22,6 +22,7 @@ class TrainConfig:
     accumulate: int = 1
     canonical: bool = False
     distill: float = 0.0
+    teacher: str = ""
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     graph: bool = True

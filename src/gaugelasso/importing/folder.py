@@ -18,6 +18,7 @@ from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.files.tokenizer import parse_tokenizer
 from gaugelasso.importing import build, open_source
 from gaugelasso.importing.comparison import Difference, compare
+from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import CHECKPOINTS
@@ -59,35 +60,43 @@ def write_imported(path: Path, out: Path) -> Imported:
     check_free(out)
     source = open_source(path)
     model = build(source)
-    table, tensors = model.axis_table(), named_tensors(model)
-    fma = total_fma(table, ACCOUNTINGS["fma"], tensors)
     files = source.tokenizer()
     tokenizer = _tokens(files, path, model.initial_spec.inputs)
     difference = compare(path, model) if is_folder(path) else "a GGUF file is not compared"
+    write_model(model, out, str(path), {} if isinstance(files, str) else files)
+    return Imported(
+        folder=out,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        source_parameters=source.parameters,
+        fma=_work(model),
+        length=model.initial_spec.length,
+        tokenizer=tokenizer,
+        difference=difference,
+    )
+
+
+def write_model(model: Transformer, out: Path, origin: str, tokenizer: Mapping[str, bytes]) -> None:
+    """Write a model with the files of its tokenizer to a new folder; `origin` says what it is."""
     config = {
-        "task": {"name": IMPORTED, "source": str(path)},
+        "task": {"name": IMPORTED, "source": origin},
         "model": {},
         "target": {"loss": None},
         "compress": {"accounting": "fma"},
         "train": {"seed": 0, "steps": 0, "eval_every": 1},
     }
+    widths = model.axis_table().widths(named_tensors(model))
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
         write_json(folder / "environment.json", environment("cpu"))
-        initial = {"fma": fma, "widths": table.widths(tensors), **describe(model)}
+        initial = {"fma": _work(model), "widths": widths, **describe(model)}
         write_json(folder / "initial.json", initial)
         checkpoint.save(folder / CHECKPOINTS, _Unpressed(model), {"logs": {}})
-        for name, content in {} if isinstance(files, str) else files.items():
+        for name, content in tokenizer.items():
             write_new(folder / name, [content])
-    return Imported(
-        folder=out,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        source_parameters=source.parameters,
-        fma=fma,
-        length=model.initial_spec.length,
-        tokenizer=tokenizer,
-        difference=difference,
-    )
+
+
+def _work(model: Transformer) -> float:
+    return total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model))
 
 
 def _tokens(files: Mapping[str, bytes] | str, path: Path, vocabulary: int) -> int | str:

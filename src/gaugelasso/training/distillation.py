@@ -1,39 +1,48 @@
-"""Distillation from the original: a pretrained model that is compressed stays close to itself.
+"""Distillation from a teacher: for a pretrained model that is compressed, from what it was.
 
 The text that one trains on is far smaller than what the original has learned from. Its outputs say
 more about each token than the one token that follows.
 """
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from gaugelasso.config import Config
-from gaugelasso.config.base import BaseModel
+from gaugelasso.config.base import BaseModel, Folder
+from gaugelasso.models import Transformer
 from gaugelasso.training.evaluation import autocast
 
 
 class Distillation:
-    """What is minimised: (1 - share) of the task's loss, and `share` of that to the original.
+    """What is minimised: (1 - share) of the task's loss, and `share` of the distance to a teacher.
 
-    The second is the cross-entropy to the original's probabilities. Its least value is their
-    entropy, so it is of the size of the first.
+    Over tokens that is the cross-entropy to the teacher's probabilities. Its least value is their
+    entropy, so it is of the size of the loss. Else it is the squared error to the teacher's values.
     """
 
-    def __init__(self, original: nn.Module, share: float, config: Config, device: str):
-        self._original, self._share = original.to(device).eval().requires_grad_(False), share
+    def __init__(self, teacher: Transformer, config: Config, device: str):
+        self._teacher, self._share = teacher.to(device).eval(), config.train.distill
+        self._teacher.requires_grad_(False)
+        self._over_tokens = teacher.initial_spec.input_kind == "tokens"
         self._config, self._device = config, device
 
     def minimised(self, inputs: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
         """From a batch, the outputs of the model, and the task's loss."""
         with torch.no_grad(), autocast(self._config, self._device):
-            wanted = self._original(inputs).float().softmax(-1)
-        distance = -(wanted * outputs.float().log_softmax(-1)).sum(-1).mean()
+            wanted = self._teacher(inputs).float()
+        if self._over_tokens:
+            distance = -(wanted.softmax(-1) * outputs.float().log_softmax(-1)).sum(-1).mean()
+        else:
+            distance = F.mse_loss(outputs.float(), wanted)
         return (1 - self._share) * loss + self._share * distance
 
 
 def distillation_of(config: Config, device: str) -> Distillation | None:
-    """That of a config, from the model of model.from; None if it has none."""
-    share = config.train.distill
-    if not share or not isinstance(config.model, BaseModel):
+    """That of a config, from train.teacher or the model of model.from; None if it has none."""
+    model, train = config.model, config.train
+    if train.teacher:
+        model = BaseModel(Folder(train.teacher, "train.teacher")).resolved(config.task)
+    if not train.distill or not isinstance(model, BaseModel):
         return None
-    return Distillation(config.model.build(config.task, 0), share, config, device)
+    return Distillation(model.build(config.task, 0), config, device)
