@@ -35,7 +35,7 @@ kernels: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 
 tables: $(READY)
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m benchmarks.tables
 
 torture: $(READY)
 	$(BIN)/python -m tests.trust.torture --out results/reliability.json
