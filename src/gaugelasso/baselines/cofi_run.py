@@ -41,7 +41,7 @@ def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) ->
     check_length(plan)
     work = plan.objective == "fma"
     target = TargetConfig(fma=plan.target) if work else TargetConfig(loss=1e30, hold="pressed")
-    config = settings_of(source.run, changes, target, "cofi", EVENT_KEYS)
+    config = settings_of(source.run, changes, target, "cofi", (*EVENT_KEYS, "train.distill"))
     accounting = config.compress.accounting
     if work and not counts_work(accounting):
         raise UserError(
@@ -49,10 +49,10 @@ def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) ->
             "--set compress.accounting=fma, or give --parameters"
         )
     _check_target(source, plan, config)
-    # No events, so nothing to probe for.
+    # No events, so nothing to probe for; and --distill is its share of the distillation.
     train = replace(
         config.train, steps=plan.steps, warmup=plan.warmup, cooldown=plan.finetune, saturation=0,
-        probe=False,
+        probe=False, distill=0.0,
     )  # fmt: skip
     return replace(config, train=train)
 

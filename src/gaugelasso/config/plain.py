@@ -12,7 +12,7 @@ PLAIN_KEYS = (
 )  # fmt: skip
 # The keys that only pressure, or an event that follows from it, gives an effect.
 PRESSURE_KEYS = (
-    "compress.trust", "compress.drop_tolerance", "compress.split_share", "compress.exchange",
+    "compress.removal", "compress.trust", "compress.drop_tolerance", "compress.split_share", "compress.exchange",
     "compress.penalty", "compress.calibration", "compress.coupling", "compress.loss_smoothing",
     "train.patience",
 )  # fmt: skip
