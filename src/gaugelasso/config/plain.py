@@ -12,9 +12,9 @@ PLAIN_KEYS = (
 )  # fmt: skip
 # The keys that only pressure, or an event that follows from it, gives an effect.
 PRESSURE_KEYS = (
-    "compress.removal", "compress.trust", "compress.drop_tolerance", "compress.split_share", "compress.exchange",
-    "compress.penalty", "compress.calibration", "compress.coupling", "compress.loss_smoothing",
-    "train.patience",
+    "compress.removal", "compress.trust", "compress.drop_tolerance", "compress.split_share",
+    "compress.exchange", "compress.penalty", "compress.calibration", "compress.coupling",
+    "compress.loss_smoothing", "train.patience",
 )  # fmt: skip
 # The keys of events that post-hoc pruning uses too: how it balances, cuts and probes.
 BALANCE_KEYS = ("compress.sinkhorn_sweeps", "compress.anchor", "compress.powers_of_two")
