@@ -21,9 +21,8 @@ from gaugelasso.compress.penalty import ranked
 def balanced(state: ModelState) -> Iterator[None]:
     """Within the context all axes are balanced; after it every value is what it was, to the bit.
 
-    Utilities of different axes compare at balance. But training goes on from the gauge that it
-    found: learning rates act on sizes of weights, and the sizes of a balance are not those that
-    the model was trained with (docs/development/log.md).
+    Utilities of different axes compare at balance. But training goes on in the gauge that the
+    model was trained in: on balanced weights small models ended worse (docs/development/log.md).
     """
     if not state.balances:
         yield
