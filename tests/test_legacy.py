@@ -22,7 +22,7 @@ from tests.command import Command
 from tests.tiny_runs import assert_same_run, final_tensors, read, rows
 
 LEGACY = Path(__file__).parent / "legacy"
-NEW = {"selection_loss", "evaluated_on", "costs", "method"}
+NEW = {"selection_loss", "evaluated_on", "costs", "method", "training_work"}
 RUNS = sorted(path.name for path in LEGACY.iterdir())
 
 

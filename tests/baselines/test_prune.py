@@ -1,5 +1,6 @@
 """Post-hoc pruning: the order of drops, rounds to a work target or a loss ceiling, resume."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,20 +8,23 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.baselines.efficiency import Ranking
+from gaugelasso.baselines.efficiency import Choice, Ranking, balanced
 from gaugelasso.baselines.post_hoc import PrunePlan
 from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
 from gaugelasso.baselines.source import Source
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.penalty import ranked
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.rotation import newest_first
+from gaugelasso.tasks import Draw
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import assert_same_run, contents, finished, read, rows, stop_at
 
@@ -65,6 +69,46 @@ def test_the_least_efficient_channel_goes_first(run: Path) -> None:
     assert state.work_after(decision) < state.fma
 
 
+def test_channels_are_ranked_in_the_balanced_gauge_and_cut_in_their_own(run: Path) -> None:
+    trainer = start(run, to_work(run, 300))
+    state = trainer.compressor.state
+    mlp = trainer.model.get_submodule("operators.mlp_0")
+    with torch.no_grad():  # the same function in a gauge far from balance
+        mlp.get_parameter("up").mul_(4)
+        mlp.get_parameter("down").mul_(1 / 4)
+    was = {name: tensor.clone() for name, tensor in named_tensors(trainer.model).items()}
+    work = trainer.pruning._round_work()
+    assert work is not None
+    with balanced(state):
+        assert not torch.equal(mlp.get_parameter("up"), was["operators.mlp_0.up"])
+        expected = Ranking(state).to_work(work).dropped()
+    assert all(torch.equal(tensor, was[n]) for n, tensor in named_tensors(trainer.model).items())
+    assert Ranking(state).to_work(work).dropped() != expected
+    trainer.driver.before_step()
+    assert trainer.compressor.history[0].dropped == expected
+    # What is left has the values that it had: no factor of a balance.
+    now = dict(trainer.model.named_parameters())
+    assert [name for name in now if not torch.isin(now[name], was[name]).all()] == []
+    assert any(now[name].shape != was[name].shape for name in now)
+    trainer.folder.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_index_that_the_model_needs_does_not_end_the_order(seed: int) -> None:
+    """The strongest sites of embedding and classifier differ, so one of the two has to give way."""
+    spec = TransformerSpec.uniform(
+        width=8, layers=2, heads=4, kv_heads=2, d_k=4, d_v=4, d_f=6, length=6, inputs=8, outputs=8
+    )
+    model = Transformer(spec, seed)
+    state = Compressor(model, 0.0).state
+    ranking = Ranking(state)
+    first = ranking.work(ranking._most)
+    least = ranking.least_work
+    assert least <= first
+    state.cut_(ranking.to_work(least), "in a test")
+    assert (state.fma, len(model.operators), len(model.sites)) == (least, 0, 1)
+
+
 def test_drops_to_a_work_are_no_more_than_it_needs(run: Path) -> None:
     state = Compressor(load_model(run), 0.0).state
     ranking = Ranking(state)
@@ -103,7 +147,11 @@ def test_work_falls_through_interpolated_targets(run: Path) -> None:
     assert summary["fma_final"] <= target
     assert (summary["steps"], summary["frozen_step"]) == (4 * 3 + 8, 12)
     # The training of the full model is part of the method's work.
-    assert summary["training_fma"] > full["training_fma"] == summary["source"]["training_fma"]
+    work, steps = summary["training_work"], [full["fma_final"], *(e["fma"] for e in events)]
+    assert work["own"] == sum(3 * fma for fma in steps[1:]) + 8 * steps[-1]
+    assert work["before"] == full["training_fma"] == summary["source"]["training_fma"]
+    assert work["total"] == work["own"] + work["before"] == summary["training_fma"]
+    assert work["needs"] == "the full model"
     assert summary["wall_s"] > full["wall_s"]
     rates = {row["step"]: row["lr"] for row in rows(folder, "metrics.jsonl")}
     assert rates[5] == trainer.train.lr_min < rates[15] < trainer.config.compress.lr
@@ -138,6 +186,53 @@ def start_config(run: Path, plan: PrunePlan) -> Any:
     return prune_settings(Source.of(run), plan, {})
 
 
+def test_a_work_that_rounds_have_lost_is_refused_before_the_fine_tuning(run: Path) -> None:
+    trainer = start(run, to_work(run, 200))
+    made = trainer.pruning.drops_to
+
+    def none_left(work: float) -> Decision:
+        """From the third round on nothing can go."""
+        if trainer.compressor.steps < 6:
+            return made(work)
+        return Decision(Choice(trainer.compressor.state).keep_all())
+
+    trainer.pruning.drops_to = none_left  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"--fma 200 cannot be reached from the model of step 6"):
+        trainer.run()
+    assert trainer.compressor.steps == 6
+    assert not (trainer.folder.path / "summary.json").exists()
+
+
+# --- batches --------------------------------------------------------------------------------
+
+
+def test_batches_go_on_where_those_of_the_full_model_ended(run: Path) -> None:
+    full = read(run / "summary.json")
+    trainer = start(run, to_work(run, 300))
+    step, train = trainer.state.step, trainer.train
+    step.load_(0)
+    unseen = Draw(train.seed, full["steps"] * train.accumulate)
+    inputs, _ = trainer.task.batch(train.batch, unseen, "cpu")
+    assert torch.equal(step.inputs[0], inputs)
+    summary = trainer.run()
+    assert summary["source"]["batches"] == unseen.index
+    # So does a method that begins with the pruned model.
+    assert Source.of(trainer.folder.path).batches == (full["steps"] + summary["steps"])
+
+
+def test_a_run_that_began_with_the_first_batch_goes_on_so(run: Path) -> None:
+    """As runs of early versions did: their plan does not say where batches began."""
+    trainer = start(run, to_work(run, 300))
+    stop_at(trainer, 5)
+    path = trainer.folder.path / "prune.json"
+    plan = read(path)
+    assert plan.pop("batches") == read(run / "summary.json")["steps"]
+    path.write_text(json.dumps(plan))
+    again = start(run, to_work(run, 300), existing="resume")
+    assert again.state.step.draw(7).index == 7
+    again.folder.close()
+
+
 # --- to a loss ceiling ----------------------------------------------------------------------
 
 
@@ -167,8 +262,8 @@ def test_the_round_that_breaks_the_ceiling_is_undone(run: Path) -> None:
     *cuts, back = rows(trainer.folder.path, "events.jsonl")
     assert back["returned_to"] == cuts[-1]["step"]
     assert back["fma"] == before["fma"] == cuts[-1]["fma_before"] == summary["fma_final"]
-    # To the state before the last cut: that of the round before, but for the balance.
-    assert before["loss"] == pytest.approx(losses[-2], rel=1e-3)
+    # To the state before the last cut: that at the end of the round before.
+    assert before["loss"] == losses[-2]
     assert summary["structure_step"] == cuts[-2]["step"]
 
 
@@ -219,6 +314,11 @@ def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Pa
             ("--loss", "9", "--finetune", "3"),
             "--finetune 3: with the phases before it that makes 13 steps",
         ),
+        (("--loss", "9", "--rounds", "3"), "--rounds 3: with --loss, rounds go on to the ceiling"),
+        (("--fma", "300", "--channels", "2"), "--channels 2: with --fma, a round removes what"),
+        (("--fma", "300", "--set", "compress.trust=4"), "makes no use of compress.trust"),
+        (("--fma", "300", "--set", "compress.penalty=one_sided"), "no use of compress.penalty"),
+        (("--fma", "300", "--set", "compress.rho=1"), "prune has no pressure"),
         (("--fma", "600", "--set", "task.length=3"), "prune takes task.length from its run"),
         (("--fma", "600", "--set", "train.steps=3"), "prune takes train.steps from its run"),
     ],

@@ -1,12 +1,16 @@
 """The command retrain: a found structure with new weights, for several seeds."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gaugelasso.baselines.setting import plain_settings
 from gaugelasso.cli import controls
 from gaugelasso.report.data import load_run
+from gaugelasso.report.toml import to_toml
 from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.runs.training_work import total_training
 from tests.baselines.in_process import train_here
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import contents, finished, read
@@ -30,10 +34,16 @@ def test_every_seed_is_a_run_of_the_found_structure(gaugelasso: Command, run: Pa
         assert load_spec(folder / "initial.json") == load_spec(folder) == found
         assert summary["fma_final"] == own["fma_final"] == summary["fma_initial"]
         assert summary["training_fma"] == own["steps"] * own["fma_final"]
+        # The run that found the structure is part of what it took.
+        work = summary["training_work"]
+        assert (work["own"], work["before"]) == (summary["training_fma"], own["training_fma"])
+        assert work["total"] == work["own"] + work["before"]
+        assert work["needs"] == "the run that found the structure"
         losses.append(summary["loss"])
         assert load_run(folder).summary is not None
     assert losses[0] != losses[1]
     assert own["method"] == "compression"
+    assert own["training_work"]["total"] == own["training_fma"]
     assert len(read(run / "retrained" / "results.json")["runs"]) == 2
     assert "| 5 |" in output
     assert gaugelasso("eval", run / "retrained" / "seed5", "--batches", "1")[0] == 0
@@ -50,9 +60,38 @@ def test_a_finished_seed_is_not_trained_again(gaugelasso: Command, run: Path) ->
     assert read(out / "results.json")["runs"][0]["loss"] == figures["loss"]
 
 
+def test_a_folder_of_an_early_version_goes_on(gaugelasso: Command, run: Path) -> None:
+    """Its structure stands alone in its file, without the training behind it."""
+    out = run.parent / "scratch"
+    assert gaugelasso("retrain", run, "--out", out)[0] == 0
+    (out / "structure.json").write_text(json.dumps(read(run / "summary.json")["structure"]))
+    assert gaugelasso("retrain", run, "--out", out, "--seeds", "3-4")[0] == 0
+
+
+def test_a_structure_without_a_past_has_an_unknown_total(gaugelasso: Command, run: Path) -> None:
+    path = run.parent / "by_hand.json"
+    path.write_text(json.dumps(read(run / "summary.json")["structure"]))
+    config, out = run / "config.toml", run.parent / "again"
+    assert total_training(read(run / "summary.json")) is not None
+    text = to_toml(plain_settings(run, read(run / "summary.json"), {}, "x", ()).to_dict())
+    config.write_text(text)
+    assert gaugelasso("train", config, "--structure", path, "--out", out)[0] == 0
+    work = read(out / "summary.json")["training_work"]
+    assert (work["before"], work["total"]) == (None, None)
+    path.write_text(json.dumps({"structure": {}, "training_work": {"total": "much"}}))
+    answer = gaugelasso("train", config, "--structure", path, "--out", run.parent / "other")
+    assert_user_error(answer, "training_work.total is not a number of 0 or more")
+
+
 def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> None:
     wrong = ("retrain", run, "--set", "train.steps=3")
     assert_user_error(gaugelasso(*wrong), "retrain takes train.steps from its run")
+    for key, message in (
+        ("model.width=4", "retrain takes model.width from its run"),
+        ("compress.trust=2", "retrain has no pressure and makes no use of compress.trust"),
+        ("compress.sinkhorn_sweeps=1", "makes no use of compress.sinkhorn_sweeps"),
+    ):
+        assert_user_error(gaugelasso("retrain", run, "--set", key), message)
     assert_user_error(gaugelasso("retrain", run, "--seeds", "5-x"), "--seeds '5-x': give numbers")
     assert not (run / "retrained").exists()
     out = run.parent / "other"

@@ -289,8 +289,13 @@ def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Pa
         (("--fma", "1e9"), "has 624 FMA per token already"),
         (("--fma", "2"), "--fma 2 cannot be reached by pruning"),
         (("--fma", "2"), "the nearest is 51 FMA per token"),
-        (("--fma", "300", "--reg", "-1"), "--reg -1: must be a finite number of at least 0"),
+        (
+            ("--fma", "300", "--mode", "group-norm", "--reg", "-1"),
+            "--reg -1: must be a finite number of at least 0",
+        ),
         (("--fma", "300", "--sparse", "9"), "--sparse 9: --mode magnitude trains nothing before"),
+        (("--fma", "300", "--reg", "1e-3"), "--reg 0.001: --mode magnitude trains nothing before"),
+        (("--fma", "300", "--set", "compress.anchor=1"), "no use of compress.anchor"),
         (("--fma", "300", "--set", "train.steps=3"), "torch-pruning takes train.steps from its"),
     ],
 )

@@ -38,6 +38,8 @@ def test_a_procrustes_map_is_orthonormal_and_near_to_no_change(size: int, number
     assert torch.allclose(values[min(number, size) :], torch.ones(1).double(), atol=1e-12)
     # The new ones have norms of order one: their squares sum to what the old ones lost.
     assert float(q[size:].norm(dim=1).max()) <= 1 + 1e-12
+    assert float(q[size:].norm(dim=1).min()) > 0.1
+    assert not torch.allclose(q, growth.procrustes_map(size, number, seeded(1)), atol=0.01)
     assert float(q[size:].square().sum()) == pytest.approx(size - float(values.square().sum()))
 
 
@@ -107,20 +109,39 @@ def test_growth_that_cannot_be_names_the_axis(births: dict[str, int], message: s
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_momentum_is_rotated_as_the_weights_are(optimizer: str) -> None:
+    """What is a copy of the weights before an isometric growth is one after it."""
+    model = small(rope=False).train()
+    compressor = Compressor(model, 0.0, CompressorOptions(lr=1e-3, optimizer=optimizer))
+    compressor.step(lambda: model(TOKENS).square().mean())
+    for name, view in compressor.optimizer.states()["momentum"].items():
+        view.copy_(model.get_parameter(name).detach())
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    compressor.state.grow_({VALUES: 2, KEYS: 1}, seeded(), "after growth")
+    for name, view in compressor.optimizer.states()["momentum"].items():
+        torch.testing.assert_close(view, model.get_parameter(name).detach(), rtol=0, atol=1e-12)
+    for leaf in ("query", "key", "value", "out"):
+        name = f"operators.attention_0.{leaf}"
+        new = model.get_parameter(name).detach()
+        assert new.shape != before[name].shape
+        assert float(new.norm()) == pytest.approx(float(before[name].norm()))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_model_store_and_optimizer_grow_together(optimizer: str) -> None:
     model = small(rope=False).train()
     compressor = Compressor(model, 0.0, CompressorOptions(lr=1e-3, optimizer=optimizer))
     state = compressor.state
     for _ in range(3):
         compressor.step(lambda: model(TOKENS).square().mean())
-    before, rebuilds = model.eval()(TOKENS), state.rebuilds
+    before, rebuilds, work = model.eval()(TOKENS), state.rebuilds, state.fma
     old = {kind: dict(views) for kind, views in compressor.optimizer.states().items()}
     state.grow_({VALUES: 2, KEYS: 1, "operators.mlp_0.d_f": 1}, seeded(), "after growth")
     assert torch.allclose(model(TOKENS), before, rtol=0, atol=1e-12)
     assert state.rebuilds == rebuilds + 1
     assert state.optimizer.store.separated(model) is None
-    table = state.table
-    assert state.fma == compressor.fma
+    table, grown = state.table, Transformer(model.spec()).double()
+    assert state.fma == Compressor(grown, 0.0).fma > work
     for kind, views in compressor.optimizer.states().items():
         assert views.keys() == old[kind].keys()
         for name, view in views.items():

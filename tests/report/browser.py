@@ -112,7 +112,10 @@ class Browser:
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """A browser with an empty profile folder; ended at the end."""
-    assert CHROMIUM
+    assert CHROMIUM, (
+        "chromium is not installed: apt install chromium, or set GAUGELASSO_NO_BROWSER=1 to leave "
+        "out the tests of the page"
+    )
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
     # Chromium reads commands from descriptor 3 and answers on descriptor 4. The pipes may have

@@ -69,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out = runs / "post-hoc" / f"seed{seed}"
         rival("prune", full, out, fma=half, rounds=2, corrective=3, finetune=16)
     rival("cofi", full, runs / "cofi" / "seed4", fma=half, **phases)
-    rival("cofi", full, runs / "few" / "seed4", parameters=1, **phases)
+    rival("cofi", full, runs / "few" / "seed4", parameters=12, **phases)
     out = runs / "magnitude" / "seed4"
     rival("torch-pruning", full, out, fma=half, rounds=2, corrective=3, finetune=16)
     return runs
@@ -238,7 +238,7 @@ def test_the_state_of_cofi_is_in_its_tables(found: Comparison, root: Path) -> No
     line = line_of(text, "tab:cofi", "CoFi, parameter target")
     cells = [cell.strip() for cell in line.split("|")[3:]]
     whole = few["parameters_without_embedding_initial"]
-    assert cells[0] == f"{whole:,.0f}×"
+    assert cells[0] == f"{whole / 12:.1f}×"
     assert cells[1].startswith(f"{whole / few['cofi']['reached']:.2f}")
     assert cells[3] == f"{few['parameters_without_embedding']:.3g}"
     assert cells[5].endswith("of 1")

@@ -213,6 +213,11 @@ def test_the_full_model_is_trained_first_and_names_the_loss(above_run: Path) -> 
     found = summary["reference"]
     assert found["origin"] == "measured"
     assert found["training_fma"] == full["training_fma"] == 60 * full["fma_initial"]
+    work = summary["training_work"]
+    assert (work["own"], work["before"]) == (summary["training_fma"], full["training_fma"])
+    assert work["total"] == work["own"] + work["before"]
+    assert work["needs"] == "the full model of target.above_full"
+    assert full["training_work"]["total"] == full["training_fma"]
     assert found["named"].startswith(f"named {summary['loss_target']:.4g} = 1.05 x ")
     assert found["named"].endswith(f"measured in {above_run / 'reference'}")
     assert run_config(above_run).target.named == summary["loss_target"]

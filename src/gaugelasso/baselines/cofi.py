@@ -12,18 +12,20 @@ from typing import Any, Literal
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.cofi_cut import make_dense_
-from gaugelasso.baselines.cofi_masks import Masks, parameter_terms
+from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
 from gaugelasso.baselines.cofi_step import CofiStep
 from gaugelasso.baselines.plain_driver import PlainDriver
 from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.events import Event
+from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.pricing import Product
 from gaugelasso.models import Transformer
 from gaugelasso.training.records import finite
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
 
+Objective = Literal["fma", "parameters"]
 # The learning rate of masks and multipliers in CoFi.
 MASK_RATE = 0.01
 # The steps before the end of pruning over which the change of a multiplier is measured.
@@ -34,7 +36,7 @@ _WINDOW = 5_000
 class CofiPlan:
     """The requested cost, the lengths of the phases, and the share of distillation in the loss."""
 
-    objective: Literal["fma", "parameters"]
+    objective: Objective
     target: float
     warmup: int
     prune: int
@@ -59,8 +61,15 @@ class CofiPlan:
         return asdict(self)
 
 
+def cost_terms(state: ModelState, objective: Objective) -> Sequence[Product]:
+    """The cost that masks reduce, as products of widths."""
+    if objective == "fma":  # by an accounting of work, whose terms are products
+        return [term for term in state.plan.terms if isinstance(term, Product)]
+    return parameter_terms(state.table, named_tensors(state.model))
+
+
 class CofiRun(PlainDriver):
-    """`teacher_work` is the work per token of the full model's forward pass."""
+    """`teacher_work` is the work per token of a training step of the full model."""
 
     def __init__(self, state: RunState, log: "CofiLog", plan: CofiPlan, teacher_work: float):
         super().__init__(state, log, plan.finetune)
@@ -127,15 +136,10 @@ class CofiRun(PlainDriver):
         """Open all masks, or take over those of a checkpoint."""
         model, seed = self.state.model, self.state.config.train.seed
         assert isinstance(model, Transformer)
-        self.masks = Masks(model, self.terms(), self.plan.mask_rate, seed)
+        terms = cost_terms(self.compressor.state, self.plan.objective)
+        self.masks = Masks(model, terms, self.plan.mask_rate, seed)
         if self._saved:
             self.masks.load_(self._saved)
-
-    def terms(self) -> Sequence[Product]:
-        state = self.compressor.state
-        if self.plan.objective == "fma":  # by an accounting of work, whose terms are products
-            return [term for term in state.plan.terms if isinstance(term, Product)]
-        return parameter_terms(state.table, named_tensors(state.model))
 
     def _hold(self) -> None:
         assert self.masks is not None
@@ -161,18 +165,16 @@ class CofiRun(PlainDriver):
             widths=state.widths(),
             seconds=time.perf_counter() - began,
         )
-        self.compressor.history.append(event)
-        self.log.event(event)
+        self.note(event)
 
     def controller(self) -> dict[str, Any]:
         """The control at the last step of pruning, as the paper's table has it."""
         *means, first, second = self.control
-        names = ("mha", "head", "hidden", "ffn", "intermediate")
         change = None
         if self.lambda_before is not None:
             change = finite(1000 * (first - self.lambda_before) / self.plan.window)
         return {
-            "masks": dict(zip(names, means, strict=True)),
+            "masks": dict(zip(FAMILIES, means, strict=True)),
             "lambda_1": first,
             "lambda_2": second,
             "lambda_1_per_1000_steps": change,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import AxisTable, Slot, Tensors, named_tensors, spread
-from gaugelasso.compress.pricing import Product
+from gaugelasso.compress.pricing import Product, count
 from gaugelasso.models import Transformer
 from gaugelasso.models.operators import Attention, SwiGLU
 
@@ -55,7 +55,7 @@ class Masks:
     """
 
     def __init__(self, model: Transformer, terms: Sequence[Product], rate: float, seed: int):
-        self._table = model.axis_table()
+        self._table, self._terms = model.axis_table(), terms
         tensors = named_tensors(model)
         self._widths = self._table.widths(tensors)
         stream = self._table["D"]
@@ -83,6 +83,13 @@ class Masks:
         self._factors = torch.tensor([term.factor for term in terms], device=device)
         every = torch.ones(size, device=device)
         self.full = float(self._cost(every))
+
+    @property
+    def least(self) -> float:
+        """The cost of the smallest dense model: one residual site stays, and no block."""
+        blocks = {part.owner for part in self.parts if part.owner}
+        widths = {axis.name: int(axis.owner not in blocks) for axis in self._table.axes}
+        return float(count(self._terms, widths))
 
     # --- values -----------------------------------------------------------------------------
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.axes import Compressible, named_tensors
-from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun
-from gaugelasso.baselines.cofi_masks import parameter_terms
+from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms
+from gaugelasso.baselines.cofi_masks import Masks, parameter_terms
 from gaugelasso.baselines.cofi_step import CofiStep, Distillation
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, settings_of, transformer_of
+from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.courses.window import Measured
-from gaugelasso.compress.pricing import count
+from gaugelasso.compress.pricing import ACCOUNTINGS, count, total_fma
 from gaugelasso.config import Config
+from gaugelasso.config.plain import EVENT_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
@@ -35,31 +37,47 @@ def teacher_of(run: Path) -> Transformer:
 
 
 def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) -> Config:
-    """The config of a run of CoFi; UserError if its target is not below the full model's cost."""
+    """The config of a run of CoFi; UserError if no masks of the full model have the target."""
     check_length(plan)
     work = plan.objective == "fma"
     target = TargetConfig(fma=plan.target) if work else TargetConfig(loss=1e30, hold="pressed")
-    config = settings_of(source.run, changes, target, "cofi")
+    config = settings_of(source.run, changes, target, "cofi", (*EVENT_KEYS, "train.distill"))
     accounting = config.compress.accounting
     if work and not counts_work(accounting):
         raise UserError(
             f"--fma: compress.accounting = {accounting!r} of {str(source.run)!r} counts no work; "
             "--set compress.accounting=fma, or give --parameters"
         )
-    model = teacher_of(source.run)
-    full = source.summary["fma_final"] if work else parameters(model)
-    if not 0 < plan.target < full:
-        name = "fma" if work else "parameters"
-        raise UserError(
-            f"--{name} {plan.target:g}: must be above 0 and below the {full:,.0f} of the model of "
-            f"{str(source.run)!r}"
-        )
-    # No events, so nothing to probe for.
+    _check_target(source, plan, config)
+    # No events, so nothing to probe for; and --distill is its share of the distillation.
     train = replace(
         config.train, steps=plan.steps, warmup=plan.warmup, cooldown=plan.finetune, saturation=0,
-        probe=False,
+        probe=False, distill=0.0,
     )  # fmt: skip
     return replace(config, train=train)
+
+
+def _check_target(source: Source, plan: CofiPlan, config: Config) -> None:
+    model = teacher_of(source.run)
+    state = Compressor(model, 0.0, config.compress).state
+    masks = Masks(model, cost_terms(state, plan.objective), plan.mask_rate, seed=0)
+    given = f"--{plan.objective} {plan.target:g}"
+    if not 0 < plan.target < masks.full:
+        raise UserError(
+            f"{given}: must be above 0 and below the {masks.full:,.0f} of the model of "
+            f"{str(source.run)!r}"
+        )
+    if plan.target < (least := masks.least):
+        raise UserError(
+            f"{given} cannot be reached by masks of {str(source.run)!r}: the nearest is "
+            f"{least:,.0f}, of one residual site without blocks"
+        )
+
+
+def step_work(model: Transformer, config: Config) -> float:
+    """Work per token of a training step; in FMA where the accounting counts no work."""
+    counted = ACCOUNTINGS.get(config.compress.accounting, ACCOUNTINGS["fma"])
+    return total_fma(model.axis_table(), counted, named_tensors(model))
 
 
 def parameters(model: Transformer) -> float:
@@ -89,11 +107,11 @@ class CofiTrainer(RivalTrainer):
     def _new_step(self, model: Compressible, config: Config, device: str, team: Team) -> CofiStep:
         logits = self._teacher.initial_spec.input_kind == "tokens"
         taught = Distillation(self._teacher.to(device), self.plan.distill, logits)
-        return CofiStep(model, config, device, team, taught)
+        return CofiStep(model, config, device, team, self.first_batch, taught)
 
     def method_driver(self, state: RunState) -> CofiRun:
         self.log = log = CofiLog(state, self.evaluate, self.on_progress)
-        self.cofi = CofiRun(state, log, self.plan, float(self.source.summary["fma_final"]))
+        self.cofi = CofiRun(state, log, self.plan, step_work(self._teacher, self.config))
         return self.cofi
 
     def evaluate(self, batches: int) -> Measured:

@@ -51,11 +51,11 @@ class CofiStep(TrainingStep):
     number = 0
 
     def __init__(
-        self, model: Compressible, config: Config, device: str, team: Team,
+        self, model: Compressible, config: Config, device: str, team: Team, first: int,
         distillation: Distillation,
     ):  # fmt: skip
         self.distillation = distillation
-        super().__init__(model, config, device, team)
+        super().__init__(model, config, device, team, first)
 
     def load_(self, step: int) -> None:
         super().load_(step)
@@ -68,20 +68,12 @@ class CofiStep(TrainingStep):
             self.plain()
             self.masks.step_()
 
-    def gradients(self) -> None:
-        self.loss.zero_()
-        share = 1 if self.config.train.canonical else len(self.micros)
-        pairs = zip(self.inputs, self.targets, strict=True)
-        for number, (inputs, targets) in enumerate(pairs):
-            with reference_kernels(not self.config.train.fused):
-                loss, total = self._losses(inputs, targets, number)
-            (total / share).backward()
-            loss = loss.detach() / share
-            self.compressor.device_step.add_microbatch_(number, loss)
-            self.loss.add_(loss)
+    def losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
+        """The task's loss; and with it the distance to the teacher, and the constraint."""
+        with reference_kernels(not self.config.train.fused):
+            return self._losses(inputs, targets, micro)
 
     def _losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
-        """The task's loss, and what is minimised."""
         taught, masks = self.distillation, self.masks
         with autocast(self.config, self.device):
             if masks is None:

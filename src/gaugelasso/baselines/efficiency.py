@@ -6,24 +6,68 @@ only; `ModelState.cut_` cuts.
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.penalty import ranked
 
 
-class Ranking:
-    """The indices of a model as it is now. Drops are made from the front of the order.
+@contextmanager
+def balanced(state: ModelState) -> Iterator[None]:
+    """Within the context all axes are balanced; after it every value is what it was, to the bit.
 
-    Two kinds of indices stay: the strongest of an axis that does not silence its owner, as in a
-    structural event, and the strongest of each axis of an operator that may not be removed.
+    Utilities of different axes compare at balance. But training goes on in the gauge that the
+    model was trained in: on balanced weights small models ended worse (docs/development/log.md).
     """
+    if not state.balances:
+        yield
+        return
+    undo = state.snapshot_values()
+    state.balance_(pressing=False)
+    try:
+        yield
+    finally:
+        undo()
+
+
+class Choice:
+    """What may be removed from a model as it is now. Decides only; `ModelState.cut_` cuts."""
 
     def __init__(self, state: ModelState):
         self._state, self._tensors = state, state.readable()
         self._rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
+
+    def keep_all(self) -> dict[str, Tensor]:
+        """Keep-sets without a drop."""
+        widths = self._state.widths()
+        return {name: torch.ones(size, dtype=torch.bool) for name, size in widths.items()}
+
+    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
+        """What keep-sets lead to; None if a required operator would go."""
+        state = self._state
+        multiples = state.options.multiple, state.plan.preferred
+        return close_and_round(state.table, self._tensors, keeps, self._rms, *multiples)
+
+    def work_of(self, decision: Decision | None) -> float:
+        """Work per token after a decision; -inf if a required operator would go."""
+        return -math.inf if decision is None else self._state.work_after(decision)
+
+
+class Ranking(Choice):
+    """The indices of a model by efficiency. Drops are made from the front of the order.
+
+    Three kinds of indices stay: the strongest of an axis that does not silence its owner, as in a
+    structural event; the strongest of each axis of an operator that may not be removed; and those
+    whose drop, after all drops before it, would remove such an operator by the cascade.
+    """
+
+    def __init__(self, state: ModelState):
+        super().__init__(state)
         utility, table = state.utility(), state.table
         kept = {
             (axis.name, int(utility[axis.name].argmax()))
@@ -35,29 +79,45 @@ class Ranking:
             for share, name, index in ranked(utility, state.prices)
             if math.isfinite(share) and (name, index) not in kept
         ]
-        # The cascade may still remove a required operator. More drops do not bring it back.
-        every = range(len(self._order) + 1)
-        self._most = bisect_left(every, True, key=lambda n: self.decision(n) is None) - 1
+        self._places = self._places_of(self._order)
+        self._most = self._most_from(0)
+
+    def _places_of(self, order: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
+        """Axis name -> the place of each index in the order; the last one for those that stay."""
+        places = {
+            name: torch.full((size,), len(order)) for name, size in self._state.widths().items()
+        }
+        for place, (name, index) in enumerate(order):
+            places[name][index] = place
+        return places
+
+    def _most_from(self, number: int) -> int:
+        """How many drops are possible, of which `number` are known to be."""
+        # More drops do not bring back a required operator, so this is a bisection.
+        every = range(number, len(self._order) + 1)
+        return number + bisect_left(every, True, key=lambda n: self.decision(n) is None) - 1
+
+    def _leave_out_(self) -> bool:
+        """Let the first index stay that cannot go; False if all that are left can."""
+        if self._most == len(self._order):
+            return False
+        del self._order[self._most]
+        self._places = self._places_of(self._order)
+        self._most = self._most_from(self._most)
+        return True
 
     def decision(self, number: int) -> Decision | None:
         """What the first `number` drops lead to; None if a required operator would go."""
-        state = self._state
-        widths = state.widths()
-        keeps = {name: torch.ones(size, dtype=torch.bool) for name, size in widths.items()}
-        for name, index in self._order[:number]:
-            keeps[name][index] = False
-        multiples = state.options.multiple, state.plan.preferred
-        return close_and_round(state.table, self._tensors, keeps, self._rms, *multiples)
+        return self.closed({name: places >= number for name, places in self._places.items()})
 
     def work(self, number: int) -> float:
         """Work per token after the first `number` drops."""
-        decision = self.decision(number)
-        return -math.inf if decision is None else self._state.work_after(decision)
+        return self.work_of(self.decision(number))
 
     @property
     def least_work(self) -> float:
         """The work per token after all drops that are possible."""
-        return self.work(self._most)
+        return self.work(self._number_to(-math.inf))
 
     def to_work(self, target: float) -> Decision:
         """The fewest drops that bring the work to `target`, or all that are possible."""
@@ -69,6 +129,8 @@ class Ranking:
         return self._made(min(max(channels, self._number_to(lower)), self._most))
 
     def _number_to(self, target: float) -> int:
+        while self.work(self._most) > target and self._leave_out_():
+            pass
         every = range(self._most + 1)
         return min(bisect_left(every, True, key=lambda n: self.work(n) <= target), self._most)
 

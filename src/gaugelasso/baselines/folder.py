@@ -9,11 +9,20 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.files.lock import FolderLock
 from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.structures import MODEL_CLASS
+from gaugelasso.runs.structures import STRUCTURE as NETWORK
 from gaugelasso.runs.writing import make_folder, write_json, write_text
 
 CONFIG, STRUCTURE, RESULT = "config.toml", "structure.json", "baseline.json"
 # Settings that change no step, and so may differ.
 _FREE = {("train", "device"), ("train", "threads")}
+
+
+def _network(content: Any) -> Any:
+    """What a file with a structure says of the network, and not of where it comes from."""
+    if not isinstance(content, dict):
+        return content
+    return content.get(MODEL_CLASS), content.get(NETWORK, content)
 
 
 @contextlib.contextmanager
@@ -39,7 +48,7 @@ def _check_same(
     folder: Path, run: Path, settings: dict[str, Any], structure: Any, what: str
 ) -> None:
     path = folder / STRUCTURE
-    if exists(path) and read_json(path) != structure:
+    if exists(path) and _network(read_json(path)) != _network(structure):
         raise UserError(
             f"{str(path)!r} is not the structure of {str(run)!r}: the folder holds the {what} of "
             "another run; choose another --out, or remove the folder"

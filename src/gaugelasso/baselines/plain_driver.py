@@ -8,6 +8,7 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import TRIES, Driver
+from gaugelasso.compress.events import Event
 from gaugelasso.errors import UserError
 from gaugelasso.training.answers import failure_advice
 from gaugelasso.training.records import RunRecord
@@ -71,6 +72,11 @@ class PlainDriver(Driver):
 
     def where(self) -> str:
         return self.state.where()
+
+    def note(self, event: Event) -> None:
+        """A change of the structure, for the history and the log."""
+        self.compressor.history.append(event)
+        self.log.event(event)
 
     # --- decisions --------------------------------------------------------------------------
 

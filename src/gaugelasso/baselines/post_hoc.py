@@ -1,23 +1,27 @@
 """Post-hoc pruning (paper, app. post-hoc): a trained model, pruned in rounds, then fine-tuned.
 
-A round balances all axes, removes the least efficient channels, and takes corrective steps at the
-least learning rate. With a loss ceiling, rounds go on until the held-out loss exceeds it; the last
-round is then undone. With a work target, each round prunes to a work that is interpolated
-linearly. Fine-tuning follows a cosine. There is no pressure at any time.
+A round removes the least efficient channels and takes corrective steps at the least learning rate.
+Channels are ranked with all axes balanced; the cut and the steps are made in the model's own gauge.
+With a loss ceiling, rounds go on until the held-out loss exceeds it; the last round is then undone.
+With a work target, each round prunes to a work that is interpolated linearly. Fine-tuning follows a
+cosine. There is no pressure at any time.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from gaugelasso.baselines.efficiency import Ranking
+from gaugelasso.baselines.efficiency import Ranking, balanced
 from gaugelasso.baselines.plain_driver import PlainDriver
 from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import Undo
+from gaugelasso.errors import UserError
+from gaugelasso.runs.units import amount
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
 
@@ -50,7 +54,7 @@ class PrunePlan:
 class PruneRun(PlainDriver):
     """`measure()` gives the loss on selection data, which the ceiling holds for.
 
-    `balanced` says whether a round begins with a balance.
+    `balanced` says whether channels are ranked with all axes balanced.
     """
 
     balanced: ClassVar[bool] = True
@@ -103,16 +107,17 @@ class PruneRun(PlainDriver):
         super().before_step()
 
     def _begin_round(self) -> None:
-        """Balance and cut; the fine-tuning begins here if there is nothing to cut."""
+        """Rank and cut; the fine-tuning begins here if there is nothing to cut."""
         state, began = self.compressor.state, time.perf_counter()
-        before = self._probe()
-        if self.balanced and state.balances:
-            state.balance_(pressing=False)
-        balanced, fma, prices = self._probe(), state.fma, state.prices
+        before, fma, prices = self._probe(), state.fma, state.prices
         work = self._round_work()
-        decision = self._choose(work)
+        with balanced(state) if self.balanced else contextlib.nullcontext():
+            loss_balanced = self._probe()
+            decision = self._choose(work)
+        if work is not None and (nearest := state.work_after(decision)) > work:
+            self._refuse(nearest)
         if not decision.dropped():
-            if work is None or state.fma > work:
+            if work is None:
                 self.frozen_at = self.now
             else:  # an earlier round went below the work of this one
                 self._round_ends_at = self.now + self.plan.corrective
@@ -121,7 +126,7 @@ class PruneRun(PlainDriver):
         self._cut_before_at = self.state.record.cut_at
         state.cut_(decision, f"in the round at step {self.now}")
         self._round_ends_at = self.now + self.plan.corrective
-        self._note(
+        self.note(
             Event(
                 step=self.now,
                 fma_before=fma,
@@ -132,9 +137,18 @@ class PruneRun(PlainDriver):
                 widths=state.widths(),
                 seconds=time.perf_counter() - began,
                 loss_before=before,
-                loss_balanced=balanced,
+                loss_balanced=loss_balanced,
                 loss_after=self._probe(),
             )
+        )
+
+    def _refuse(self, nearest: float) -> None:
+        """The work was in reach at the start, and the cuts since then have lost it."""
+        reached = amount(nearest, self.state.config.compress.accounting)
+        raise UserError(
+            f"--fma {self.plan.fma:g} cannot be reached from the model of step {self.now}, which "
+            f"the rounds before led to: the nearest is {reached}. Name more, or fewer --rounds, "
+            "with another --out"
         )
 
     def _round_work(self) -> float | None:
@@ -156,10 +170,6 @@ class PruneRun(PlainDriver):
     def _probe(self) -> float | None:
         """The loss of the last batch."""
         return self.compressor.probe() if self.compressor.probe else None
-
-    def _note(self, event: Event) -> None:
-        self.compressor.history.append(event)
-        self.log.event(event)
 
     def decision_due(self) -> bool:
         return self._round_ends_at == self.now
@@ -184,7 +194,7 @@ class PruneRun(PlainDriver):
         state = self.compressor.state
         seconds = time.perf_counter() - began
         event = Event.returned(self.now, cut_at, fma, state.fma, state.widths(), seconds)
-        self._note(event)
+        self.note(event)
         self.state.record.cut_at = self._cut_before_at
         self.returns += 1
 

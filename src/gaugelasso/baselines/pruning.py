@@ -1,11 +1,11 @@
 """A run of post-hoc pruning, from its options to its summary. `post_hoc` has the protocol."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.baselines.efficiency import Ranking
+from gaugelasso.baselines.efficiency import Ranking, balanced
 from gaugelasso.baselines.post_hoc import PrunePlan, PruneRun
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, TrainedModel, settings_of
@@ -26,26 +26,46 @@ def prune_settings(source: Source, plan: PrunePlan, changes: Mapping[str, str]) 
     """The config of a run that prunes; UserError if the target is wrong or cannot be reached."""
     config = pruning_config(source, plan, changes, "prune")
     _check_loss(source, plan)
-    check_work(source, plan, config, lambda state, _: Ranking(state).least_work)
+    check_work(source, plan, config, _least_work)
     return config
 
 
+def _least_work(state: ModelState, wanted: float) -> float:
+    """The least work that the first ranking can reach, which rounds rank again."""
+    with balanced(state):
+        return Ranking(state).least_work
+
+
 def pruning_config(
-    source: Source, plan: PrunePlan, changes: Mapping[str, str], what: str
+    source: Source,
+    plan: PrunePlan,
+    changes: Mapping[str, str],
+    what: str,
+    without_effect: Collection[str] = (),
 ) -> Config:
-    """The config of a run with the lengths and the target of a plan; `what` is the command."""
+    """The config of a run with the lengths and the target of a plan; `what` is the command.
+
+    UserError for a change that is `without_effect` on it.
+    """
     check_length(plan)
     target = TargetConfig(loss=plan.loss, fma=plan.fma or 0.0)
-    config = settings_of(source.run, changes, target, what)
+    config = settings_of(source.run, changes, target, what, without_effect)
     train = replace(config.train, steps=plan.steps, warmup=0, cooldown=plan.finetune, saturation=0)
     return replace(config, train=train)
 
 
 def _check_loss(source: Source, plan: PrunePlan) -> None:
+    if plan.loss is None:
+        return
     loss = source.summary.get("selection_loss")
-    if plan.loss is not None and (loss is None or loss > plan.loss):
+    if loss is None:
         raise UserError(
-            f"--loss {plan.loss:g}: the model of {str(source.run)!r} has a loss of {loss} on "
+            f"--loss {plan.loss:g}: the model of {str(source.run)!r} has no finite loss on "
+            "selection data (selection_loss in its summary.json); train it again"
+        )
+    if loss > plan.loss:
+        raise UserError(
+            f"--loss {plan.loss:g}: the model of {str(source.run)!r} has a loss of {loss:.4g} on "
             "selection data before it is pruned; name a higher loss, or train it longer"
         )
 
@@ -104,9 +124,10 @@ class PruneTrainer(RivalTrainer):
 
     def missed_message(self, summary: Mapping[str, Any]) -> str:
         if self.plan.loss is not None:
+            loss = summary["loss"]
+            found = "no finite loss" if loss is None else f"a loss of {loss:.4g}"
             return (
-                f"--loss {self.plan.loss:g} was missed: the pruned model has a loss of "
-                f"{summary['loss']} on test data"
+                f"--loss {self.plan.loss:g} was missed: the pruned model has {found} on test data"
             )
         reached = amount(summary["fma_final"], self.config.compress.accounting)
         return f"--fma {self.plan.fma:g} was not reached: the nearest is {reached}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from gaugelasso.errors import UserError
 from gaugelasso.runs.structures import MODEL_CLASS, STRUCTURE
+from gaugelasso.runs.training_work import TRAINING_WORK, total_training
 from gaugelasso.sweeps.arms import Arm
 
 
@@ -18,8 +19,11 @@ def from_scratch(name: str, structure: Path, folder: Path) -> Arm:
 
 
 def found_structure(run: Path, summary: Mapping[str, Any]) -> Any:
-    """Return the structure that a run ended with, as the content of a file of its own."""
+    """Return the structure that a run ended with, as the content of a file of its own.
+
+    It says how much training was behind it, which the runs from scratch add to their own.
+    """
     if STRUCTURE not in summary:
         raise UserError(f"{str(run / 'summary.json')!r}: no structure; train the run again")
-    keys = [key for key in (MODEL_CLASS, STRUCTURE) if key in summary]
-    return {key: summary[key] for key in keys} if len(keys) > 1 else summary[STRUCTURE]
+    found = {key: summary[key] for key in (MODEL_CLASS, STRUCTURE) if key in summary}
+    return {**found, TRAINING_WORK: {"total": total_training(summary)}}

@@ -7,19 +7,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from gaugelasso.axes import Compressible
 from gaugelasso.baselines.plain_driver import PlainDriver
 from gaugelasso.baselines.source import Source, TrainedModel
 from gaugelasso.compress.courses.stages import LEAST_STEPS
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
+from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.training_work import total_training, training_work
 from gaugelasso.signals import StopRequest
 from gaugelasso.training.evaluation import HeldOut
 from gaugelasso.training.records import Progress
 from gaugelasso.training.run_driver import RunDriver
 from gaugelasso.training.state import RunState
+from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.trainer import Trainer
 
 
@@ -55,12 +59,15 @@ class RivalTrainer(Trainer):
     ):
         self.source = source
         whole = {"run": str(source.run), **plan.to_dict()}
+        self.first_batch = source.batches
         if existing == "resume" and exists(out / self.plan_file):
-            _check_same_plan(out / self.plan_file, whole)
+            before = _same_plan(out / self.plan_file, whole)
+            # Runs of early versions began with the first batch of the full model.
+            self.first_batch = before.get("batches", 0)
         structure = TrainedModel.of(source.run)
         super().__init__(config, out, existing, on_progress, structure=structure)
         if not self.compressor.steps:
-            self.folder.write(self.plan_file, whole)
+            self.folder.write(self.plan_file, {**whole, "batches": self.first_batch})
             self.record.training_fma, self.record.wall_s = source.training_fma, source.wall_s
 
     def method_driver(self, state: RunState) -> PlainDriver:
@@ -79,12 +86,20 @@ class RivalTrainer(Trainer):
         self._settled = self.method_driver(state)
         return self._settled
 
+    def _new_step(
+        self, model: Compressible, config: Config, device: str, team: Team
+    ) -> TrainingStep:
+        return TrainingStep(model, config, device, team, self.first_batch)
+
     def _is_stopping(self, request: StopRequest) -> bool:
         return request.asked and self._settled.settled
 
     def _summary(self, selection: HeldOut) -> dict[str, Any]:
         found = super()._summary(selection)
-        return {**found, "method": self.method, "source": self.source.to_dict(), **self.outcome()}
+        source = {**self.source.to_dict(), "batches": self.first_batch}
+        own = self.record.training_fma - self.source.training_fma
+        work = training_work(own, total_training(self.source.summary), "the full model")
+        return {**found, "method": self.method, "source": source, **work, **self.outcome()}
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         super()._finish(summary)
@@ -103,12 +118,16 @@ def check_length(plan: Plan) -> None:
         )
 
 
-def _check_same_plan(path: Path, plan: Mapping[str, Any]) -> None:
+def _same_plan(path: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The content of a plan's file; UserError unless it has the values of `plan`."""
     before = read_json(path)
+    if not isinstance(before, dict):
+        raise UserError(f"{str(path)!r}: not the plan of a run; start another with --out")
     for key, value in plan.items():
-        old = before.get(key) if isinstance(before, dict) else None
+        old = before.get(key)
         if old != value:
             raise UserError(
                 f"--resume: {key} = {value!r}, but the run in {str(path.parent)!r} began with "
                 f"{old!r}; give the same, or choose another --out"
             )
+    return before

@@ -1,15 +1,16 @@
 """The settings of a baseline: the run's own steps, data and schedule, without pressure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.baselines.source import no_effect
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.config.model import ModelConfig
-from gaugelasso.config.plain import PLAIN_KEYS, plain
+from gaugelasso.config.plain import EVENT_KEYS, PLAIN_KEYS, PRESSURE_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
@@ -79,7 +80,7 @@ def uniform_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
             f"{str(initial)!r}: the run did not begin with the uniform model of its config "
             "(--structure); a baseline narrows that model, so give a run that did"
         )
-    settings = plain_settings(run, summary, changes, "a baseline")
+    settings = plain_settings(run, summary, changes, "a baseline", ("task", "target"))
     if counts_work(settings.compress.accounting):
         return settings
     compress = replace(settings.compress, accounting="fma", profile="")
@@ -87,20 +88,26 @@ def uniform_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
 
 
 def plain_settings(
-    run: Path, summary: Mapping[str, Any], changes: Mapping[str, str], what: str
+    run: Path,
+    summary: Mapping[str, Any],
+    changes: Mapping[str, str],
+    what: str,
+    taken: Sequence[str],
 ) -> Config:
     """Return the config of plain training as the run was: no pressure, and its schedule.
 
-    `changes` are made too; UserError if they change what `what` takes from its run.
+    `changes` are made too; UserError if they change what `what` takes from its run, which has the
+    sections `taken` as a whole, or if plain training makes no use of them.
     """
     config = run_config(run)
     steps, frozen = summary["steps"], summary.get("frozen_step")
     # A met work target, or a second anneal, moved the start of the cooldown.
     cooldown = config.train.cooldown if frozen is None else steps - frozen
-    for key in changes:
-        if key in PLAIN_KEYS or key == "train.seed" or key.startswith(("task.", "target.")):
-            raise UserError(
-                f"--set {key}={changes[key]}: {what} takes {key} from its run; "
-                "the keys of [model] and other keys of [compress] and [train] can be set"
-            )
+    for key, value in changes.items():
+        if key in PLAIN_KEYS or key == "train.seed" or key.partition(".")[0] in taken:
+            others = "other keys of [compress] and [train] can be set"
+            free = others if "model" in taken else f"the keys of [model] and {others}"
+            raise UserError(f"--set {key}={value}: {what} takes {key} from its run; {free}")
+        if key in (*PRESSURE_KEYS, *EVENT_KEYS):
+            raise no_effect(key, value, what)
     return plain(run_config(run, changes), steps, cooldown)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gaugelasso.axes import Compressible
 from gaugelasso.config import Config, run_config
+from gaugelasso.config.plain import PLAIN_KEYS, PRESSURE_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
@@ -61,6 +62,12 @@ class Source:
         return float(self.summary["wall_s"])
 
     @property
+    def batches(self) -> int:
+        """How many training batches were drawn before its end, those of its own source included."""
+        earlier = int((self.summary.get("source") or {}).get("batches", 0))
+        return earlier + int(self.summary["steps"]) * run_config(self.run).train.accumulate
+
+    @property
     def is_full(self) -> bool:
         """Whether nothing was cut from its model."""
         return bool(self.summary["fma_final"] == self.summary["fma_initial"])
@@ -69,6 +76,13 @@ class Source:
         """What the summary of a method says of it."""
         keys = ("method", "seed", "steps", "fma_final", "loss", "training_fma", "wall_s")
         return {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
+
+
+def no_effect(key: str, value: str, what: str) -> UserError:
+    """The error of a change that a method without pressure would not notice."""
+    return UserError(
+        f"--set {key}={value}: {what} has no pressure and makes no use of {key}; leave it out"
+    )
 
 
 def transformer_of(run: Path, what: str) -> Transformer:
@@ -81,22 +95,31 @@ def transformer_of(run: Path, what: str) -> Transformer:
     return model
 
 
-def settings_of(run: Path, changes: Mapping[str, str], target: TargetConfig, what: str) -> Config:
+def settings_of(
+    run: Path,
+    changes: Mapping[str, str],
+    target: TargetConfig,
+    what: str,
+    without_effect: Collection[str] = (),
+) -> Config:
     """The config of a run with another target and no pressure, after changes.
 
-    UserError if a change is one of what the method takes from the run, or sets itself.
+    UserError if a change is one of what the method takes from the run or sets itself, or is
+    `without_effect` on the method.
     """
-    own: Collection[str] = ("train.steps", "train.warmup", "train.cooldown", "train.saturation")
-    for key in changes:
-        if key in own or key.startswith(("task.", "model.", "target.")):
+    for key, value in changes.items():
+        lengths = key.startswith("train.") and key in PLAIN_KEYS
+        if lengths or key.startswith(("task.", "model.", "target.")):
             raise UserError(
-                f"--set {key}={changes[key]}: {what} takes {key} from its run or its options; "
+                f"--set {key}={value}: {what} takes {key} from its run or its options; "
                 "other keys of [compress] and [train] can be set"
             )
+        if key in (*PLAIN_KEYS, *PRESSURE_KEYS, *without_effect):
+            raise no_effect(key, value, what)
     config = run_config(run, changes)
     # The utility by which channels are ranked is that of the method itself.
     compress = replace(
         config.compress, solver="fixed", rho=0.0, penalty="symmetric", calibration="efficiency",
-        exchange=0,
+        exchange=0, removal="pressure",
     )  # fmt: skip
     return replace(config, target=target, compress=compress)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gaugelasso.baselines.efficiency import Choice
 from gaugelasso.baselines.torch_pruning_modules import (
     Normaliser,
     PlainAttention,
@@ -22,7 +23,7 @@ from gaugelasso.baselines.torch_pruning_modules import (
     plain_of,
     plain_values,
 )
-from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
+from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.models import Transformer
@@ -85,14 +86,13 @@ class PrunerOptions:
             )
 
 
-class PackageChoice:
-    """The package's pruning of a model as it is now. Decides only; `ModelState.cut_` cuts."""
+class PackageChoice(Choice):
+    """The package's pruning of a model."""
 
     def __init__(self, state: ModelState, options: PrunerOptions):
+        super().__init__(state)
         model = state.model
         assert isinstance(model, Transformer)
-        self._state, self._tensors = state, state.readable()
-        self._rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
         self._plain = plain_of(model)
         self._channels = dict(_channels(self._plain))
         widths = state.widths()
@@ -133,18 +133,15 @@ class PackageChoice:
 
     def _work(self, groups: list[Any]) -> float:
         """Work per token without these groups; -inf if a required operator would go with them."""
-        decision = self._decision(groups)
-        return -math.inf if decision is None else self._state.work_after(decision)
+        return self.work_of(self._decision(groups))
 
     def _decision(self, groups: list[Any]) -> Decision | None:
         """What is left without these groups leads to, as our surgery needs it."""
-        state, removed = self._state, self._removed(groups)
-        keeps = {name: torch.ones(size, dtype=torch.bool) for name, size in state.widths().items()}
+        keeps, removed = self.keep_all(), self._removed(groups)
         for name, left in self._left.items():
             keeps[name].zero_()
             keeps[name][_without(left, removed.get(name, ()))] = True
-        multiples = state.options.multiple, state.plan.preferred
-        return close_and_round(state.table, self._tensors, keeps, self._rms, *multiples)
+        return self.closed(keeps)
 
     def _removed(self, groups: list[Any]) -> dict[str, set[int]]:
         """Axis name -> the positions in `_left` that groups remove."""

@@ -23,6 +23,7 @@ from gaugelasso.baselines.torch_pruning_choice import (
 from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.drop import Decision
 from gaugelasso.config import Config
+from gaugelasso.config.plain import BALANCE_KEYS
 from gaugelasso.distributed import Team
 from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing
@@ -54,7 +55,7 @@ def torch_pruning_settings(
     """The config of a run; UserError if the package is missing or cannot reach the work."""
     package()
     transformer_of(source.run, "torch-pruning has plain modules for")
-    config = pruning_config(source, plan, changes, "torch-pruning")
+    config = pruning_config(source, plan, changes, "torch-pruning", BALANCE_KEYS)
     check_work(
         source, plan, config,
         lambda state, work: state.work_after(PackageChoice(state, plan.options).to_work(work)),
@@ -131,7 +132,7 @@ class TorchPruningTrainer(PruneTrainer):
     def _new_step(
         self, model: Compressible, config: Config, device: str, team: Team
     ) -> RegularizedStep:
-        return RegularizedStep(model, config, device, team)
+        return RegularizedStep(model, config, device, team, self.first_batch)
 
     def new_run(self, state: RunState, measure: Callable[[], Measured]) -> TorchPruningRun:
         return TorchPruningRun(state, self.log, self._whole, measure)

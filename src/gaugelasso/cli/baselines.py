@@ -7,6 +7,7 @@ import typer
 from gaugelasso.baselines.folder import CONFIG, RESULT, STRUCTURE, opened
 from gaugelasso.baselines.ladder import Scale
 from gaugelasso.baselines.result import add_latencies_, collect
+from gaugelasso.baselines.retrained import found_structure
 from gaugelasso.baselines.search import Search
 from gaugelasso.baselines.setting import Bar, loss_of, uniform_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
@@ -68,7 +69,7 @@ def baseline(
     where = choose_device(settings.train.device)
     folder = out or run / "baseline"
     text = comment("plain training with the schedule of a run") + "\n" + to_toml(settings.to_dict())
-    with opened(folder, run, text, summary["structure"]):
+    with opened(folder, run, text, found_structure(run, summary)):
         numbers = range(settings.train.seed, settings.train.seed + seeds)
         plan = Plan(
             folder / CONFIG, numbers, [], jobs, device=device, existing="resume",

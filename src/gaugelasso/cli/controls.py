@@ -44,7 +44,8 @@ def retrain(
     check_finished([loaded])
     summary = loaded.summary or {}
     changes = parse_changes(set_, device)
-    settings = plain_settings(run, summary, changes, "retrain")
+    # The structure of the run stands in for the whole section [model].
+    settings = plain_settings(run, summary, changes, "retrain", ("task", "target", "model"))
     numbers = [settings.train.seed] if seeds is None else parse_seeds(seeds)
     where = choose_device(settings.train.device)
     folder = out or run / "retrained"

@@ -36,12 +36,9 @@ from gaugelasso.report.data import check_finished, load_run
 from gaugelasso.report.tables import print_outcome
 from gaugelasso.training.records import Progress
 
-Work = Annotated[
-    float | None, typer.Option(help="The work per token to reach, by the accounting of the run.")
-]
-Rounds = Annotated[
-    int, typer.Option(min=1, help="With --fma: rounds, each to an interpolated work.")
-]
+_WORK = typer.Option(help="The work per token to reach, by the accounting of the run.")
+Work = Annotated[float | None, _WORK]
+_ROUNDS = 10
 Finetune = Annotated[
     int | None,
     typer.Option(
@@ -57,10 +54,18 @@ def prune(
         float | None,
         typer.Option(help="Prune until the loss on selection data would exceed this one."),
     ] = None,
-    rounds: Rounds = 10,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --fma: rounds, each to an interpolated work.",
+            show_default=str(_ROUNDS),
+        ),
+    ] = None,
     channels: Annotated[
-        int, typer.Option(min=1, help="With --loss: channels that a round removes.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="With --loss: channels that a round removes.", show_default="1"),
+    ] = None,
     corrective: Annotated[
         int | None,
         typer.Option(
@@ -79,9 +84,9 @@ def prune(
     """Prune a trained model after its training: post-hoc pruning by the paper's protocol.
 
     RUN is a finished run of a full model, trained without pressure, such as the folder
-    "reference" of a run with target.above_full. Each round balances the model, removes the least
-    efficient channels and takes corrective steps; fine-tuning follows. The default output folder
-    is "pruned" in RUN.
+    "reference" of a run with target.above_full. Each round ranks the balanced model, removes the
+    least efficient channels and takes corrective steps; fine-tuning follows. The default output
+    folder is "pruned" in RUN.
 
     Example: gaugelasso prune runs/full --fma 200000 --out runs/pruned
 
@@ -89,9 +94,18 @@ def prune(
     """
     _check_one_of(fma, "loss", loss)
     _check_finite(fma)
+    if rounds is not None and fma is None:
+        raise UserError(
+            f"--rounds {rounds}: with --loss, rounds go on to the ceiling; leave it out"
+        )
+    if channels is not None and fma is not None:
+        raise UserError(
+            f"--channels {channels}: with --fma, a round removes what its work needs; leave it out"
+        )
     source = _source(run)
     steps = finetune or _cooldown(run)
-    plan = PrunePlan(loss, fma, rounds, channels, corrective or (10 if fma is None else 100), steps)
+    given = rounds or _ROUNDS, channels or 1, corrective or (10 if fma is None else 100)
+    plan = PrunePlan(loss, fma, *given, steps)
     settings = prune_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "pruned", choose_existing(resume, overwrite)
     with _shown("post-hoc pruning", folder) as on_progress:
@@ -166,9 +180,7 @@ def cofi(
 
 def torch_pruning(
     run: RunPath,
-    fma: Annotated[
-        float, typer.Option(help="The work per token to reach, by the accounting of the run.")
-    ],
+    fma: Annotated[float, _WORK],
     mode: Annotated[
         Mode, typer.Option(help="Magnitudes after training, or group norms during training.")
     ] = "magnitude",
@@ -184,9 +196,14 @@ def torch_pruning(
         ),
     ] = None,
     reg: Annotated[
-        float, typer.Option(help="With group-norm: the strength of the regularisation.")
-    ] = REG,
-    rounds: Rounds = 10,
+        float | None,
+        typer.Option(
+            help="With group-norm: the strength of the regularisation.", show_default=str(REG)
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds, each to an interpolated work.")
+    ] = _ROUNDS,
     corrective: Annotated[
         int, typer.Option(min=1, help="Steps at train.lr_min after each round.")
     ] = 100,
@@ -209,15 +226,19 @@ def torch_pruning(
     Example: gaugelasso torch-pruning runs/full --fma 200000 --mode group-norm --sparse 20000
     """
     _check_finite(fma)
-    if not 0 <= reg < float("inf"):
+    if reg is not None and not 0 <= reg < float("inf"):
         raise UserError(f"--reg {reg:g}: must be a finite number of at least 0")
-    if sparse is not None and mode == "magnitude":
-        raise UserError(f"--sparse {sparse}: --mode magnitude trains nothing before the rounds")
+    for name, value in (("sparse", sparse), ("reg", reg)):
+        if value is not None and mode == "magnitude":
+            raise UserError(
+                f"--{name} {value:g}: --mode magnitude trains nothing before the rounds; leave it "
+                "out, or give --mode group-norm"
+            )
     source = _source(run)
     default = 9 * int(source.summary["steps"]) // 14 if mode == "group-norm" else 0
     plan = TorchPruningPlan(
         None, fma, rounds, 1, corrective, finetune or _cooldown(run), sparse or default,
-        PrunerOptions(mode, ranking, reg),
+        PrunerOptions(mode, ranking, REG if reg is None else reg),
     )  # fmt: skip
     settings = torch_pruning_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "torch-pruning", choose_existing(resume, overwrite)

@@ -10,6 +10,15 @@ PLAIN_KEYS = (
     "compress.solver", "compress.rho", "train.steps", "train.warmup", "train.cooldown",
     "train.saturation",
 )  # fmt: skip
+# The keys that only pressure, or an event that follows from it, gives an effect.
+PRESSURE_KEYS = (
+    "compress.removal", "compress.trust", "compress.drop_tolerance", "compress.split_share",
+    "compress.exchange", "compress.penalty", "compress.calibration", "compress.coupling",
+    "compress.loss_smoothing", "train.patience",
+)  # fmt: skip
+# The keys of events that post-hoc pruning uses too: how it balances, cuts and probes.
+BALANCE_KEYS = ("compress.sinkhorn_sweeps", "compress.anchor", "compress.powers_of_two")
+EVENT_KEYS = (*BALANCE_KEYS, "compress.multiple", "train.probe")
 # Every loss is within it. A run that misses its target goes back and anneals again, and plain
 # training has the run's number of steps and no more.
 _ANY_LOSS = 1e30

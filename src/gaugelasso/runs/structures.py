@@ -17,6 +17,7 @@ from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.models import Transformer, TransformerSpec, same_network
 from gaugelasso.plugins import NamedBy, Reference, class_reference
 from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.training_work import behind_structure
 
 STRUCTURE, MODEL_CLASS = "structure", "model_class"
 
@@ -36,11 +37,15 @@ def described_alone(model: Compressible) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Structure:
-    """Shapes that a file describes. `model_class` is empty for the built-in transformer."""
+    """Shapes that a file describes. `model_class` is empty for the built-in transformer.
+
+    `training_fma` is the training work that it took to find them, where the file says it.
+    """
 
     path: Path
     data: Any
     model_class: str = ""
+    training_fma: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> "Structure":
@@ -51,7 +56,7 @@ class Structure:
         model_class = data.get(MODEL_CLASS, "")
         if not isinstance(model_class, str):
             raise UserError(f"{str(path)!r}: {MODEL_CLASS!r} is not a string")
-        return cls(path, data.get(STRUCTURE, data), model_class)
+        return cls(path, data.get(STRUCTURE, data), model_class, behind_structure(path, data))
 
     def spec(self) -> TransformerSpec:
         """The structure of a transformer that fits into memory; UserError if it is none."""

@@ -99,6 +99,8 @@ class RunState:
         initial |= {"data": self._data} if self._data else {}
         # A resumed run need not be given the structure again.
         initial |= {"given_structure": True} if given else {}
+        found = given.training_fma if given else None
+        initial |= {} if found is None else {"structure_training_fma": found}
         folder.write("initial.json", {**initial, **describe(compressor.model)})
 
     def _resume(self, found: Checkpoint) -> None:

@@ -24,11 +24,13 @@ class TrainingStep:
     """Load a batch with `load_`, then call the step. `loss` is the last loss, on the device.
 
     A step has `train.accumulate` micro-batches for any number of ranks. Each rank of the team
-    does a block of them.
+    does a block of them. `first` is the number of micro-batches that were drawn before the run.
     """
 
-    def __init__(self, model: Compressible, config: Config, device: str, team: Team = ALONE):
-        self.model, self.config, self.device = model.train(), config, device
+    def __init__(
+        self, model: Compressible, config: Config, device: str, team: Team = ALONE, first: int = 0
+    ):
+        self.model, self.config, self.device, self._first = model.train(), config, device, first
         self.team, self.micros = team, microbatches_of(config, team)
         self._distillation = distillation_of(config, device)
         graph = device.startswith("cuda") and config.train.graph
@@ -52,7 +54,7 @@ class TrainingStep:
 
     def draw(self, step: int, micro: int = 0) -> Draw:
         train = self.config.train
-        return Draw(train.seed, step * train.accumulate + micro)
+        return Draw(train.seed, self._first + step * train.accumulate + micro)
 
     def _batches(self, step: int) -> tuple[Tensor, Tensor]:
         """This rank's micro-batches of a step, stacked: inputs and targets."""
@@ -117,6 +119,14 @@ class TrainingStep:
                 outputs = self.model(inputs)
             return outputs, self.config.task.loss(outputs, targets)
 
+    def losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
+        """The loss of this rank's micro-batch `micro`, and what is minimised."""
+        outputs, loss = self.forward(inputs, targets)
+        if self._distillation is None:
+            return loss, loss
+        with reference_kernels(not self.config.train.fused):
+            return loss, self._distillation.minimised(inputs, outputs, loss)
+
     def gradients(self) -> None:
         """Forward and backward over the micro-batches; reads nothing back to the host."""
         self.loss.zero_()
@@ -124,11 +134,7 @@ class TrainingStep:
         share = 1 if self.config.train.canonical else len(self.micros)
         pairs = zip(self.inputs, self.targets, strict=True)
         for number, (inputs, targets) in enumerate(pairs):
-            outputs, loss = self.forward(inputs, targets)
-            minimised = loss
-            if self._distillation is not None:
-                with reference_kernels(not self.config.train.fused):
-                    minimised = self._distillation.minimised(inputs, outputs, loss)
+            loss, minimised = self.losses(inputs, targets, number)
             if share > 1:
                 loss, minimised = loss / share, minimised / share
             minimised.backward()

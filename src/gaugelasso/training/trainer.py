@@ -23,6 +23,7 @@ from gaugelasso.distributed import ALONE, Team
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import Structure
+from gaugelasso.runs.training_work import entry_of
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST
 from gaugelasso.training.course_run import CourseRun
@@ -199,10 +200,12 @@ class Trainer:
     def _summary(self, selection: HeldOut) -> dict[str, Any]:
         config, compressor = self.config, self.compressor
         outcome = outcome_of(config, compressor, self._final(TEST), selection)
-        given = bool(read_json(self.folder.path / "initial.json").get("given_structure"))
+        initial = read_json(self.folder.path / "initial.json")
+        given = bool(initial.get("given_structure"))
         about, numbers = about_run(config, self.device, given), self.driver.to_dict()
         found = summary(about, compressor, self.record, numbers, outcome)
-        return found | reference_entry(config, self.folder.path)
+        found |= reference_entry(config, self.folder.path)
+        return found | entry_of(found, initial.get("structure_training_fma"))
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):

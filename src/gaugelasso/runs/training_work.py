@@ -1,0 +1,61 @@
+"""The training work behind a model: that of its own run, and that of the runs that it needs.
+
+`training_fma` of a summary does not compare methods: a run with target.above_full needs a full
+model, and a structure that is trained from scratch was found by a run before. `training_work` does.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.errors import UserError
+
+TRAINING_WORK = "training_work"
+
+
+def training_work(own: float, before: float | None, needs: str | None) -> dict[str, Any]:
+    """The entry of summary.json, in FMA; `before` is None if that work is not known."""
+    total = None if before is None else own + before
+    return {TRAINING_WORK: {"own": own, "before": before, "total": total, "needs": needs}}
+
+
+def entry_of(summary: Mapping[str, Any], found: float | None = None) -> dict[str, Any]:
+    """The entry of a run of the trainer, of its other figures.
+
+    `found` is the training work behind a structure that the run was given, if it is known.
+    """
+    needed: dict[str, float | None] = {}
+    if (reference := summary.get("reference")) is not None:
+        needed["the full model of target.above_full"] = reference["training_fma"]
+    if found is not None or summary.get("method") == "from scratch":
+        needed["the run that found the structure"] = found
+    works = [work for work in needed.values() if work is not None]
+    before = sum(works) if len(works) == len(needed) else None
+    return training_work(summary["training_fma"], before, " and ".join(needed) or None)
+
+
+def total_training(summary: Mapping[str, Any]) -> float | None:
+    """FMA of the training of a run and of the runs that it needs; None if it is not known.
+
+    Summaries of older versions have no entry, and it follows from what they have.
+    """
+    if TRAINING_WORK not in summary:
+        if "source" in summary:  # a rival, whose figure includes the full model
+            return float(summary["training_fma"])
+        summary = {**summary, **entry_of(summary)}
+    total = summary[TRAINING_WORK]["total"]
+    return None if total is None else float(total)
+
+
+def behind_structure(path: Path, data: Mapping[str, Any]) -> float | None:
+    """The training work that a file with a structure says was needed to find it, if it says so."""
+    if TRAINING_WORK not in data:
+        return None
+    entry = data[TRAINING_WORK]
+    total = entry.get("total", math.nan) if isinstance(entry, dict) else math.nan
+    if total is None:
+        return None
+    if type(total) not in (int, float) or not 0 <= total < math.inf:
+        raise UserError(f"{str(path)!r}: {TRAINING_WORK}.total is not a number of 0 or more")
+    return float(total)
