@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import llama, mistral, qwen2
+from gaugelasso.importing import gpt2, llama, mistral, qwen2
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -20,6 +20,7 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "LlamaForCausalLM": llama.from_folder,
     "MistralForCausalLM": mistral.from_folder,
     "Qwen2ForCausalLM": qwen2.from_folder,
+    "GPT2LMHeadModel": gpt2.from_folder,
     "llama": llama.from_gguf,
     "qwen2": qwen2.from_gguf,
 }
