@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,15 @@ from gaugelasso import check as check_model
 from gaugelasso.axes import named_tensors, width
 from gaugelasso.compress.drop import cascade
 from gaugelasso.compress.surgery import cut_
+from gaugelasso.config import load_config
+from gaugelasso.export import export
 from gaugelasso.importing.folder import write_imported
-from gaugelasso.inference import InferenceModel
+from gaugelasso.inference import InferenceModel, load
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
 from gaugelasso.models.spec import SpecError
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.training.trainer import Trainer
 from tests.importing.sources import distance, gpt2, tokens
 from tests.importing.test_families import change
 
@@ -184,7 +189,7 @@ def next_token_loss(logits: Tensor, inputs: Tensor) -> Tensor:
 def test_the_declaration_is_right(tmp_path: Path) -> None:
     small().save_pretrained(tmp_path)
     inputs = tokens()[:, :12]
-    result = check_model(import_model(tmp_path), (inputs, inputs), loss=next_token_loss)
+    result = check_model(import_model(tmp_path), (inputs, inputs), next_token_loss, steps=100)
     assert result.passed, str(result)
 
 
@@ -269,3 +274,58 @@ def test_the_folder_says_how_far_it_is_from_transformers(tmp_path: Path) -> None
     written = write_imported(tmp_path / "source", tmp_path / "base")
     assert not isinstance(written.difference, str)
     assert written.difference.share < 1e-5
+
+
+RUN = """
+[task]
+name = "tokens"
+path = "train.npy"
+valid = "valid.npy"
+length = 16
+
+[model]
+from = "base"
+
+[target]
+loss = 1e9
+hold = "pressed"
+
+[compress]
+lr = 0.05
+interval = 5
+solver = "fixed"
+rho = 5.0
+drop_tolerance = 1e9
+
+[train]
+steps = 30
+warmup = 2
+cooldown = 4
+batch = 2
+eval_every = 10
+eval_batches = 1
+final_batches = 2
+checkpoint_every = 15
+device = "cpu"
+"""
+
+
+def test_a_run_with_a_shorter_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAUGELASSO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    gpt2().save_pretrained("source")
+    write_imported(Path("source"), Path("base"))
+    numbers = np.random.default_rng(0).integers(0, 50, 2000)
+    np.save("train.npy", numbers[:1500].astype(np.uint16))
+    np.save("valid.npy", numbers[1500:].astype(np.uint16))
+    Path("run.toml").write_text(RUN)
+    Trainer(load_config(Path("run.toml")), Path("run")).run()
+    model = load_model(Path("run"))
+    assert isinstance(model, Transformer)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["fma_final"] < summary["fma_initial"]
+    assert model.spec().length == 16
+    with torch.inference_mode():
+        expected = model.eval()(tokens()[:, :16])
+        served = load(export(Path("run"), "native").folder)
+        assert distance(served(tokens()[:, :16]), expected) < 1e-5
