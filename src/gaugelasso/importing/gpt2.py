@@ -17,7 +17,7 @@ from torch import Tensor
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.importing.layer_norm import LayerNorm, write_bias_, write_centred_
 from gaugelasso.importing.pretrained import for_pretrained
-from gaugelasso.importing.source import Settings, Source
+from gaugelasso.importing.source import MASKS, Settings, Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.gelu import GeluMlp
@@ -148,7 +148,7 @@ def _check_tensors(source: Source, sizes: Sizes, prefix: str, tied: bool) -> Non
         for depth in range(sizes.layers):
             yield from ((f"{prefix}h.{depth}.{name}", shape) for name, shape in layer.items())
 
-    masks = [name for name in source.shapes if name.endswith((".attn.bias", ".attn.masked_bias"))]
+    masks = [name for name in source.shapes if name.endswith(MASKS)]
     check_tensors(source, expected(), [*masks, HEAD] if tied else masks)
     for name in masks:
         _check_mask(source, name, sizes.length)
