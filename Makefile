@@ -1,5 +1,5 @@
 # make demo: compress a small transformer on this machine and show what happened.
-# make test: lint, format, types, documentation and tests. Both set up everything they need.
+# make test: lint, format, types and tests. Both set up everything they need.
 # make docs: the documentation as a site, in site/. A dead link or an unlisted page fails.
 # make kernels: the GPU's kernels in Triton's interpreter, which it installs (260 MB).
 # make tables: results/README.md, every table and figure of the paper beside ours, from JSON.
@@ -21,7 +21,7 @@ demo: $(READY)
 # end. Compiled tests are kept also where Python is told not to: to compile them again takes each
 # process five seconds.
 test: $(READY)
-	@said=$$(mktemp); $(MAKE) --no-print-directory lint docs >"$$said" 2>&1 & checks=$$!; \
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint >"$$said" 2>&1 & checks=$$!; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal; \
 	tests=$$?; wait $$checks; checks=$$?; cat "$$said"; rm -f "$$said"; \
 	exit $$((tests ? tests : checks))
@@ -35,7 +35,7 @@ kernels: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 
 tables: $(READY)
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m benchmarks.tables
 
 torture: $(READY)
 	$(BIN)/python -m tests.trust.torture --out results/reliability.json

@@ -1,124 +1,36 @@
 """Builds results/README.md: every table and figure of the paper, with the paper's figures and ours.
 
-    python benchmarks/tables.py            # as `make tables` does
-    python benchmarks/tables.py --check    # only says whether the file is as the JSON files give it
+    python -m benchmarks.tables            # as `make tables` does
+    python -m benchmarks.tables --check    # only says whether the file is as the JSON files give it
 
 results/paper.json holds the figures of the paper, and for each row the file with ours: which runs
-of it (`arm`, `method`, `seed`, `work`, or `only` an outcome), and which figure is their `quality`.
-Rows whose file or runs are missing say "not run", so a new results file fills its rows.
+of it (`arm`, `method` and `where` for its conditions, `seed`, `work`, or `only` an outcome), how
+many `seeds` the paper has, and which figure is their `quality`. Rows whose file or runs are missing
+say "not run", so a new results file fills its rows. `planned` has the commands that write the
+missing files.
 """
 
 import argparse
 import json
-import math
-import statistics
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.report.formats import count, figure, milliseconds, ratio, short
+from benchmarks.table_cells import CELLS, Runs, converged_share, missed_share, outcome_of
+
+from gaugelasso.errors import UserError
+from gaugelasso.report.results_schema import check_results
 
 ROOT = Path(__file__).parents[1]
 PAPER, README = Path("results/paper.json"), Path("results/README.md")
 NOT_RUN = "not run"
-Runs = Sequence[Mapping[str, Any]]
 _LAYER = ("d_ai", "H", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
-
-
-# --- figures of runs -----------------------------------------------------------------------
-
-
-def outcome_of(run: Mapping[str, Any]) -> str:
-    """As in the paper: converged with 99% exact match at less than half of the work."""
-    if (compression_of(run) or 1) < 2:
-        return "never compressed"
-    return "converged" if run["metric"] >= 0.99 else "not converged"
-
-
-def compression_of(run: Mapping[str, Any]) -> float | None:
-    """None if a results file does not say where a run began."""
-    if "compression" in run:
-        return float(run["compression"])
-    return run["fma_initial"] / run["fma_final"] if "fma_initial" in run else None
-
-
-def _mean(
-    key: Callable[[Any], float | None], form: Callable[[float], str]
-) -> Callable[[Runs], str]:
-    def cell(runs: Runs) -> str:
-        values = [value for run in runs if (value := key(run)) is not None]
-        if not values or len(values) < len(runs):
-            return "—"
-        spread = f" ± {form(statistics.stdev(values))}" if len(values) > 1 else ""
-        return form(statistics.fmean(values)) + spread
-
-    return cell
-
-
-def _median(
-    key: Callable[[Any], float | None], form: Callable[[float], str], wide: bool = True
-) -> Callable[[Runs], str]:
-    def cell(runs: Runs) -> str:
-        values = [value for run in runs if (value := key(run)) is not None]
-        if not values:
-            return "—"
-        never = f"; {len(runs) - len(values)} never" if len(values) < len(runs) else ""
-        middle = form(statistics.median(values))
-        if wide and len(values) > 1:
-            middle += f" [{form(min(values))}, {form(max(values))}]"
-        return middle + never
-
-    return cell
-
-
-def _range(key: Callable[[Any], float], form: Callable[[float], str]) -> Callable[[Runs], str]:
-    def cell(runs: Runs) -> str:
-        values = [key(run) for run in runs]
-        return "—" if not values else f"{form(min(values))}–{form(max(values))}"
-
-    return cell
-
-
-def _before(name: str) -> Callable[[Any], float | None]:
-    return lambda run: (run.get("before_cooldown") or {}).get(name)
-
-
-def _score(value: float) -> str:
-    return f"{value:.5f}"
-
-
-def _perplexity(run: Mapping[str, Any]) -> float | None:
-    return None if run["loss"] is None else math.exp(run["loss"])
-
-
-def _in_1e11(value: float) -> str:
-    return f"{value / 1e11:.2f}e11"
-
-
-CELLS: dict[str, Callable[[Runs], str]] = {
-    "runs": lambda runs: str(len(runs)),
-    "held": lambda runs: str(sum(bool(run.get("held")) for run in runs)),
-    "steps": _mean(lambda run: run.get("steps"), count),
-    "steps_median": _median(lambda run: run["steps"], count, wide=False),
-    "fma": _mean(lambda run: run["fma_final"], short),
-    "fma_median": _median(lambda run: run["fma_final"], short),
-    "compression": _mean(compression_of, ratio),
-    "compression_median": _median(compression_of, ratio, wide=False),
-    "compression_median_range": _median(compression_of, ratio),
-    "loss": _mean(lambda run: run["loss"], figure),
-    "loss_range": _range(lambda run: run["loss"], lambda value: f"{value:.2g}"),
-    "metric": _mean(lambda run: run["metric"], _score),
-    "metric_median": _median(lambda run: run["metric"], _score, wide=False),
-    "perplexity": _mean(_perplexity, "{:.3f}".format),
-    "parameters": _mean(lambda run: run.get("parameters_final"), short),
-    "reached": _median(lambda run: run["target_reached_step"], count),
-    "training_median": _median(lambda run: run["training_fma"], _in_1e11, wide=False),
-    "before_loss": _mean(_before("loss"), figure),
-    "before_metric": _mean(_before("metric"), _score),
-    "before_fma": _mean(_before("fma"), short),
-    "step_ms": _mean(lambda run: run["ms"], milliseconds),
+# The keys of "ours" in paper.json.
+_OURS = {
+    "file", "arm", "method", "where", "seed", "seeds", "work", "only", "quality", "command",
 }  # fmt: skip
 
 
@@ -139,8 +51,7 @@ class Found:
         if name == "share":
             return f"{len(self.runs)}/{len(self.whole)}"
         if name == "converged":
-            converged = sum(outcome_of(run) == "converged" for run in self.whole)
-            return f"{converged}/{len(self.whole)}"
+            return converged_share(self.whole)
         runs = [run for run in self.runs if not seed or run["seed"] == int(seed)]
         if seed and not runs:
             return NOT_RUN
@@ -149,42 +60,102 @@ class Found:
 
 
 class Sources:
-    """Results files, read once. `used` are those that some row comes from."""
+    """Results files, read and checked once.
+
+    `used` are those that some row comes from, `missing` has what rows look for and do not find.
+    """
 
     def __init__(self, root: Path):
-        self._root, self._read = root, dict[str, dict[str, Any]]()
+        self._root, self._read = root, dict[str, dict[str, Any] | None]()
         self.used: dict[str, dict[str, Any]] = {}
+        self.missing: dict[str, list[Mapping[str, Any]]] = {}
 
-    def find(self, ours: Mapping[str, Any] | None) -> Found | None:
+    def find(self, ours: Mapping[str, Any]) -> Found | None:
         """The runs of a row; None if its file does not exist or has none of them.
 
         A class of outcomes that no run has is not missing: it is empty.
         """
-        if ours is None or (data := self._load(ours["file"])) is None:
+        name = ours["file"]
+        data = self._load(name)
+        whole = [] if data is None else _chosen(data, ours)
+        if data is None or not whole:
+            self.missing.setdefault(name, []).append(ours)
             return None
-        if not (whole := self._chosen(data, ours)):
-            return None
-        self.used[ours["file"]] = data
+        self.used[name] = data
         only = ours.get("only")
         runs = [run for run in whole if only is None or outcome_of(run) == only]
         return Found(runs, whole, ours.get("quality", "metric"))
 
     def _load(self, name: str) -> dict[str, Any] | None:
-        path = self._root / name
-        if name not in self._read and path.exists():
-            self._read[name] = json.loads(path.read_text(encoding="utf-8"))
-        return self._read.get(name)
+        if name not in self._read:
+            path = self._root / name
+            self._read[name] = check_results(Path(name), _json(path)) if path.exists() else None
+        return self._read[name]
 
-    @staticmethod
-    def _chosen(data: Mapping[str, Any], ours: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if "work" in ours:
-            return [row for row in data["rows"] if row["work"] == ours["work"]]
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r}: not a readable JSON file ({error})") from None
+
+
+def _chosen(data: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if "work" in ours:
+        return [row for row in data.get("rows", []) if row["work"] == ours["work"]]
+    runs = data.get("runs", [])
+    if "arm" in ours:
         arms = {arm["name"]: arm["runs"] for arm in data.get("arms", [])}
-        runs = arms.get(ours.get("arm"), data.get("runs", []))
-        for key in ("method", "seed"):
-            if key in ours:
-                runs = [run for run in runs if run.get(key) == ours[key]]
-        return list(runs)
+        runs = arms.get(ours["arm"], [])
+    if "method" in ours:
+        name = _method(data, ours)
+        runs = [run for run in runs if name is not None and run.get("method") == name]
+    return [run for run in runs if "seed" not in ours or run["seed"] == ours["seed"]]
+
+
+def _method(data: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    """The one method of a file that a row names; None if the file has no run of it.
+
+    UserError if it has several, as then the row must say which: their mean is of no method.
+    """
+    # A file that lists no methods has one condition of each.
+    plain = [{"method": name} for name in dict.fromkeys(r.get("method") for r in data["runs"])]
+    listed: list[Mapping[str, Any]] = data.get("methods") or plain
+    named = [one for one in listed if ours["method"] in (one["method"], one.get("family"))]
+    where = ours.get("where", {})
+    for key in where:
+        if named and not any(key in one.get("conditions", {}) for one in named):
+            raise UserError(f"{ours['file']}: {ours['method']!r} has no condition {key!r}")
+    fit = [
+        one["method"]
+        for one in named
+        if all(one["conditions"].get(key, None) == value for key, value in where.items())
+    ]
+    if len(fit) > 1:
+        raise UserError(
+            f"{ours['file']} has {len(fit)} methods that are {ours['method']!r}: "
+            f'{", ".join(map(repr, fit))}; in {PAPER}, add "where" with a condition of one'
+        )
+    return fit[0] if fit else None
+
+
+def rows_of(paper: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every row that has figures of ours, by what it is called."""
+    for table in paper["tables"]:
+        yield from ((f"{table['label']}, {row['name']}", row) for row in table["rows"])
+    yield from ((each["label"], each) for each in (*paper["layers"], *paper["figures"]))
+
+
+def _check(paper: Mapping[str, Any]) -> None:
+    """UserError, naming the row, if its "ours" names no file, or something unknown."""
+    for name, row in rows_of(paper):
+        ours = row.get("ours", {})
+        if "file" not in ours:
+            raise UserError(f'{PAPER}: {name!r} has no "file" in "ours"')
+        if unknown := ours.keys() - _OURS:
+            raise UserError(f"{PAPER}: {name!r} has {min(unknown)!r}; known are {sorted(_OURS)}")
+        if ours.get("quality", "metric") not in CELLS:
+            raise UserError(f"{PAPER}: {name!r} has the quality {ours['quality']!r}, no figure")
 
 
 # --- the page ------------------------------------------------------------------------------
@@ -192,7 +163,8 @@ class Sources:
 
 def build(root: Path = ROOT) -> str:
     """The text of results/README.md."""
-    paper, sources = json.loads((root / PAPER).read_text(encoding="utf-8")), Sources(root)
+    paper, sources = _json(root / PAPER), Sources(root)
+    _check(paper)
     parts = [
         "# Every table and figure of the paper",
         "",
@@ -200,9 +172,9 @@ def build(root: Path = ROOT) -> str:
         "",
         "Built by `make tables` from [paper.json](paper.json), which holds the paper's figures, "
         "and from the results files; do not edit it. A test compares both. "
-        f'"{NOT_RUN}": no run of ours has this row. Figures are mean ± standard deviation over '
-        "seeds unless a table says otherwise. Conditions, and what may be compared, are in "
-        "[Results](../docs/development/results.md).",
+        f'"{NOT_RUN}": no run of ours has this row yet; [Not run yet](#not-run-yet) has the '
+        "commands. Figures are mean ± standard deviation over seeds unless a table says otherwise. "
+        "Conditions, and what may be compared, are in [Results](../docs/development/results.md).",
         "",
     ]
     for table in paper["tables"]:
@@ -211,18 +183,19 @@ def build(root: Path = ROOT) -> str:
         parts += _layers(table, sources)
     parts += _figures(paper["figures"], sources, root)
     parts += _definitions(paper["definitions"], root)
-    return "\n".join([*parts, *_commands(paper, sources)]) + "\n"
+    return "\n".join([*parts, *_planned(paper, sources), *_commands(paper, sources)]) + "\n"
 
 
 def _table(table: Mapping[str, Any], sources: Sources) -> list[str]:
     names = [name for name, _ in table["columns"]]
     lines = _heading(table) + _head(["", "", *names, "ours from"])
     for row in table["rows"]:
-        found = sources.find(row.get("ours"))
-        ours = [NOT_RUN, *("" for _ in names[1:])]
+        found = sources.find(row["ours"])
+        ours, origin = [NOT_RUN, *("" for _ in names[1:])], [_expected(row["ours"])]
         if found is not None:
             ours = [found.cell(kind) for _, kind in table["columns"]]
-        origin = [] if found is None else [_links(row["ours"])]
+            notes = [missed_share(found.runs), _lacking(found.whole, row["ours"])]
+            origin = [_links(row["ours"]), *filter(None, notes)]
         origin += [row["note"]] if "note" in row else []
         name = row["name"]
         if set(row["paper"]) != {"—"}:
@@ -233,14 +206,15 @@ def _table(table: Mapping[str, Any], sources: Sources) -> list[str]:
 
 
 def _layers(table: Mapping[str, Any], sources: Sources) -> list[str]:
-    found = sources.find(table.get("ours"))
+    found = sources.find(table["ours"])
     ours = None if found is None else layer_rows(found.runs[0]["structure"])
     lines = _heading(table) + _head(["layer", "", *_LAYER])
     for depth, cells in enumerate(table["paper"]):
         lines.append(_line([str(depth), "paper", *cells]))
         if ours is not None:
             lines.append(_line(["", "**ours**", *ours[depth]]))
-    end = f"Ours: {NOT_RUN if found is None else _links(table['ours'])}."
+    missing = f"{NOT_RUN}, {_expected(table['ours'])}"
+    end = f"Ours: {missing if found is None else _links(table['ours'])}."
     return [*lines, "", f"{end} —: the operator is removed. One channel of d_k is a RoPE pair.", ""]
 
 
@@ -265,8 +239,8 @@ def _number(indices: Any) -> str:
 def _figures(figures: Sequence[Mapping[str, Any]], sources: Sources, root: Path) -> list[str]:
     lines = ["## Figures", "", *_head(["figure", "shows", "paper", "ours", "picture", "ours from"])]
     for row in figures:
-        found, picture = sources.find(row.get("ours")), row.get("picture")
-        ours, links = NOT_RUN, ""
+        found, picture = sources.find(row["ours"]), row.get("picture")
+        ours, links = NOT_RUN, _expected(row["ours"])
         if found is not None:
             ours = f"{found.cell('fma')} FMA, {found.cell('compression')}, {found.cell('quality')}"
             links = _links(row["ours"])
@@ -286,19 +260,32 @@ def _definitions(rows: Sequence[Mapping[str, Any]], root: Path) -> list[str]:
     return [*lines, ""]
 
 
+def _planned(paper: Mapping[str, Any], sources: Sources) -> list[str]:
+    """The files that rows wait for, with the commands that write them."""
+    note = paper["planned_note"] if sources.missing else "Every row has runs."
+    lines = ['<a id="not-run-yet"></a>', "## Not run yet", "", note]
+    for name in sorted(sources.missing):
+        rows = [f"`{row}`" for row, each in rows_of(paper) if each["ours"] in sources.missing[name]]
+        lines += ["", f"### Missing: {name}", "", f"For {', '.join(rows)}."]
+        if commands := paper["planned"].get(name):
+            lines += ["", "```sh", *commands, "```"]
+    return [*lines, ""]
+
+
 def _commands(paper: Mapping[str, Any], sources: Sources) -> list[str]:
     lines = [
         "## Commands",
         "",
         "Configs have moved since: see [Results](../docs/development/results.md).",
     ]
-    rows = [row for table in paper["tables"] for row in table["rows"]]
     for name, data in sorted(sources.used.items()):
-        ours = [row["ours"] for row in rows if row.get("ours", {}).get("file") == name]
-        commands = [data["command"]] if data.get("command") else []
+        ours = [row["ours"] for _, row in rows_of(paper) if row["ours"]["file"] == name]
+        # Those of several runs are joined.
+        commands = re.split(r"; (?=gaugelasso )", data.get("command") or "")
+        commands += [data.get("compare_command") or ""]
         commands += [each["command"] for each in ours if "command" in each]
         lines += ["", f'<a id="{_anchor(name)}"></a>', f"### {name}", ""]
-        lines += ["```sh", *dict.fromkeys(commands), "```", ""]
+        lines += ["```sh", *dict.fromkeys(filter(None, commands)), "```", ""]
         lines.append(
             f"Commit {data.get('commit') or 'unknown'}, {data['hardware']}, {data['date']}."
         )
@@ -320,8 +307,25 @@ def _line(cells: Sequence[str]) -> str:
 
 def _links(ours: Mapping[str, Any]) -> str:
     name = ours["file"]
-    which = "".join(f", {ours[key]}" for key in ("arm", "method", "work") if key in ours)
-    return f"[{Path(name).name}]({_relative(name)}){which}; [command](#{_anchor(name)})"
+    return f"[{Path(name).name}]({_relative(name)}){_which(ours)}; [command](#{_anchor(name)})"
+
+
+def _which(ours: Mapping[str, Any]) -> str:
+    """Which of the runs of a file a row has."""
+    where = [f"{key} = {value}" for key, value in ours.get("where", {}).items()]
+    named = [ours[key] for key in ("arm", "method", "work") if key in ours]
+    return "".join(f", {each}" for each in [*named, *where])
+
+
+def _expected(ours: Mapping[str, Any]) -> str:
+    """Where the figures of a row are going to be."""
+    return f"expected in `{ours['file']}`" + _which(ours)
+
+
+def _lacking(runs: Runs, ours: Mapping[str, Any]) -> str:
+    """How many of the paper's seeds were not run; empty if none."""
+    number = ours.get("seeds", 0)
+    return f"{number - len(runs)} of {number} seeds not run" if len(runs) < number else ""
 
 
 def _relative(name: str) -> str:
@@ -339,7 +343,10 @@ def main() -> None:
         "--check", action="store_true", help="compare only; exit with 1 if it differs"
     )
     arguments = parser.parse_args()
-    text = build()
+    try:
+        text = build()
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
     if not arguments.check:
         (ROOT / README).write_text(text, encoding="utf-8")
     elif (ROOT / README).read_text(encoding="utf-8") != text:

@@ -83,7 +83,8 @@ def test_its_model_loads(legacy: Path) -> None:
 def test_the_commands_read_it(
     legacy: Path, state: str, gaugelasso: Command, request: pytest.FixtureRequest
 ) -> None:
-    if state == "stopped":
+    # The plain run has nothing to draw that the others have not.
+    if state == "stopped" or legacy.name == "plain":
         request.getfixturevalue("undrawn")
     run = legacy / state
     for words in (["info", run], ["report", run], ["eval", run, "--device", "cpu"]):

@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from functools import cache
@@ -63,10 +64,23 @@ def keep_images(trainer: Trainer) -> None:
         image = trainer.folder.path.with_name(str(trainer.compressor.steps))
         if not image.exists():
             # Without the lock, which names a process that lives on.
-            shutil.copytree(trainer.folder.path, image, ignore=shutil.ignore_patterns("run.lock"))
+            shutil.copytree(
+                trainer.folder.path,
+                image,
+                ignore=shutil.ignore_patterns("run.lock"),
+                copy_function=_copy_or_link,
+            )
         return take()
 
     trainer._step = one  # type: ignore[method-assign]
+
+
+def _copy_or_link(source: str, target: str) -> None:
+    """Files of checkpoints are never written again, so that images may share them."""
+    if Path(source).parents[1].name == "checkpoints":
+        os.link(source, target)
+    else:
+        shutil.copyfile(source, target)
 
 
 @cache

@@ -52,7 +52,7 @@ def test_balance_changes_no_output(case: Case) -> None:
     assert torch.equal(output(model, case), before)
 
 
-@pytest.mark.parametrize("case", CASES[:: len(SEEDS)], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.seed == SEEDS[0]], ids=str)
 @pytest.mark.parametrize(
     ("rounded", "sweeps", "bound"), [(False, 30, 1e-3), (True, 6, math.log(2) + 1e-9)]
 )

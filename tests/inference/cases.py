@@ -7,9 +7,7 @@ _MORE = [
     transformer("no_rope", rope=False, positions=True),
     transformer("tied", norm="tied", heads=4, kv_heads=1),
 ]
-CASES = TRANSFORMERS + [
-    Case(row, dropped, seed) for row in _MORE for dropped in (False, True) for seed in (0, 1)
-]
+CASES = TRANSFORMERS + [Case(row, dropped, seed=0) for row in _MORE for dropped in (False, True)]
 
 
 def is_generative(case: Case) -> bool:

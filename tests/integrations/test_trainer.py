@@ -1,6 +1,6 @@
 """The Trainer of transformers and the loop with accelerate: examples, logs and refusals."""
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +16,9 @@ from gaugelasso.integrations import CompressorOptimizer, CompressorSchedule, Los
 from tests.compress.own_loops import Perceptron
 from tests.examples import example
 
-pytest.importorskip("accelerate")
-transformers = pytest.importorskip("transformers")
+# Not imported here: it would cost every worker two seconds.
+if not all(map(importlib.util.find_spec, ("accelerate", "transformers"))):
+    pytest.skip("needs accelerate and transformers", allow_module_level=True)
 
 STEPS = 20
 # Of a CPU without instructions for bfloat16, which computes it in another way.
@@ -45,6 +46,8 @@ class Setting:
         seconds: float | None = None,
         **arguments: Any,
     ):
+        import transformers
+
         from gaugelasso.integrations.trainer import CompressorCallback
 
         torch.manual_seed(0)

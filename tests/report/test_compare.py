@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import compare_figure, write_methods
-from gaugelasso.report.compare import Comparison, compare, compare_results, compare_table, load_runs
+from gaugelasso.report.compare import Comparison, compare, compare_table, load_runs
 from gaugelasso.report.compare_figure import draw_comparison
+from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.permutation import permutation_p
 from tests.command import Command, assert_user_error
 from tests.report.folders import event, initial_widths, make_run
@@ -70,13 +71,13 @@ def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
     found = compared(two_methods(tmp_path))
     assert [*found.methods] == ["gaugelasso", "post-hoc"]
     table = compare_table(found)
-    assert table.headers[:6] == [
-        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work",
+    assert table.headers[:7] == [
+        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work", "target",
     ]  # fmt: skip
     ours, posthoc = (row for row in table.rows if row[0])
     assert ours == [
         "gaugelasso", "4 seeds", "101.5 ± 1.3", "0.0315 ± 0.001291", "99.960%", "40k",
-        "—", "—", "—",
+        "4 of 4 held", "—", "—", "—",
     ]  # fmt: skip
     assert posthoc[-3:] == ["0.02857", "1", "1"]  # of FMA; losses and metrics are equal
     assert table.rows[1][:4] == ["", "0", "100", "0.03"]
@@ -103,6 +104,20 @@ def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:
     found = compared(tmp_path)
     assert {*found.methods} == {"gaugelasso (target.loss = 0.1)", "gaugelasso (target.loss = 0.01)"}
     assert found.against == next(iter(found.methods))
+
+
+def test_a_missed_target_is_marked(tmp_path: Path) -> None:
+    """In the table by run and by method, and in the legend of the picture."""
+    for seed, loss in ((0, 0.03), (1, 0.2)):
+        run_at(tmp_path / f"s{seed}", 100, loss, seed=seed)
+    run_at(tmp_path / "plain", 100, 0.2, method="from scratch")
+    found = compared(tmp_path)
+    table = compare_table(found)
+    place = table.headers.index("target")
+    cells = [row[place] for row in table.rows]
+    assert cells == ["—", "—", "1 of 2 held", "held", "missed"]
+    assert found.missed("gaugelasso") == "1 of 2 missed"
+    assert [run["held"] for run in compare_results(found)["runs"]] == [None, True, False]
 
 
 def test_a_run_without_a_finite_loss_is_shown_and_not_averaged(tmp_path: Path) -> None:
@@ -144,12 +159,15 @@ def test_the_picture_has_a_mark_for_every_seed_and_method(
     runs = load_runs([two_methods(tmp_path)])
     times = {run.path: 1.0 + run.seed for run in runs}
     latency = {"device": "cpu", "hardware": "x", "repeats": 3}
+    runs[-1].summary["loss"] = 9.0  # type: ignore[index]
     draw_comparison(compare(runs, None, times, latency), tmp_path / "x.png")
     panels = sheets[0].axes
     assert len(panels) == 4  # loss and metric, against FMA and milliseconds
     marks = [tuple(line.get_xdata()) for line in panels[0].lines if line.get_alpha() == 0.5]
     assert marks == [(100, 101, 102, 103), (200, 201, 202, 203)]
-    assert [bar.get_label() for bar in panels[1].containers] == ["gaugelasso", "post-hoc"]
+    assert [bar.get_label() for bar in panels[1].containers] == [
+        "gaugelasso", "post-hoc (1 of 4 missed)",
+    ]  # fmt: skip
     assert sheets[0].axes[1].get_xlabel() == "ms, measured"
 
 
@@ -187,6 +205,10 @@ def test_other_held_out_data_and_equal_seeds_are_refused(tmp_path: Path) -> None
     path.write_text(json.dumps(changed | {"method": 7}))
     with pytest.raises(UserError, match="'method' is not a string"):
         compared(ours, other)
+    for key in ("source", "pruning", "cofi", "torch_pruning"):
+        path.write_text(json.dumps(changed | {"evaluated_on": "test", key: [1]}))
+        with pytest.raises(UserError, match=f"{key!r} is not a table"):
+            compared(ours, other)
 
 
 def test_an_unknown_method_to_test_against_is_refused(tmp_path: Path) -> None:

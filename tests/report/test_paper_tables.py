@@ -2,12 +2,19 @@
 
 import json
 import re
+import shlex
 import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks.tables import CELLS, PAPER, README, build, compression_of, layer_rows, outcome_of
+import typer
+from benchmarks import tables
+from benchmarks.table_cells import CELLS, compression_of, outcome_of
+from benchmarks.tables import PAPER, README, build, layer_rows, rows_of
+
+from gaugelasso.cli import app
+from gaugelasso.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 DATA = json.loads((ROOT / PAPER).read_text(encoding="utf-8"))
@@ -32,9 +39,20 @@ def test_rows_have_the_columns_of_their_table() -> None:
     for table in DATA["tables"]:
         for row in table["rows"]:
             assert len(row["paper"]) == len(table["columns"]), row["name"]
-            if "ours" in row:
-                for _, kind in table["columns"]:
-                    assert kind.partition("@")[0] in {*CELLS, "share", "converged", "quality"}
+        for _, kind in table["columns"]:
+            assert kind.partition("@")[0] in {*CELLS, "share", "converged", "quality"}
+
+
+def test_missing_files_have_the_command_that_writes_them() -> None:
+    """The command exists, and so does its config; a sweep writes the very file."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    missing = {row["ours"]["file"] for _, row in rows_of(DATA)}
+    for name in sorted(name for name in missing if not (ROOT / name).exists()):
+        (line,) = DATA["planned"][name]
+        _, command, *words = shlex.split(line)
+        given = commands[command].make_context(command, words).params
+        assert str(given["results"]) == name
+        assert command == "compare" or (ROOT / given["config"]).exists()
 
 
 @pytest.fixture
@@ -86,6 +104,53 @@ def test_outcomes_are_the_paper_s() -> None:
     assert outcome_of({"compression": 100.0, "metric": 0.98}) == "not converged"
     assert compression_of({"fma_initial": 10.0, "fma_final": 5.0}) == 2.0
     assert compression_of({"fma_final": 5.0}) is None
+
+
+def test_a_figure_that_a_run_lacks_is_a_dash() -> None:
+    """A run with the least that a results file must have."""
+    run = {"seed": 1, "fma_final": 5.0, "loss": None, "metric": None, "training_fma": None,
+           "wall_s": None, "ms": None}  # fmt: skip
+    assert outcome_of(run) == "never compressed"
+    cells = {name: cell([run]) for name, cell in CELLS.items()}
+    known = {"runs": "1", "held": "0", "fma": "5", "fma_median": "5"}
+    assert cells == dict.fromkeys(CELLS, "—") | known
+
+
+def change(root: Path, **ours: object) -> None:
+    """Replace what the first row says of ours."""
+    paper = json.loads((root / PAPER).read_text())
+    paper["tables"][0]["rows"][0]["ours"] = ours
+    (root / PAPER).write_text(json.dumps(paper))
+
+
+def test_a_row_without_a_file_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ours, message in (
+        ({}, '\'tab:ff31, no penalty\' has no "file" in "ours"'),
+        ({"file": "x", "metod": "full"}, "'tab:ff31, no penalty' has 'metod'; known are"),
+        ({"file": "x", "quality": "ppl"}, "'tab:ff31, no penalty' has the quality 'ppl'"),
+    ):
+        change(root, **ours)
+        with pytest.raises(UserError, match=re.escape(message)):
+            build(root)
+    before = (root / README).read_bytes()
+    monkeypatch.setattr(tables, "build", lambda: build(root))
+    monkeypatch.setattr(tables, "ROOT", root)
+    monkeypatch.setattr("sys.argv", ["tables"])
+    with pytest.raises(SystemExit) as stopped:
+        tables.main()
+    assert stopped.value.code == 2
+    assert (root / README).read_bytes() == before
+
+
+def test_an_arm_that_is_missing_is_not_run(root: Path) -> None:
+    """Not the runs of another arm, or of the whole file."""
+    change(root, file="results/retrieval/ablation.json", arm="another")
+    assert "| not run |" in line_of(build(root), "tab:ff31", "no penalty")
+
+
+def test_seeds_that_were_not_run_are_counted(root: Path) -> None:
+    change(root, file="results/retrieval/population.json", seeds=25)
+    assert line_of(build(root), "tab:ff31", "no penalty").endswith("; 5 of 25 seeds not run |")
 
 
 def test_a_class_of_runs_is_counted_of_all(root: Path) -> None:

@@ -60,7 +60,7 @@ def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: st
 
 
 def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
-    run = finish(tmp_path)
+    run = finished(tmp_path)
     (run / "config.json").write_text("{")
     start(tmp_path, existing="overwrite").run()
     assert set(read(run / "config.json")) >= {"task", "train"}
@@ -101,7 +101,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) ->
 
 
 def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
-    finish(tmp_path, train__seed=4)
+    finished(tmp_path, train__seed=4)
     start(tmp_path, existing="overwrite").run()
     assert_same_run(run, tmp_path / "run")
 
@@ -132,7 +132,7 @@ def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -
 def test_overwriting_broken_off_leaves_a_run_that_starts_over(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    finish(tmp_path, train__seed=4)
+    finished(tmp_path, train__seed=4)
     inner = durable.remove
 
     def breaking(path: Path) -> None:

@@ -31,12 +31,12 @@ def test_a_sweep_on_a_cluster_is_a_sweep(tmp_path: Path) -> None:
     config, out = write_tiny(tmp_path), tmp_path / "out"
     command = ["sweep", config, "--seeds", "4", "--jobs", "2", "--out", out]
     command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
-    code, message, _ = run_process(*command)
+    code, message, _ = run_process(*command, drawn=False)
     assert code == 0, message
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     # The same command trains nothing again and gives the same results.
     before = read(out / "seed4" / "summary.json")
-    assert run_process(*command, "--resume")[0] == 0
+    assert run_process(*command, "--resume", drawn=False)[0] == 0
     assert read(out / "seed4" / "summary.json") == before | {
         "wall_s": read(out / "seed4" / "summary.json")["wall_s"]
     }
@@ -114,14 +114,14 @@ def test_a_run_that_fails_there_fails_here(tmp_path: Path) -> None:
 def test_a_sweep_that_is_given_again_finds_its_jobs(tmp_path: Path) -> None:
     """Whether they are running or done, no job is submitted twice."""
     config, out = write_tiny(tmp_path), tmp_path / "out"
-    command = ["sweep", config, "--seeds", "4", "--out", out, "--set", "train.steps=400"]
+    command = ["sweep", config, "--seeds", "4", "--out", out, "--set", "train.steps=160"]
     command += ["--cluster", "local", "--cluster-set", "timeout_min=5"]
     words = [sys.executable, "-m", "gaugelasso", *map(str, command)]
     first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: (out / "jobs.json").exists() and holder(out / "seed4"))
     first.terminate()
     assert first.wait(timeout=120) == 128 + signal.SIGTERM
-    code, message, _ = run_process(*command)
+    code, message, _ = run_process(*command, drawn=False)
     assert code == 0, message
     assert [run["seed"] for run in read(out / "results.json")["runs"]] == [4]
     assert len(list((out / "jobs").glob("*_submitted.pkl"))) == 1

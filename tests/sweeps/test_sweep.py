@@ -214,7 +214,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     before = {path: contents(done)[path] for path in ("metrics.jsonl", "events.jsonl")}
     command = ["sweep", folder / "tiny.toml", "--seeds", "4", "--jobs", "2", "--out", out, *ARMS]
     command += ["--set", "compress.trust=8", "--results", folder / "kept" / "all.json", "--resume"]
-    return Sweep(out, run_process(*command), before=before)
+    return Sweep(out, run_process(*command, drawn=False), before=before)
 
 
 def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:

@@ -21,7 +21,8 @@ from tests.training.spoilers import poison, returns, rollback_of
 from tests.trust.traps import Signals
 
 # Seed -> how often its run goes back at least: else the scenarios would show little.
-RETURNS = dict.fromkeys((3, 6, 8, 11), 1) | dict.fromkeys((1, 14), 2)
+# With and without a work target, checkpoints often and rarely, one to four steps without a loss.
+RETURNS = dict.fromkeys((8, 11), 1) | dict.fromkeys((1, 14), 2)
 
 
 @dataclass(frozen=True)

@@ -35,19 +35,23 @@ def compare(
     ] = None,
     out: Out = None,
     results: Annotated[
-        Path | None, typer.Option(help="Also write the results file (JSON) here.")
+        Path | None,
+        typer.Option(help="Also write the results file (JSON) here, as make tables reads it."),
     ] = None,
     device: Device = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions of --latency.")] = 30,
 ) -> None:
     """Compare methods over their seeds: loss and metric against FMA and milliseconds.
 
-    Runs must be finished and have the same task and data. The default output folder is "compare"
-    in the common folder of the runs.
+    Runs must be finished, have the same task and data, and be evaluated on as much of it. A run
+    that missed its target is compared too, and marked. The default output folder is "compare" in
+    the common folder of the runs.
 
     Example: gaugelasso compare runs/main runs/post-hoc runs/scratch
 
     Example: gaugelasso compare runs/main runs/uniform --latency --out runs/compared
+
+    Example: gaugelasso compare runs/retrieval --results results/controls/retrieval.json
     """
     if not latency and device is not None:
         raise UserError("--device is for --latency; give both or none")

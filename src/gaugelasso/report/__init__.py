@@ -18,13 +18,15 @@ from gaugelasso.report.baseline import (
     sentences,
     trained_table,
 )
-from gaugelasso.report.compare import Comparison, compare_results, compare_table
+from gaugelasso.report.compare import Comparison, compare_table
+from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
+from gaugelasso.report.results_schema import check_results
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, run_tables, runs_table
-from gaugelasso.runs.writing import write_bytes, write_json, write_text
+from gaugelasso.runs.writing import make_folder, write_bytes, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,17 @@ def write_pareto(paths: Sequence[Path], out: Path | None = None) -> tuple[Path, 
 def write_methods(found: Comparison, out: Path, results: Path | None = None) -> dict[str, Path]:
     """Write a comparison of methods into `out`: compare.md, compare.png, compare.json.
 
-    `results` is another place for the JSON. Everything is made before the first file is written.
+    `results` is another place for the JSON, which must fit it: UserError if `make tables` would
+    not read it there. Everything is made before the first file is written.
     """
     from gaugelasso.report.compare_figure import draw_comparison
 
     picture = io.BytesIO()
     draw_comparison(found, picture)
     table, data = to_markdown(compare_table(found)), compare_results(found)
+    if results is not None:
+        check_results(results, data)
+        make_folder(results.parent)
     files = {"picture": out / "compare.png", "table": out / "compare.md"}
     files |= {"results": out / "compare.json"}
     with _output_folder(out):

@@ -1,11 +1,10 @@
 """Methods side by side: every seed, means, spread, and a permutation test.
 
-A method is what the summary of a run says, or gaugelasso. Runs are compared only if they have one
-task and the same data. Reads run folders; milliseconds are measured elsewhere and passed in.
+Runs are compared only if they have one task and the same data, and are evaluated on as much of it.
+Reads run folders; milliseconds are measured elsewhere and passed in.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,26 +14,18 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.report import formats
 from gaugelasso.report.costs import known_kinds, named, work_format
-from gaugelasso.report.data import (
-    check_finished,
-    check_same,
-    condition_labels,
-    load_run,
-    run_folders,
-    settings,
-)
+from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
 from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.layout import Table
+from gaugelasso.report.methods import OWN, families, held, names
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import counts_work
 
-OWN = "gaugelasso"
-_ALIASES = {"compression": OWN}
 TESTED = ("loss", "metric", "fma", "ms")
-_TEST = (
+TEST = (
     "two-sided permutation test of the difference of means over seeds, not corrected for several "
     "comparisons"
 )
@@ -42,11 +33,16 @@ _TEST = (
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a method. `ms` is None if it was neither measured nor estimated."""
+    """One run of a method, with its work before and after in the accounting of the comparison.
+
+    `ms` is None if it was neither measured nor estimated, `held` if the method has no target.
+    """
 
     run: Run
+    fma_initial: float
     fma: float
     ms: float | None
+    held: bool | None
 
     def value(self, key: str) -> float | None:
         """One of `TESTED`; None if it is missing or not finite."""
@@ -60,11 +56,13 @@ class Member:
 class Comparison:
     """Methods by name, in the order given, each with its runs by seed.
 
-    `against` is the method that the others are tested against. `ms_of` says what milliseconds are
-    of, empty if there are none. `latency` says how they were measured.
+    `families` are the methods without what tells two of one kind apart. `against` is the method
+    that the others are tested against. `ms_of` says what milliseconds are of, empty if there are
+    none. `latency` says how they were measured.
     """
 
     methods: Mapping[str, list[Member]]
+    families: Mapping[str, str]
     against: str
     accounting: str
     ms_of: str
@@ -77,6 +75,11 @@ class Comparison:
     def values(self, name: str, key: str) -> list[float | None]:
         return [member.value(key) for member in self.methods[name]]
 
+    def missed(self, name: str) -> str:
+        """How many runs of a method missed their target; empty if none did."""
+        judged = [member.held for member in self.methods[name]]
+        return f"{judged.count(False)} of {len(judged)} missed" if False in judged else ""
+
     def p_value(self, name: str, key: str) -> float | None:
         """Of a method against the one that is compared with; None if seeds are too few."""
         pair = [self.values(each, key) for each in (name, self.against)]
@@ -86,7 +89,7 @@ class Comparison:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs to compare; UserError unless all are finished and have one task and its data."""
+    """The runs to compare; UserError unless all are finished, of one task, and evaluated alike."""
     runs = [load_run(folder) for folder in run_folders(paths)]
     if len(runs) < 2:
         raise UserError("compare needs two runs or more; give run folders, or folders with runs")
@@ -103,6 +106,14 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         if parts[0] != parts[1]:
             raise UserError(f"{pair}: evaluated_on is {parts[0]!r} in one and {parts[1]!r} in the "
                             "other")  # fmt: skip
+    sizes = [(run, size) for run in runs if (size := _evaluated(run)) is not None]
+    for (before, one), (run, other) in pairwise(sizes):
+        if one != other:
+            raise UserError(
+                f"{str(before.path)!r} and {str(run.path)!r} cannot be compared: one is evaluated "
+                f"on {one:,} sequences, the other on {other:,} (train.final_batches times "
+                "train.batch); train one again with the other's settings"
+            )
     return runs
 
 
@@ -116,24 +127,29 @@ def compare(
     accounting = _common_accounting(runs)
     estimated = measured is None and "ms" in known_kinds(runs)
     times = measured or {run.path: run.costs_final["ms"] for run in runs if estimated}
-    groups: dict[str, list[Run]] = {}
-    for run, name in zip(runs, _names(runs), strict=True):
-        groups.setdefault(name, []).append(run)
+    starts = [_work(run, accounting, run.costs_initial, "fma_initial") for run in runs]
+    kinds = families(runs, starts)
+    groups: dict[str, list[Member]] = {}
+    family_of: dict[str, str] = {}
+    for run, name, kind, start in zip(runs, names(runs, kinds), kinds, starts, strict=True):
+        work = _work(run, accounting, run.costs_final, "fma_final")
+        member = Member(run, start, work, times.get(run.path), held(run))
+        groups.setdefault(name, []).append(member)
+        family_of[name] = kind
     methods = {}
     for name, group in groups.items():
-        group.sort(key=lambda run: run.seed)
-        for before, run in pairwise(group):
-            if before.seed == run.seed:
+        methods[name] = sorted(group, key=lambda member: member.run.seed)
+        for before, after in pairwise(member.run for member in methods[name]):
+            if before.seed == after.seed:
                 raise UserError(
-                    f"{str(before.path)!r} and {str(run.path)!r} are both {name}, seed {run.seed}; "
-                    "give only one of them"
+                    f"{str(before.path)!r} and {str(after.path)!r} are both {name}, seed "
+                    f"{after.seed}; give only one of them"
                 )
-        methods[name] = [Member(run, _work(run, accounting), times.get(run.path)) for run in group]
     if against is not None and against not in methods:
         raise UserError(f"--against {against!r} is not one of {', '.join(map(repr, methods))}")
     chosen = against or (OWN if OWN in methods else next(iter(methods)))
     ms_of = "ms, measured" if measured else named("ms", runs) if estimated else ""
-    return Comparison(methods, chosen, accounting, ms_of, latency)
+    return Comparison(methods, family_of, chosen, accounting, ms_of, latency)
 
 
 def compare_table(found: Comparison) -> Table:
@@ -153,82 +169,32 @@ def compare_table(found: Comparison) -> Table:
         rows.append([
             name, f"{number} seed{'' if number == 1 else 's'}",
             *(over_seeds(found.values(name, key), form) for key, _, form in columns),
-            over_seeds(training, formats.short),
+            over_seeds(training, formats.short), _held_cell([member.held for member in members]),
             *(known(found.p_value(name, key), formats.figure) for key, _, _ in columns),
         ])  # fmt: skip
         for member, work in zip(members, training, strict=True):
             cells = [known(member.value(key), form) for key, _, form in columns]
             rows.append(["", str(member.run.seed), *cells, known(work, formats.short),
-                         *("" for _ in columns)])  # fmt: skip
-    headers = ["method", "seed", *(head for _, head, _ in columns), "training work"]
+                         _held_cell([member.held]), *("" for _ in columns)])  # fmt: skip
+    headers = ["method", "seed", *(head for _, head, _ in columns), "training work", "target"]
     headers += [f"p, {head}" for _, head, _ in columns]
-    note = f"Task {first.task}; mean ± standard deviation over seeds. p: against {found.against}, "
-    note += f"{_TEST}; {DASH} where seeds are too few. "
+    note = f"Task {first.task}; mean ± standard deviation over seeds. "
+    if any("source" in (run.summary or {}) for run in found.runs):
+        note += "Training work includes that of the full model which a method began with. "
+    note += f"Target: {DASH} where a method names none. p: against {found.against}, {TEST}; "
+    note += f"{DASH} where seeds are too few. "
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
     results = origin_of(found.runs) | {"accounting": found.accounting}
     return Table("Methods", headers, rows, note + origin(results))
 
 
-def compare_results(found: Comparison) -> dict[str, Any]:
-    """The same as JSON: `runs`, each with its method, and `methods` with their means."""
-    first = found.runs[0]
-    return {
-        **origin_of(found.runs),
-        "task": first.task,
-        "metric_name": first.metric_name,
-        "metric_lower_is_better": first.metric_lower_is_better,
-        "accounting": found.accounting,
-        "ms_of": found.ms_of or None,
-        "latency": found.latency,
-        "against": found.against,
-        "test": _TEST,
-        "runs": [
-            {"method": name, **_run_result(member)}
-            for name, members in found.methods.items()
-            for member in members
-        ],
-        "methods": [
-            {
-                "method": name,
-                "seeds": [member.run.seed for member in members],
-                **{key: _spread(found.values(name, key)) for key in TESTED},
-                "p": {key: found.p_value(name, key) for key in TESTED},
-            }
-            for name, members in found.methods.items()
-        ],
-    }
-
-
-def _run_result(member: Member) -> dict[str, Any]:
-    run, end = member.run, outcome(member.run)
-    return {
-        "seed": run.seed, "folder": str(run.path), "fma_final": member.fma, "ms": member.ms,
-        "loss": member.value("loss"), "metric": member.value("metric"),
-        "parameters_final": end.parameters_final, "training_fma": end.training_fma,
-        "wall_s": end.wall_s,
-    }  # fmt: skip
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
-    present = [value for value in values if value is not None]
-    if len(present) < len(values):
-        return None
-    std = statistics.stdev(present) if len(present) > 1 else None
-    return {"mean": statistics.fmean(present), "std": std, "min": min(present), "max": max(present)}
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The method of each run; with its settings where one method has several."""
-    methods = [str((run.summary or {}).get("method", OWN)) for run in runs]
-    methods = [_ALIASES.get(method, method) for method in methods]
-    names = list(methods)
-    for method in dict.fromkeys(methods):
-        places = [place for place, each in enumerate(methods) if each == method]
-        labels = condition_labels([runs[place] for place in places])
-        if len(set(labels)) > 1:
-            for place, label in zip(places, labels, strict=True):
-                names[place] = f"{method} ({label})"
-    return names
+def _held_cell(held: Sequence[bool | None]) -> str:
+    """Of one run held or missed, of several how many are held; a dash if there is no target."""
+    if None in held:
+        return DASH
+    if len(held) == 1:
+        return "held" if held[0] else "missed"
+    return f"{held.count(True)} of {len(held)} held"
 
 
 def _data(run: Run) -> Mapping[str, Any]:
@@ -249,9 +215,16 @@ def _common_accounting(runs: Sequence[Run]) -> str:
     return "fma"
 
 
-def _work(run: Run, accounting: str) -> float:
+def _work(run: Run, accounting: str, costs: Mapping[str, Any], key: str) -> float:
+    """The work of the summary under `key`, or of `costs` if the run has another accounting."""
     same = run.accounting == accounting
-    return outcome(run).fma_final if same else float(run.costs_final["fma"])
+    return float((run.summary or {})[key] if same else costs["fma"])
+
+
+def _evaluated(run: Run) -> int | None:
+    """The sequences of the final evaluation; None if the config does not have their number."""
+    batches, size = (run.config["train"].get(key) for key in ("final_batches", "batch"))
+    return batches * size if isinstance(batches, int) and isinstance(size, int) else None
 
 
 def _latency_note(latency: Mapping[str, Any] | None) -> str:

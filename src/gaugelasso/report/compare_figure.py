@@ -70,7 +70,8 @@ def _draw_methods(axes: Axes, found: Comparison, cost: str, good: str) -> None:
         xs, ys = [x for x, _ in places], [y for _, y in places]
         if len(places) > 1:
             axes.plot(xs, ys, marker, color=color, markersize=4, alpha=0.5, markeredgewidth=0)
-        label = textwrap.fill(to_ascii(name), _LEGEND_CHARS).replace("$", r"\$")
+        missed = f" ({text})" if (text := found.missed(name)) else ""
+        label = textwrap.fill(to_ascii(name + missed), _LEGEND_CHARS).replace("$", r"\$")
         if places:
             wide = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in (xs, ys)]
             axes.errorbar(

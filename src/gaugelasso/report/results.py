@@ -21,7 +21,7 @@ def collect_results(folders: Sequence[Path]) -> dict[str, Any]:
     """
     runs = load_condition(folders)
     check_finished(runs)
-    return {**origin_of(runs), "runs": [_result(run) for run in runs]}
+    return {**origin_of(runs), "runs": [run_result(run) for run in runs]}
 
 
 def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
             {
                 "name": arm.name,
                 "changes": list(arm.changes),
-                "runs": [_result(run) for run in arm.runs],
+                "runs": [run_result(run) for run in arm.runs],
             }
             for arm in arms
         ],
@@ -75,7 +75,8 @@ def _columns(accounting: str) -> tuple[tuple[str, str, formats.Format], ...]:
     )
 
 
-def _result(run: Run) -> dict[str, Any]:
+def run_result(run: Run) -> dict[str, Any]:
+    """A finished run, as every results file has it."""
     summary = run.summary or {}
     keys = ("seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression")
     return {

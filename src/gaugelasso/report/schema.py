@@ -135,6 +135,7 @@ _OPTIONAL: Mapping[str, Schema] = {
         "evaluated_on": TEXT, "figures": FIGURES, "returns": WHOLE, "skipped_steps": WHOLE,
         "next_to_go": CHANNELS, "costs": COSTS, "selection_metric": FIGURE,
         "reference": {"named": TEXT, "training_fma": FIGURE}, "method": TEXT,
+        "source": {}, "pruning": {}, "cofi": {}, "torch_pruning": {},
     },
 }  # fmt: skip
 
