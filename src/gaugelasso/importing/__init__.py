@@ -25,6 +25,11 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "qwen2": qwen2.from_gguf,
 }
 
+# Encoders whose LayerNorm comes after each addition to the stream.
+_POST_NORM = tuple(
+    f"{family}{head}" for family in ("Bert", "Roberta", "DistilBert") for head in ("Model", "For")
+)
+
 
 def import_model(path: Path | str) -> Transformer:
     """The model of a Hugging Face folder or of a GGUF file, in float32 on the CPU.
@@ -49,10 +54,17 @@ def build(source: Source) -> Transformer:
 
 def check_known(source: Source) -> None:
     """UserError if no model of this architecture can be imported."""
-    if source.architecture not in ARCHITECTURES:
+    name = source.architecture
+    if name not in ARCHITECTURES:
+        reason = ""
+        if name.startswith(_POST_NORM):
+            reason = (
+                ", because it normalises the stream after each addition (post-norm), and the "
+                "transformer here normalises what an operator reads"
+            )
         raise UserError(
-            f"{str(source.settings.path)!r}: the architecture {source.architecture[:60]!r} cannot "
-            f"be imported; known are: {', '.join(ARCHITECTURES)}"
+            f"{str(source.settings.path)!r}: the architecture {name[:60]!r} cannot be imported"
+            f"{reason}; known are: {', '.join(ARCHITECTURES)}"
         )
 
 
