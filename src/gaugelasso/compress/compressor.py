@@ -128,7 +128,8 @@ class Compressor:
         self._end_pressure_at_target_()
         self.pilot: Pilot | None = None
         if total:
-            course = course_of(loss_target, metric, fma_target, total, options.lr)
+            by_harm = options.removal == "harm"
+            course = course_of(loss_target, metric, fma_target, total, options.lr, by_harm=by_harm)
             time = None if seconds is None else TimeBudget(seconds, given.interval is None)
             self.pilot = Pilot(self, course, evaluate, time, recorder)
 

@@ -1,4 +1,4 @@
-"""The device's part of a step: momentum, penalty, rho, update.
+"""The device's part of a step: momentum, penalty, rho, update; or the harm that is measured.
 
 Reads nothing back to the host, so that a CUDA graph can capture it.
 """
@@ -19,6 +19,9 @@ class DeviceStep:
 
     A coupled penalty is part of the optimizer's step. A decoupled one is a gradient step of its
     own after it, w -= lr rho r, which the optimizer does not normalise: for comparison only.
+
+    Where channels go by their harm, rho only says whether the loss has margin, and no penalty is
+    applied. Slow norm weights stay, because no gain is pressed towards zero.
     """
 
     def __init__(
@@ -56,6 +59,10 @@ class DeviceStep:
         if self._relative_step:
             start = optimizer.matrix_end
             rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
+        if (harm := self._state.harm) is not None:
+            harm.observe_(plan.penalty, weight, plan.store.grad, sound)
+            optimizer.step_(gradient, self._nothing, lr, rates)
+            return loss
         if self._decoupled:
             optimizer.step_(gradient, self._nothing, lr, rates)
             weight.sub_(lr * scalars.rho * gradient)

@@ -53,8 +53,12 @@ def channel_rms(groups: Groups, weight: Tensor) -> dict[str, Tensor]:
     return {name: mean[span.side("a")] for name, span in groups.ranges.items()}
 
 
-def dominates_norm(table: AxisTable, tensors: Tensors, share: float = 0.01) -> dict[str, Tensor]:
+def dominates_norm(
+    table: AxisTable, tensors: Tensors, share: float = 0.01, times_mean: float = 0.0
+) -> dict[str, Tensor]:
     """Indices that contribute more than `share` to a normaliser's mean, on the CPU.
+
+    And more than `times_mean` times what they contribute on average.
 
     Such an index may have almost no gain and still set the scale of all others, so that cutting
     it would change every output. Its slow weight falls after its gain does; then it may go.
@@ -63,7 +67,8 @@ def dominates_norm(table: AxisTable, tensors: Tensors, share: float = 0.01) -> d
     homes = {slot.tensor: axis.name for axis in table.axes for slot in axis.direct()}
     for norm in table.norms:
         parts = tensors[norm.weight] * tensors[norm.energy]
-        found[homes[norm.gain]] |= (parts > share * parts.sum()).cpu()
+        most = max(share, times_mean / max(len(parts), 1))
+        found[homes[norm.gain]] |= (parts > most * parts.sum()).cpu()
     for axis in table.axes:
         for slot in axis.linked():
             positions = tensors[str(slot.link)].cpu()

@@ -19,6 +19,7 @@ from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.groups import Groups, weighed_with_riders
+from gaugelasso.compress.harm import Harm, levels, restore_levels_
 from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.penalty import Penalty
@@ -74,6 +75,8 @@ class ModelState:
         if options.exchange:
             seed = team.broadcast(torch.initial_seed())
             self.births = BirthRecord(options.exchange, self.widths(), seed, device)
+        by_harm = options.removal == "harm"
+        self.harm = Harm(self.plan.penalty, self.plan.store.weight) if by_harm else None
         # On the device, so that a captured balance reads its present value.
         self._least = self.plan.store.weight.new_ones(())
         # Most events change no structure: a graph turns their thousand launches into one.
@@ -168,6 +171,7 @@ class ModelState:
     def cut_(self, decision: Decision, when: str) -> None:
         """Cut model and optimizer; RanksDiffer, with `when`, unless all ranks cut the same."""
         old, table = self.plan.store, self.table
+        before = levels(table, named_tensors(self.model)) if self.harm is not None else {}
         staged = surgery.cut(named_tensors(self.model), table, decision.keeps)
         if self.team.size > 1:
             self.team.check_same(fingerprint(staged, decision.removed), when)
@@ -177,7 +181,10 @@ class ModelState:
         del old, staged  # the new plan needs their memory
         if self.births is not None:
             self.births.cut_(decision.keeps)
-        self.rebuild_()
+        self.rebuild_(fresh=False)
+        if self.harm is not None:
+            self.harm.follow_cut_(self.plan.penalty, decision.keeps)
+            restore_levels_(self.table, named_tensors(self.model), before)
 
     def grow_(
         self, births: growth.Births, generator: torch.Generator, when: str, step: int = 0
@@ -216,6 +223,7 @@ class ModelState:
         restore = surgery.snapshot_modules(self.model)
         state = [(vector, vector.values) for vector in self.optimizer.state]
         births = self.births.snapshot() if self.births is not None else {}
+        harm = None if self.harm is None else self.harm.values
 
         def undo() -> None:
             restore()
@@ -223,7 +231,9 @@ class ModelState:
                 self.births.restore_(births)
             for vector, values in state:
                 vector.values = values
-            self.rebuild_()
+            self.rebuild_(fresh=False)
+            if self.harm is not None:
+                self.harm.restore_(harm, self.plan.penalty)
 
         return undo
 
@@ -234,18 +244,17 @@ class ModelState:
 
     def _new_optimizer(self) -> FlatOptimizer:
         options = self.options
-        return OPTIMIZERS[options.optimizer](
-            self.plan.store,
-            self.table.matrices,
-            beta=options.beta,
-            beta_second=options.beta_second,
-            weight_decay=options.weight_decay,
-        )
+        keys = ("beta", "beta_second", "weight_decay")
+        settings = {key: getattr(options, key) for key in keys}
+        return OPTIMIZERS[options.optimizer](self.plan.store, self.table.matrices, **settings)
 
     # --- the plan -------------------------------------------------------------------
 
-    def rebuild_(self) -> None:
-        """Build the plan of a new structure; the optimizer's state must already fit it."""
+    def rebuild_(self, fresh: bool = True) -> None:
+        """Build the plan of a new structure, to which the optimizer's state fits already.
+
+        `fresh`: nothing is known of the harm of its indices.
+        """
         self.table = self.model.axis_table()
         # First, so that the memory of the old plan serves the new one.
         self._balancing.reset(release=True)
@@ -254,6 +263,8 @@ class ModelState:
         self.plan = self._build()
         if self.births is not None:
             self.births.fit_(self.widths())
+        if self.harm is not None and fresh:
+            self.harm.attach(self.plan.penalty)
         self.optimizer.attach(self.plan.store, self.table.matrices)
         self.rebuilds += 1
 

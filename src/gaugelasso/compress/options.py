@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import get_args
+from typing import Literal, get_args
 
 from gaugelasso.compress import pricing
 from gaugelasso.compress.memory import DTYPES
@@ -12,6 +12,9 @@ from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.penalty import Calibration, Coupling, Form
 from gaugelasso.compress.solver import Method
 from gaugelasso.errors import UserError
+
+# How channels are made to go: pressed towards zero, or cut where that does the least harm.
+Removal = Literal["pressure", "harm"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class CompressorOptions:
     anchor: float = 0.01
     split_share: float = 1e-5
     exchange: int = 0
+    removal: Removal = "pressure"
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     coupling: Coupling = "coupled"
@@ -89,6 +93,12 @@ class CompressorOptions:
             if not isinstance(getattr(self, key), Integral):
                 raise UserError(f"compress.{key} = {getattr(self, key)}: must be a whole number")
 
+        if self.removal == "harm" and self.exchange:
+            raise UserError(
+                f"compress.exchange = {self.exchange}: channels are exchanged under pressure only; "
+                "use exchange = 0, or removal = 'pressure'"
+            )
+
     def _numbers(self, *keys: str) -> list[str]:
         """Of these options those that are not to be chosen later."""
         return [key for key in keys if getattr(self, key) is not None]
@@ -124,4 +134,5 @@ _CHOICES: dict[str, Collection[str]] = {
     "coupling": get_args(Coupling),
     "solver": get_args(Method),
     "optimizer": OPTIMIZERS,
+    "removal": get_args(Removal),
 }

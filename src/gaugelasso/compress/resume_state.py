@@ -27,6 +27,8 @@ class ResumeState:
         tensors = self._all_scalars()
         if self._state.births is not None:
             tensors |= self._state.births.tensors()
+        if self._state.harm is not None:
+            tensors |= self._state.harm.tensors()
         for kind, views in self._state.optimizer.states().items():
             tensors |= {f"{kind}.{name}": view for name, view in views.items()}
         return tensors
@@ -56,6 +58,7 @@ class ResumeState:
         # All parameters are views of the flat weight.
         tensors = [self._state.plan.store.weight, *self._state.model.buffers()]
         tensors += self._all_scalars().values()
+        tensors += [] if self._state.harm is None else self._state.harm.tensors().values()
         tensors += [vector.values for vector in self._state.optimizer.state]
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all())

@@ -9,9 +9,10 @@ from gaugelasso.compress.drop import NOTHING, Decision
 from gaugelasso.compress.events import Event, EventRules
 from gaugelasso.compress.exchange import Exchange, exchange_
 from gaugelasso.compress.guard import Guard
+from gaugelasso.compress.harm_event import cut_least_harm_
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.resume_state import ResumeState
-from gaugelasso.compress.selection import select_drops
+from gaugelasso.compress.selection import Choice, select_drops
 
 
 def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules) -> Event:
@@ -19,13 +20,18 @@ def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules)
     began, fma_before = time.perf_counter(), state.fma
     resume_state.check_same(rules.step, f"before the event of step {rules.step}")
     guard = Guard(state.model, rules.probe, rules.loss_allowance)
-    splits = _split_(state, guard)
+    by_harm = state.harm is not None
+    splits = 0 if by_harm else _split_(state, guard)
     prices = state.prices  # after the split: the structure that the cut finds
-    if state.balances:
+    if state.balances and not by_harm:
         guard.try_("balance", lambda: state.balance_(rules.pressing), state.snapshot_values)
     loss_balanced = guard.loss
-    choice = select_drops(state, guard, rules)
-    cut = _cut_(state, guard, choice.decision or NOTHING, rules.step)
+    if by_harm:
+        cut, possible = cut_least_harm_(state, guard, rules)
+        choice = Choice(cut if possible else None, {}, {})
+    else:
+        choice = select_drops(state, guard, rules)
+        cut = _cut_(state, guard, choice.decision or NOTHING, rules.step)
     due = state.births is not None and state.births.exchange_due_(rules.step)
     exchange = exchange_(state, guard, rules) if due else Exchange()
     return Event(

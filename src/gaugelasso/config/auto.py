@@ -1,5 +1,8 @@
 """Values that follow from the rest of a config, where `target.loss` is that of the final model.
 
+A model with the weights of another begins at half of the learning rate. Its channels go by their
+measured harm, and it is distilled from the one that it was.
+
 A run that follows a course needs no numbers of its own for rate, interval, warm-up and anneal. A
 key that is in the config stays.
 """
@@ -12,6 +15,9 @@ from gaugelasso.compress.defaults import default_interval, default_lr
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.errors import UserError
 
+# The share of the learning rate of a fresh model, and that of distillation, for pretrained weights.
+PRETRAINED_RATE, DISTILL = 0.5, 0.5
+
 
 def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -> dict[str, Any]:
     """The [compress] and [train] sections, with the missing keys filled in.
@@ -23,7 +29,9 @@ def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -
     if not isinstance(compress, Mapping) or not isinstance(train, Mapping):
         return {}
     steps = train.get("steps", TrainConfig.steps)
-    lr = compress["lr"] if "lr" in compress else default_lr(sizes())
+    pretrained = isinstance(tables["model"], Mapping) and "from" in tables["model"]
+    fresh_share = PRETRAINED_RATE if pretrained else 1.0
+    lr = compress["lr"] if "lr" in compress else fresh_share * default_lr(sizes())
     if not isinstance(steps, int) or not isinstance(lr, int | float):
         return {}
     if steps < LEAST_STEPS:
@@ -37,7 +45,9 @@ def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -
         "lr_min": LEAST_RATE * lr,
         "log_every": min(TrainConfig.log_every, max(1, steps // 50)),
     }
+    removal = {"removal": "harm"} if pretrained else {}
+    distill = {"distill": DISTILL} if pretrained else {}
     return {
-        "compress": {"lr": lr, "interval": default_interval(steps), **compress},
-        "train": {**course, **train},
+        "compress": {"lr": lr, "interval": default_interval(steps), **removal, **compress},
+        "train": {**course, **distill, **train},
     }

@@ -21,6 +21,7 @@ class TrainConfig:
     batch: int = 32
     accumulate: int = 1
     canonical: bool = False
+    distill: float = 0.0
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     graph: bool = True
@@ -49,6 +50,8 @@ class TrainConfig:
             check_range(f"train.{key}", getattr(self, key), 0, 2**62)
         if not 0 <= self.lr_min < math.inf:
             raise UserError(f"train.lr_min = {self.lr_min}: must be a finite number of 0 or more")
+        if not 0 <= self.distill <= 1:
+            raise UserError(f"train.distill = {self.distill}: must be in [0, 1]")
         if self.warmup + self.cooldown > self.steps:
             raise UserError(
                 f"train.warmup = {self.warmup} and train.cooldown = {self.cooldown} do not fit "

@@ -45,6 +45,7 @@ class CourseRun(CourseDriver):
             warmup=train.warmup,
             anneal=train.cooldown,
             least_rate=train.lr_min,
+            by_harm=config.compress.removal == "harm",
         )
         super().__init__(course, StatesOnDisk(state), measure, log, train.skip_limit)
         self._state, self._every = state, train.checkpoint_every

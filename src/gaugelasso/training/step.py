@@ -16,6 +16,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.tasks import Draw
+from gaugelasso.training.distillation import distillation_of
 from gaugelasso.training.evaluation import autocast
 
 
@@ -29,6 +30,7 @@ class TrainingStep:
     def __init__(self, model: Compressible, config: Config, device: str, team: Team = ALONE):
         self.model, self.config, self.device = model.train(), config, device
         self.team, self.micros = team, microbatches_of(config, team)
+        self._distillation = distillation_of(config, device)
         graph = device.startswith("cuda") and config.train.graph
         self.compressor = Compressor(
             model,
@@ -108,11 +110,12 @@ class TrainingStep:
         self._release_memory()
         self._step()
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs of the model, and their loss."""
         with reference_kernels(not self.config.train.fused):
             with autocast(self.config, self.device):
                 outputs = self.model(inputs)
-            return self.config.task.loss(outputs, targets)
+            return outputs, self.config.task.loss(outputs, targets)
 
     def gradients(self) -> None:
         """Forward and backward over the micro-batches; reads nothing back to the host."""
@@ -121,10 +124,14 @@ class TrainingStep:
         share = 1 if self.config.train.canonical else len(self.micros)
         pairs = zip(self.inputs, self.targets, strict=True)
         for number, (inputs, targets) in enumerate(pairs):
-            loss = self.forward(inputs, targets)
+            outputs, loss = self.forward(inputs, targets)
+            minimised = loss
+            if self._distillation is not None:
+                with reference_kernels(not self.config.train.fused):
+                    minimised = self._distillation.minimised(inputs, outputs, loss)
             if share > 1:
-                loss = loss / share
-            loss.backward()
+                loss, minimised = loss / share, minimised / share
+            minimised.backward()
             self.add_gradients_(1 / share)
             self.compressor.device_step.add_microbatch_(number, loss)
             self.loss.add_(loss.detach())
@@ -147,7 +154,7 @@ class TrainingStep:
     @torch.no_grad()
     def _measure(self) -> None:
         pairs = zip(self.inputs, self.targets, strict=True)
-        losses = [self.forward(inputs, targets) for inputs, targets in pairs]
+        losses = [self.forward(inputs, targets)[1] for inputs, targets in pairs]
         total = pairwise_sum(torch.stack(losses), self.team)
         self._probed.copy_(total / self.config.train.accumulate)
 

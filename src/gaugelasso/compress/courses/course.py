@@ -46,6 +46,8 @@ ABOVE, MOST_ABOVE = 0.7, 1.5
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
+# The same for channels that go by their harm: the first loss of a pretrained model is no bound.
+HARM_SHARE = 0.005
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
 LANDING, RELEASED = 0.1, 0.8
@@ -97,6 +99,8 @@ class Course(Stages):
 
     def allowance(self, pressed_loss: float) -> float:
         """How much one structural event may raise the loss of its batch."""
+        if self.by_harm:
+            return HARM_SHARE * abs(pressed_loss)
         way = (self.first_loss or pressed_loss) - pressed_loss
         return min(EVENT_SHARE * abs(pressed_loss), EVENT_WAY * max(way, 0.0))
 
@@ -242,6 +246,8 @@ class Course(Stages):
         """
         first = self.named if self.first_loss is None else self.first_loss
         way = self.named + WAY * max(first - self.named, 0.0)
+        if self.by_harm and 0 < first <= self.named:  # a pretrained model, which has the loss
+            way = self.named * math.exp(self._further())
         if self.named <= 0:  # a loss that can be negative has no logarithm
             return self.named + FIRST_WAY * (way - self.named)
         wanted = self.loss_before * math.exp(STEP * (self._further() - missing))

@@ -1,0 +1,90 @@
+"""The order in which indices go: by a score per unit of price, least first.
+
+Decides only; `ModelState.cut_` cuts.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
+from gaugelasso.compress.model_state import ModelState
+
+# The number of drops is found up to this share of all of them: a decision takes a while in a large
+# model.
+_EXACT = 1 / 4096
+
+
+class Ranking:
+    """The indices of a model as it is now. Drops are made from the front of the order.
+
+    `scores` are by axis, on the CPU. `held` are indices that stay. So do the index of the highest
+    score of an axis that does not silence its owner, as in other events, and that of each axis of
+    an operator that may not be removed.
+    """
+
+    def __init__(self, state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]):
+        self._state, self._tensors = state, state.readable()
+        self.rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
+        table = state.table
+        rows = []
+        for number, axis in enumerate(table.axes):
+            score, price = scores[axis.name].double().numpy(), state.prices[axis.name]
+            if not len(score):
+                continue
+            share = np.where(price > 0, score / np.where(price > 0, price, 1.0), math.inf)
+            share[held[axis.name].numpy()] = math.inf
+            if not axis.silences or axis.owner in table.required:
+                share[score.argmax()] = math.inf
+            which = np.full(len(score), number), np.arange(len(score))
+            rows.append(np.stack([*which, share, price]))
+        axes, indices, shares, prices = np.concatenate(rows, axis=1) if rows else np.empty((4, 0))
+        order = np.argsort(shares, kind="stable")
+        order = order[np.isfinite(shares[order])]
+        self._axes, self._indices = axes[order].astype(int), indices[order].astype(int)
+        self._saved = np.cumsum(prices[order])
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+    def keeps(self, number: int) -> dict[str, Tensor]:
+        """Keep-sets of all axes without the first `number` indices."""
+        keeps = {
+            name: torch.ones(size, dtype=torch.bool) for name, size in self._state.widths().items()
+        }
+        axes, indices = self._axes[:number], torch.from_numpy(self._indices[:number])
+        for axis in np.unique(axes):
+            going = indices[torch.from_numpy(axes == axis)]
+            keeps[self._state.table.axes[axis].name][going] = False
+        return keeps
+
+    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
+        """What these keep-sets lead to; None if a required operator would go."""
+        state = self._state
+        multiples = state.options.multiple, state.plan.preferred
+        return close_and_round(state.table, self._tensors, keeps, self.rms, *multiples)
+
+    def work(self, number: int) -> float:
+        """Work per token after the first `number` drops."""
+        decision = self.closed(self.keeps(number))
+        return -math.inf if decision is None else self._state.work_after(decision)
+
+    def number_to(self, target: float) -> int:
+        """About the fewest drops that bring the work to `target`, at most all of them.
+
+        The sum of prices is a first guess: what two drops save together is less than that.
+        """
+        low, high, fma = 0, len(self), self._state.fma
+        guess = int(np.searchsorted(self._saved, fma - target)) + 1
+        while high - low > 1 + _EXACT * len(self):
+            middle = min(max(guess, low + 1), high - 1)
+            if self.work(middle) <= target:
+                high, guess = middle, int(0.9 * middle)
+            else:
+                low, guess = middle, int(1.1 * middle) + 1
+            if not low < guess < high:
+                guess = (low + high) // 2
+        return high
