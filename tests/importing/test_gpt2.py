@@ -259,6 +259,18 @@ def model_widths(folder: Path) -> dict[str, int]:
     return model.axis_table().widths(named_tensors(model))
 
 
+def test_other_structures_have_none_of_the_keys(imported: Transformer) -> None:
+    keys = {"mlp", "write_bias", "head_bias"}
+    structure = imported.structure()
+    assert keys <= structure.keys()
+    plain = {key: value for key, value in structure.items() if key not in keys}
+    older = Transformer.from_structure(plain)
+    assert older.structure().keys() == plain.keys()
+    assert older.spec().mlp == "swiglu"
+    with pytest.raises(SpecError, match="structure: mlp = 'relu' is not"):
+        Transformer.from_structure(structure | {"mlp": "relu"})
+
+
 def test_a_shorter_context_keeps_the_first_positions(imported: Transformer) -> None:
     first = tokens()[:, :9]
     with torch.inference_mode():
