@@ -15,9 +15,9 @@ from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.course import HARM_SHARE
 from gaugelasso.compress.courses.scheduled import ScheduledCourse
 from gaugelasso.compress.drop import dominates_norm
-from gaugelasso.compress.events import Drop
+from gaugelasso.compress.events import CUT_SHARE, Drop
 from gaugelasso.compress.harm import Harm, levels
-from gaugelasso.compress.harm_event import DOMINATES, SHARE
+from gaugelasso.compress.harm_event import DOMINATES
 from gaugelasso.compress.ranking import Ranking
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -133,7 +133,7 @@ def test_an_event_cuts_the_least_harm_per_price_and_little_of_it() -> None:
     }
     fma, event = made.fma, made.event_()
     # The last channel may be a large one in so small a model.
-    assert (1 - SHARE) * fma - 100 < made.fma <= (1 - SHARE) * fma
+    assert (1 - CUT_SHARE) * fma - 100 < made.fma <= (1 - CUT_SHARE) * fma
     assert event.splits == 0
     gone = sum(event.dropped.values())
     assert gone
@@ -185,7 +185,7 @@ def test_a_cut_that_costs_too_much_is_halved_and_then_given_up() -> None:
     made.set_loss_target_(100.0, allowance=0.1)
     event = made.event_()
     assert event.undone == {}
-    assert (1 - SHARE) * fma < made.fma < fma
+    assert (1 - CUT_SHARE) * fma < made.fma < fma
 
     fma, losses = made.fma, iter([1.0] + [9.0] * 10)
     before = {name: tensor.clone() for name, tensor in named_tensors(made.model).items()}
@@ -196,7 +196,9 @@ def test_a_cut_that_costs_too_much_is_halved_and_then_given_up() -> None:
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in named_tensors(made.model).items()
     )
-    assert torch.equal(harm_of(made).values, harms)
+    # What was tried is tried less next time.
+    assert bool((harm_of(made).values >= harms).all())
+    assert bool((harm_of(made).values > harms).any())
 
 
 def test_hooks_keep_what_they_veto() -> None:
@@ -273,9 +275,12 @@ def test_a_work_course_cuts_where_the_work_is_behind_its_schedule() -> None:
     pressed = course.pressed_loss(halfway)
     assert pressed is not None
     assert pressed > 6.0  # above any loss of a batch
-    assert course.allowance(pressed) == pytest.approx(0.06)
+    assert course.allowance(pressed) > 0.06
+    assert course.cut_share == pytest.approx(1 - course.scheduled(halfway) / 100)
     course.advance(halfway, 60.0, lambda thorough: 3.0)
     assert course.pressed_loss(halfway) is None
+    assert course.allowance(3.0) == pytest.approx(0.06)
+    assert course.cut_share == CUT_SHARE
     assert course.pressed_loss(course.warmup - 1) is None
 
 

@@ -34,7 +34,7 @@ from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.defaults import chosen_options
 from gaugelasso.compress.device_step import DeviceStep
-from gaugelasso.compress.events import DropHook, Event, EventRules
+from gaugelasso.compress.events import CUT_SHARE, DropHook, Event, EventRules
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
@@ -109,7 +109,7 @@ class Compressor:
         pressed = loss_target or 0.0  # a course sets it before each step
         self.solver = RhoSolver(options.solver, pressed, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
-        self.steps = 0
+        self.steps, self.cut_share = 0, CUT_SHARE
         self.history: list[Event] = []
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
@@ -214,6 +214,7 @@ class Compressor:
             loss_allowance=self._allowance,
             probe=self.probe,
             hooks=self.hooks,
+            cut_share=self.cut_share,
         )
         event = hold_event_(self.state, self.resume_state, rules)
         self.history.append(event)

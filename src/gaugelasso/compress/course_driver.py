@@ -80,6 +80,10 @@ class CourseDriver(Driver):
     def observe(self, losses: Sequence[float]) -> None:
         self.course.observe(losses)
 
+    def before_step(self) -> None:
+        self.compressor.cut_share = self.course.cut_share
+        super().before_step()
+
     # --- on the way -------------------------------------------------------------------------
 
     def decision_due(self) -> bool:

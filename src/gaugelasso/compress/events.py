@@ -25,12 +25,17 @@ Answer = tuple[int, ...] | list[int] | set[int] | frozenset[int] | range | bool 
 DropHook = Callable[[Drop], Answer]
 
 
+# The share of the work that one event cuts where channels go by their harm.
+CUT_SHARE = 0.02
+
+
 @dataclass(frozen=True)
 class EventRules:
     """What one event goes by.
 
     An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
-    margin to its target. The event may raise the probe's loss by `loss_allowance`.
+    margin to its target. The event may raise the probe's loss by `loss_allowance`. Where channels
+    go by their harm, it cuts about `cut_share` of the work.
     """
 
     step: int
@@ -40,6 +45,7 @@ class EventRules:
     loss_allowance: float
     probe: Callable[[], float] | None
     hooks: Sequence[DropHook]
+    cut_share: float = CUT_SHARE
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,14 @@ class Harm:
             for side in ("a", "b"):
                 self.values[span.side(side)] = old[before[name].side(side)][keep]
 
+    def raise_(self, keeps: Mapping[str, Tensor], factor: float) -> None:
+        """Multiply the harm of the indices that are not kept: cutting them cost too much."""
+        for name, keep in keeps.items():
+            going = (~keep).to(self.values.device)
+            for side in ("a", "b"):
+                values = self.values[self._ranges[name].side(side)]
+                values.copy_(torch.where(going, factor * values, values))
+
     def attach(self, penalty: Penalty) -> None:
         """Fit another structure, with nothing known of it."""
         self._ranges, self._partner = penalty.ranges, penalty.partner

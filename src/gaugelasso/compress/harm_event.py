@@ -13,11 +13,14 @@ from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.ranking import Ranking
 from gaugelasso.compress.selection import broadcast_decision
 
-# The most that one event cuts, as a share of the work, and how often it tries half of it.
-SHARE, TRIES = 0.02, 4
+# How often an event tries half of a cut that cost too much.
+TRIES = 4
 # A site stays that contributes so many times the mean to a normaliser: with its weights large, it
 # would leave at once, and what is left of the level would say little.
 DOMINATES = 5.0
+# Harms are estimates. Those of a cut that was undone are multiplied by this, so that later events
+# try other channels.
+RAISED = 2.0
 
 
 def cut_least_harm_(state: ModelState, guard: Guard, rules: EventRules) -> tuple[Decision, bool]:
@@ -27,7 +30,7 @@ def cut_least_harm_(state: ModelState, guard: Guard, rules: EventRules) -> tuple
     """
     ranking = _ranking(state) if state.team.rank == 0 else None
     for number in range(TRIES):
-        target = max((1 - SHARE / 2**number) * state.fma, rules.fma_target)
+        target = max((1 - rules.cut_share / 2**number) * state.fma, rules.fma_target)
         decision = broadcast_decision(state.team, partial(_decide, ranking, target, state, rules))
         if decision is None or not decision.dropped():
             return NOTHING, decision is not None
@@ -35,6 +38,8 @@ def cut_least_harm_(state: ModelState, guard: Guard, rules: EventRules) -> tuple
         if guard.try_("cut", cut_, state.snapshot_modules):
             guard.undone.pop("cut", None)  # that of a larger one
             return decision, True
+        assert state.harm is not None
+        state.harm.raise_(decision.keeps, RAISED)
     return NOTHING, True
 
 

@@ -38,8 +38,8 @@ _FORMER_KEYS = {
 
 
 # What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, nothing
-# was said of serving, no channels were exchanged, the penalty was part of the step, channels went by
-# pressure, and nothing was distilled.
+# was said of serving, no channels were exchanged, the penalty was part of the step, channels went
+# by pressure, and nothing was distilled.
 FORMER: dict[str, Any] = {"hold": "pressed", "distill": 0.0} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gaugelasso.compress.courses.stages import TRIAL, Stages
+from gaugelasso.compress.events import CUT_SHARE
 
 # The first provisional loss is the geometric mean of the first loss and the named one, but at
 # most this share of the way from the named loss up to the first. A later one is at most `WAY` of
@@ -46,7 +47,8 @@ ABOVE, MOST_ABOVE = 0.7, 1.5
 # An event may raise the loss by this share of the pressed loss, and by this share of the way from
 # the first loss down to it: the second matters for losses that never come near zero.
 EVENT_SHARE, EVENT_WAY = 0.1, 0.01
-# The same for channels that go by their harm: the first loss of a pretrained model is no bound.
+# The same for channels that go by their harm, where the first loss of a pretrained model is no
+# bound.
 HARM_SHARE = 0.005
 # Over the last share of the steps, wherever the loss on selection data is too high, pressure waits
 # until the training loss is below this share of what is aimed at.
@@ -80,6 +82,11 @@ class Course(Stages):
     """
 
     growth: ClassVar[float] = GROWTH
+
+    @property
+    def cut_share(self) -> float:
+        """The share of the work that an event may cut, where channels go by their harm."""
+        return CUT_SHARE
 
     # --- before a step --------------------------------------------------------------------
 

@@ -1,0 +1,149 @@
+"""Distillation from the original, and what a config with pretrained weights means."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gaugelasso.bench.measure import work_per_token
+from gaugelasso.config import Config, load_config
+from gaugelasso.config.auto import DISTILL, PRETRAINED_RATE
+from gaugelasso.errors import UserError
+from gaugelasso.training.distillation import distillation_of
+from gaugelasso.training.step import TrainingStep
+from gaugelasso.training.trainer import Trainer
+from tests.importing.bases import write_base
+from tests.tasks.prose import write
+from tests.tasks.tokenizers import WORDS
+from tests.tiny import tiny
+
+CONFIG = """
+[task]
+name = "tokens"
+path = "train.txt"
+valid = "valid.txt"
+length = 16
+
+[model]
+from = "base"
+
+[target]
+fma = 20000.0
+
+[train]
+steps = 40
+batch = 2
+log_every = 5
+eval_every = 20
+eval_batches = 1
+final_batches = 2
+checkpoint_every = 20
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an imported model and text."""
+    home = tmp_path_factory.mktemp("distillation")
+    write_base(home)
+    write(home / "train.txt", (WORDS * 5).encode())
+    write(home / "valid.txt", (WORDS * 3).encode())
+    return home
+
+
+def config(home: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
+    monkeypatch.chdir(home)
+    (home / "run.toml").write_text(CONFIG)
+    named = {key.replace("__", "."): json.dumps(value) for key, value in changes.items()}
+    return load_config(home / "run.toml", named)
+
+
+def step_of(config: Config) -> TrainingStep:
+    step = TrainingStep(config.model.build(config.task, 0), config, "cpu")
+    step.load_(0)
+    return step
+
+
+def gradient(step: TrainingStep) -> torch.Tensor:
+    step.gradients()
+    store = step.compressor.state.plan.store
+    store.collect_grads_()
+    return store.grad.clone()
+
+
+def test_pretrained_weights_go_by_harm_and_are_distilled(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = config(home, monkeypatch)
+    assert found.compress.removal == "harm"
+    assert found.train.distill == DISTILL
+    given = config(home, monkeypatch, compress__removal="pressure", train__distill=0.0)
+    assert (given.compress.removal, given.train.distill) == ("pressure", 0.0)
+    pressed = config(
+        home, monkeypatch, target__hold="pressed", target__loss=5.0, target__fma=0.0,
+        train__warmup=2, train__cooldown=4,
+    )  # fmt: skip
+    assert (pressed.compress.removal, pressed.train.distill) == ("pressure", 0.0)
+    assert found.compress.lr == pytest.approx(PRETRAINED_RATE * 3e-3)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_out_of_bounds_is_refused(
+    share: float, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=rf"train\.distill = {share}: must be in \[0, 1\]"):
+        config(home, monkeypatch, train__distill=share)
+
+
+def test_the_gradient_is_a_mixture_and_the_loss_is_that_of_the_text(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the original itself the distance is at its least, so that it adds no gradient."""
+    steps = {s: step_of(config(home, monkeypatch, train__distill=s)) for s in (0.0, 0.5, 1.0)}
+    grads = {share: gradient(step) for share, step in steps.items()}
+    assert float(grads[0.0].norm()) > 0
+    torch.testing.assert_close(grads[0.5], 0.5 * grads[0.0], rtol=1e-4, atol=1e-7)
+    assert float(grads[1.0].norm()) < 1e-4 * float(grads[0.0].norm())
+    assert float(steps[0.5].loss) == float(steps[0.0].loss) == float(steps[1.0].loss)
+    assert steps[0.5].probe() == steps[0.0].probe()
+
+
+def test_a_changed_model_is_drawn_back_to_the_original(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = step_of(config(home, monkeypatch, train__distill=1.0))
+    found = distillation_of(step.config, "cpu")
+    assert found is not None
+    with torch.no_grad():
+        for parameter in step.model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.manual_seed(0)))
+
+    def distance() -> torch.Tensor:
+        outputs, loss = step.forward(step.inputs[0], step.targets[0])
+        return found.minimised(step.inputs[0], outputs, loss)
+
+    before = distance()
+    before.backward()
+    with torch.no_grad():
+        for parameter in step.model.parameters():
+            parameter.sub_(0.01 * parameter.grad)
+    assert distance().item() < before.item()
+
+
+def test_without_pretrained_weights_nothing_is_distilled(tmp_path: Path) -> None:
+    assert distillation_of(tiny(tmp_path, train__distill=0.5), "cpu") is None
+
+
+def test_a_run_reaches_its_work(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    full = config(home, monkeypatch).model.build(config(home, monkeypatch).task, 0)
+    work = work_per_token(full)
+    found = config(home, monkeypatch, target__fma=round(0.8 * work))
+    trainer = Trainer(found, tmp_path / "run")
+    summary = trainer.run()
+    assert summary["held"]
+    assert 0.7 * work < summary["fma_final"] <= 0.8 * work
