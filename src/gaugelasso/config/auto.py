@@ -29,7 +29,8 @@ def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -
     if not isinstance(compress, Mapping) or not isinstance(train, Mapping):
         return {}
     steps = train.get("steps", TrainConfig.steps)
-    pretrained = isinstance(tables["model"], Mapping) and "from" in tables["model"]
+    model = tables.get("model")
+    pretrained = isinstance(model, Mapping) and "from" in model
     fresh_share = PRETRAINED_RATE if pretrained else 1.0
     lr = compress["lr"] if "lr" in compress else fresh_share * default_lr(sizes())
     if not isinstance(steps, int) or not isinstance(lr, int | float):
