@@ -13,16 +13,18 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.cofi import CofiPlan
 from gaugelasso.baselines.cofi_cut import make_dense_
 from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
-from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters
+from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters, teacher_of
 from gaugelasso.baselines.cofi_step import CofiStep, Distillation
 from gaugelasso.baselines.source import Source
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.result import TargetMissed
+from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from tests.command import Command, assert_user_error
+from tests.export.sources import tiny, write_run
 from tests.tiny_runs import assert_same_run, finished, read, rows, stop_at
 
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
@@ -62,6 +64,18 @@ def set_(masks: Masks, closed: dict[str, list[int]], owner: str = "") -> None:
 
 
 INPUTS = torch.arange(12).view(2, 6) % 8
+
+
+@pytest.mark.parametrize(
+    ("also", "named"),
+    [({"write_bias": True}, "write_bias = true"), ({"mlp": "gelu"}, "mlp = 'gelu'")],
+)
+def test_models_that_the_masks_do_not_fit_are_refused(
+    also: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", tiny(1, also))
+    with pytest.raises(UserError, match=named):
+        teacher_of(run)
 
 
 # --- masks ----------------------------------------------------------------------------------

@@ -84,9 +84,18 @@ def test_plain_modules_have_the_outputs_of_the_model(shape: dict[str, Any]) -> N
     torch.testing.assert_close(plain_of(model)(inputs), model(inputs), rtol=1e-12, atol=1e-12)
 
 
-def test_biases_of_attention_are_refused() -> None:
-    spec = replace(model_of(SHAPES[0]).spec(), attention_bias=True)
-    with pytest.raises(UserError, match="attention_bias = true"):
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("attention_bias", True, "attention_bias = true"),
+        ("write_bias", True, "write_bias = true"),
+        ("head_bias", True, "head_bias = true"),
+        ("mlp", "gelu", "mlp = 'gelu'"),
+    ],
+)
+def test_biases_and_gelu_are_refused(key: str, value: Any, named: str) -> None:
+    spec = replace(model_of(SHAPES[0]).spec(), **{key: value})
+    with pytest.raises(UserError, match=named):
         plain_of(Transformer(spec))
 
 

@@ -69,7 +69,7 @@ def test_an_operation_computes_what_is_served() -> None:
     """The forms of one operation agree: each is the real code on the same values."""
     torch.manual_seed(0)
     setting = Profile(Transformer(SPEC).eval(), torch.zeros(1, 6, dtype=torch.long), torch.float32)
-    for kind, sizes in (("read", (20, 7)), ("gated read", (20, 7))):
+    for kind, sizes in (("read", (20, 7)), ("gated read", (20, 7)), ("gelu read", (20, 7))):
         with torch.inference_mode():
             one, *others = (way() for way in actions(setting.setting, kind, (), sizes).values())
         for other in others:

@@ -46,10 +46,20 @@ class Case:
 
 
 # How compression treats an imported model.
-PRETRAINED = {"norm_energy": "token", "unseen_rows": "held", "head_step": "elementwise"}
+PRETRAINED: dict[str, Any] = {
+    "norm_energy": "token",
+    "unseen_rows": "held",
+    "head_step": "elementwise",
+}
 
 
-def transformer(name: str, pretrained: bool = False, bias: bool = False, **settings: Any) -> Row:
+# What GPT-2 has.
+GPT2 = {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True}
+
+
+def transformer(name: str, also: dict[str, Any] | None = None, **settings: Any) -> Row:
+    """`settings` are those of `TransformerSpec.uniform`, `also` other fields of the spec."""
+
     def build(shape: random.Random) -> Transformer:
         tiny = {
             "width": shape.randint(5, 7),
@@ -62,12 +72,11 @@ def transformer(name: str, pretrained: bool = False, bias: bool = False, **setti
             "inputs": shape.randint(5, 9),
             "outputs": shape.randint(3, 7),
         }
-        spec = TransformerSpec.uniform(**(tiny | settings))
-        spec = replace(spec, **PRETRAINED) if pretrained else spec
-        model = Transformer(replace(spec, attention_bias=bias), shape.randrange(1000))
+        spec = replace(TransformerSpec.uniform(**(tiny | settings)), **also or {})
+        model = Transformer(spec, shape.randrange(1000))
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
-            if name.endswith("_bias"):  # zeros would hide a bias that is left out
+            if name.endswith("bias"):  # zeros would hide a bias that is left out
                 nn.init.normal_(parameter, std=0.5, generator=generator)
         return model
 
@@ -124,8 +133,12 @@ def perceptron() -> Row:
 ROWS = [
     transformer("rope"),
     transformer("rope_positions", positions=True),
-    transformer("grouped_keys", heads=4, kv_heads=2, eps=0.01, pretrained=True),
-    transformer("biases", heads=4, kv_heads=2, bias=True),
+    transformer("grouped_keys", PRETRAINED, heads=4, kv_heads=2, eps=0.01),
+    transformer("biases", {"attention_bias": True}, heads=4, kv_heads=2),
+    transformer("gpt2", PRETRAINED | GPT2, width=8, positions=True, rope=False, eps=0.01),
+    # GELU without biases of what is written, and SwiGLU with them.
+    transformer("gelu", {"mlp": "gelu"}, causal=False),
+    transformer("write_biases", {"write_bias": True, "head_bias": True}),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),

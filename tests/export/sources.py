@@ -25,13 +25,16 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def tiny(layers: int = 2, **settings: Any) -> Transformer:
-    """A model of unequal layers: grouped keys, RoPE and learned positions, unless set."""
+def tiny(layers: int = 2, also: dict[str, Any] | None = None, **settings: Any) -> Transformer:
+    """A model of unequal layers: grouped keys, RoPE and learned positions, unless set.
+
+    `also` are fields of the structure that `TransformerSpec.uniform` does not take.
+    """
     given = {
         "heads": 4, "kv_heads": 2, "positions": True, "length": 24, "inputs": 256, "outputs": 256,
         "width": 9, "layers": layers,
     } | settings  # fmt: skip
-    return make(Case(transformer("exported", **given), dropped=True, seed=0)).float()
+    return make(Case(transformer("exported", also, **given), dropped=True, seed=0)).float()
 
 
 class _Saved:

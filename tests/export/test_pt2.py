@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.export import export, to_pt2
 from gaugelasso.inference import InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
+from tests.contract.models import GPT2
 from tests.export.sources import (
     card_example,
     greedy,
@@ -47,14 +49,17 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run_example(compiled) == expected
 
 
+@pytest.mark.parametrize("also", [{"attention_bias": True}, GPT2], ids=["biases", "gpt2"])
 @torch.inference_mode()
-def test_keys_and_values_may_be_equally_wide() -> None:
+def test_keys_and_values_may_be_equally_wide(also: dict[str, Any]) -> None:
     """As in imported models: the traced program takes sequences of any length, also of one."""
     spec = TransformerSpec.uniform(
         width=8, layers=1, heads=2, kv_heads=1, d_k=4, d_v=4, d_f=6, length=12, inputs=9, outputs=9
     )
-    model = Transformer(replace(spec, attention_bias=True), seed=1)
-    torch.nn.init.normal_(model.get_parameter("operators.attention_0.value_bias"))
+    model = Transformer(replace(spec, **also), seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
     served = InferenceModel(model)
     program = to_pt2._traced(served).module()
     tokens, past, seen = torch.tensor([[3, 1, 4, 1, 5]]), served.empty_past(1), 0

@@ -1,4 +1,4 @@
-"""Tiny random Llama models, as transformers saves them and as GGUF files."""
+"""Tiny random models, as transformers saves them, and Llama models as GGUF files."""
 
 import struct
 from collections.abc import Mapping
@@ -55,6 +55,27 @@ def qwen2(**settings: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     return _random(Qwen2ForCausalLM, Qwen2Config, settings)
+
+
+def gpt2(**settings: Any) -> Any:
+    """As `llama`; biases and means of rows are far from zero, so that each has an effect."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {
+        "vocab_size": 50, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96,
+        "n_positions": 40, "layer_norm_epsilon": 3e-3, "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = GPT2LMHeadModel(GPT2Config(**{**sizes, **settings}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(mean=0.05, std=0.15)
+            elif name.endswith("bias"):
+                parameter.normal_()
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return model.eval()
 
 
 def tokens() -> torch.Tensor:

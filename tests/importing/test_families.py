@@ -20,6 +20,7 @@ from tests.importing.sources import (
     LLAMA3,
     distance,
     gguf_tensors,
+    gpt2,
     llama,
     metadata,
     mistral,
@@ -38,6 +39,7 @@ def change(folder: Path, *removed: str, **keys: Any) -> None:
 SERVED = {
     "RoPE of Llama 3": lambda: llama(rope_parameters=LLAMA3),
     "Qwen2": qwen2,
+    "GPT-2": gpt2,
 }
 
 

@@ -6,6 +6,7 @@ has a file of its own, test_stream.py.
 
 import importlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -207,14 +208,21 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fused", lambda _: not dispatch._plain)
 
 
-@pytest.mark.parametrize("name", [*SPECS, "biases", "irregular"])
+# Fields of the structure that `uniform` does not take.
+BIASED: dict[str, dict[str, Any]] = {
+    "biases": {"attention_bias": True},
+    "write biases": {"write_bias": True, "head_bias": True},
+    "GELU": {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True},
+}
+
+
+@pytest.mark.parametrize("name", [*SPECS, *BIASED, "irregular"])
 @pytest.mark.usefixtures("fuse")
 def test_whole_models(name: str) -> None:
     spec = TransformerSpec.uniform(**UNIFORM | SPECS.get(name, {}))
     if name == "irregular":
         spec = IRREGULAR
-    elif name == "biases":
-        spec = replace(spec, attention_bias=True)
+    spec = replace(spec, **BIASED.get(name, {}))
     model = Transformer(spec, 1)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -252,7 +252,7 @@ def test_noise_is_that_of_the_reference() -> None:
     assert (got > 0).all()
 
 
-NAMES = {"biases", "grouped_keys", "no_rope"}
+NAMES = {"biases", "gpt2", "grouped_keys", "no_rope", "write_biases"}
 SERVED = [case for case in CASES if case.dropped and case.seed == 0 and case.row.name in NAMES]
 
 

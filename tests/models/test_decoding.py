@@ -13,7 +13,8 @@ from gaugelasso.models.decoding import Decoder, sample
 from tests.contract.models import TRANSFORMERS, Case, Row, difference, make, transformer
 
 ROWS = list({case.row.name: case.row for case in TRANSFORMERS}.values())
-CAUSAL = [row for row in ROWS if row.name in {"rope", "rope_positions", "grouped_keys", "biases"}]
+NAMES = {"rope", "rope_positions", "grouped_keys", "biases", "gpt2", "write_biases"}
+CAUSAL = [row for row in ROWS if row.name in NAMES]
 CAUSAL += [
     transformer("no_rope", rope=False, positions=True),
     transformer("tied", norm="tied", heads=4, kv_heads=1),

@@ -32,8 +32,17 @@ TOLERANCE = 0.02
 
 
 def teacher_of(run: Path) -> Transformer:
-    """The model of a run; UserError unless it is the built-in transformer, which has the masks."""
-    return transformer_of(run, "CoFi has masks for")
+    """The model of a run; UserError unless it is a built-in transformer that the masks fit."""
+    model = transformer_of(run, "CoFi has masks for")
+    spec = model.initial_spec
+    # A closed mask zeroes a map. A bias after it would still be written.
+    if spec.write_bias or spec.mlp != "swiglu":
+        reason = "write_bias = true" if spec.write_bias else f"mlp = {spec.mlp!r}"
+        raise UserError(
+            f"the model of {str(run)!r} has {reason}; CoFi has masks for operators without output "
+            "biases and for MLPs of the kind 'swiglu' only"
+        )
+    return model
 
 
 def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) -> Config:

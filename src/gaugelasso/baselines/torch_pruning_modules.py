@@ -174,11 +174,21 @@ class PlainTransformer(nn.Module):
 
 
 def plain_of(model: Transformer) -> PlainTransformer:
-    """A model in plain modules, with its weights, dtype and device; UserError if it has biases."""
-    if model.initial_spec.attention_bias:
+    """A model in plain modules, with its weights, dtype and device.
+
+    UserError if it has biases, or MLPs of another kind than SwiGLU.
+    """
+    spec = model.initial_spec
+    for name in ("attention_bias", "write_bias", "head_bias"):
+        if getattr(spec, name):
+            raise UserError(
+                f"the model has {name} = true; for Torch-Pruning, models with biases are not "
+                "supported"
+            )
+    if spec.mlp != "swiglu":
         raise UserError(
-            "the model has attention_bias = true; for Torch-Pruning, attention with biases is not "
-            "supported"
+            f"the model has mlp = {spec.mlp!r}; for Torch-Pruning, only MLPs of the kind 'swiglu' "
+            "are supported"
         )
     with torch.device("meta"):  # initial values would be drawn from torch's own generator
         plain = PlainTransformer(model.spec())

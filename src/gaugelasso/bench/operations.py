@@ -7,9 +7,10 @@ values, in the forms and tiles that `tuned` chooses from.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gaugelasso.inference import InferenceModel
@@ -82,6 +83,17 @@ def _read(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> A
 
 def _gated_read(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
     return _reading(setting, sizes[0], 2 * setting.padded(sizes[1]), gated=True)
+
+
+def _gelu_read(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
+    columns = setting.padded(sizes[1])
+    bias = setting.random(columns)
+    reads = _reading(setting, sizes[0], columns, gated=False)
+
+    def activated(read: Action) -> Action:
+        return lambda: F.gelu(cast(Tensor, read()) + bias)
+
+    return {name: activated(read) for name, read in reads.items()}
 
 
 def _reading(setting: Setting, rows: int, columns: int, gated: bool) -> Actions:
@@ -176,6 +188,7 @@ def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> 
 _KINDS: Mapping[str, Callable[[Setting, tuple[int, ...], tuple[int, ...]], Actions]] = {
     "read": _read,
     "gated read": _gated_read,
+    "gelu read": _gelu_read,
     "write": _write,
     "attention": _attention,
     "embed": _embed,

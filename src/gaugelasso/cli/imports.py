@@ -16,14 +16,15 @@ def import_(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
 ) -> None:
-    """Import a pretrained Llama model: write it as a folder to train from and to evaluate.
+    """Import a pretrained language model: write it as a folder to train from and to evaluate.
 
     A Hugging Face folder has config.json and safetensors; pickled weights and models with code of
     their own are refused. Where transformers is installed, the logits of such a folder are
     compared with those of transformers. Tokenizer files are copied. From the tokenizer of a GGUF
     file a tokenizer.json is made.
 
-    A model that the transformer here cannot represent exactly is refused.
+    Llama, Mistral, Qwen2 and GPT-2 models are read. A model that the transformer here cannot
+    represent exactly is refused.
 
     Example: gaugelasso import models/SmolLM2-135M --out bases/smol
 
@@ -32,10 +33,9 @@ def import_(
     Example: gaugelasso eval bases/smol --data books.txt --tokens 100000
     """
     found = write_imported(source, out)
-    more = found.parameters - found.source_parameters
     print_line(
-        f"parameters: {found.parameters:,} ({found.source_parameters:,} of the source, {more:,} "
-        "for the scales of writes and for a head that the source shares with its embedding)"
+        f"parameters: {found.parameters:,} ({found.source_parameters:,} of the source; here writes "
+        "have scales, and a head that the source shares with its embedding is a copy)"
     )
     print_line(f"FMA per token: {found.fma:,.0f} (mean over a context of {found.length:,} tokens)")
     if isinstance(found.difference, str):

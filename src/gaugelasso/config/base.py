@@ -112,7 +112,9 @@ class BaseModel:
                 raise UserError(
                     f"{self.base.title}: its {name} is {there!r}, and the task needs {wanted!r}"
                 )
-        if self.context > spec.length or (spec.positions and self.context != spec.length):
+        # Positions of tokens can be fewer; those of patches are places in an image.
+        bound = spec.positions and spec.input_kind != "tokens"
+        if self.context > spec.length or (bound and self.context != spec.length):
             what = "learned positions" if spec.positions else "positions"
             raise UserError(
                 f"{self.base.title}: the model has {spec.length} {what}, and task.length = "

@@ -21,8 +21,9 @@ class GaugelassoConfig(PreTrainedConfig):
 
     `operators` is a list of tables, each with `name`, `kind` ("attention" or "mlp") and the numbers
     of sites that it `reads` and `writes`; an attention also with `heads`, `kv_heads`, `d_k`, `d_v`
-    and the `frequencies` of its rotary pairs (or null), and `bias` if it has biases; an mlp with
-    `filters`.
+    and the `frequencies` of its rotary pairs (or null), and `bias` if queries, keys and values have
+    biases; an mlp with `filters`, and `gelu` ("none" or "tanh", the approximation) if it is not a
+    SwiGLU. `write_bias` says that what an operator writes has biases.
     """
 
     model_type = "gaugelasso"
@@ -37,6 +38,7 @@ class GaugelassoConfig(PreTrainedConfig):
         learned_positions: bool = False,
         classifier_reads: int = 1,
         rms_norm_eps: float = 0.0,
+        classifier_bias: bool = False,
         operators: list[dict[str, Any]] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
@@ -48,6 +50,7 @@ class GaugelassoConfig(PreTrainedConfig):
         self.learned_positions = learned_positions
         self.classifier_reads = classifier_reads
         self.rms_norm_eps = rms_norm_eps
+        self.classifier_bias = classifier_bias
         self.operators = operators or []
         self.use_cache = use_cache
         # A cache has one layer for each attention operator; others may have been removed.
@@ -78,17 +81,20 @@ class Read(nn.Module):
 
 
 class Write(nn.Module):
-    """x[t_j] += (maps^T h)_j."""
+    """x[t_j] += (maps^T h)_j + bias_j, where there is a bias."""
 
     sites: Tensor
 
-    def __init__(self, inputs: int, writes: int):
+    def __init__(self, inputs: int, op: dict[str, Any]):
         super().__init__()
+        writes = op["writes"]
         self.register_buffer("sites", torch.zeros(writes, dtype=torch.long))
         self.maps = nn.Parameter(torch.zeros(inputs, writes))
+        self.bias = nn.Parameter(torch.zeros(writes)) if op.get("write_bias") else None
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        return x.index_add(-1, self.sites, h @ self.maps)
+        u = h @ self.maps
+        return x.index_add(-1, self.sites, u if self.bias is None else u + self.bias)
 
 
 class Embedding(nn.Module):
@@ -118,7 +124,7 @@ class Attention(nn.Module):
         columns = (self.heads + self.groups) * self.d_k + self.groups * self.d_v
         self.read = Read(op["reads"], columns, eps)
         self.bias = nn.Parameter(torch.zeros(columns)) if op.get("bias") else None
-        self.write = Write(self.heads * self.d_v, op["writes"])
+        self.write = Write(self.heads * self.d_v, op)
         # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
         self._given = op["frequencies"]
         self._frequencies: Tensor | None = None
@@ -159,20 +165,36 @@ class Mlp(nn.Module):
     def __init__(self, op: dict[str, Any], eps: float):
         super().__init__()
         self.read = Read(op["reads"], 2 * op["filters"], eps)
-        self.write = Write(op["filters"], op["writes"])
+        self.write = Write(op["filters"], op)
 
     def forward(self, x: Tensor) -> Tensor:
         up, gate = self.read(x).chunk(2, dim=-1)
         return self.write(x, F.silu(gate) * up)
 
 
+class GeluMlp(nn.Module):
+    """down(gelu(up(y) + bias))."""
+
+    def __init__(self, op: dict[str, Any], eps: float):
+        super().__init__()
+        self.approximation = op["gelu"]
+        self.read = Read(op["reads"], op["filters"], eps)
+        self.bias = nn.Parameter(torch.zeros(op["filters"]))
+        self.write = Write(op["filters"], op)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.read(x) + self.bias, approximate=self.approximation)
+        return self.write(x, hidden)
+
+
 class Classifier(nn.Module):
     def __init__(self, config: GaugelassoConfig):
         super().__init__()
         self.read = Read(config.classifier_reads, config.outputs, config.rms_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.outputs)) if config.classifier_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(x)
+        return self.read(x) if self.bias is None else self.read(x) + self.bias
 
 
 class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
@@ -191,7 +213,8 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
                 self.operators[op["name"]] = Attention(op, layer, config.rms_norm_eps)
                 layer += 1
             else:
-                self.operators[op["name"]] = Mlp(op, config.rms_norm_eps)
+                mlp = GeluMlp if "gelu" in op else Mlp
+                self.operators[op["name"]] = mlp(op, config.rms_norm_eps)
         self.classifier = Classifier(config)
         self.post_init()
 

@@ -31,6 +31,8 @@ from gaugelasso.models import AttentionSpec, TransformerSpec
 
 # What both tokenizers must read alike: words, numbers, line breaks, characters of several bytes.
 _TEXTS = ("It's 1,984 o'clock.\n\n  The café — 日本語?", " a b ", "def f(x):\n\treturn x")
+# Kinds of MLP that are no SwiGLU, and the approximation of their GELU.
+_GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 
 
@@ -116,6 +118,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         table = {
             "name": op.name, "kind": op.kind, "reads": len(op.reads), "writes": len(op.writes),
         }  # fmt: skip
+        table |= {"write_bias": True} if spec.write_bias else {}
         if isinstance(op, AttentionSpec):
             rotary = op.frequencies is not None
             table |= {"bias": True} if spec.attention_bias else {}
@@ -128,6 +131,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
             }
         else:
             table["filters"] = op.filters
+            table |= {"gelu": _GELU[spec.mlp]} if spec.mlp in _GELU else {}
         operators.append(table)
     return {
         "vocab_size": spec.inputs,
@@ -137,6 +141,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         "learned_positions": spec.positions,
         "classifier_reads": len(spec.classify),
         "rms_norm_eps": spec.eps,
+        "classifier_bias": spec.head_bias,
         "operators": operators,
     }
 

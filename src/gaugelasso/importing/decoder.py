@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaugelasso.errors import UserError, errors_of
+from gaugelasso.errors import errors_of
 from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.importing.rope import FACTORS, Rope
 from gaugelasso.importing.source import Source
+from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention, SwiGLU
 from gaugelasso.models.spec import AttentionSpec
@@ -167,32 +168,16 @@ def _pairs(rows: Tensor, heads: int, interleaved: bool) -> Tensor:
 
 def _check_tensors(source: Source, sizes: Sizes, names: Names, tied: bool) -> None:
     """UserError unless the source has just the tensors that the sizes call for."""
-    shapes, left = sizes.shapes(), set(source.shapes)
-    if sizes.rope.divisors is not None:
-        left.remove(FACTORS)
-    for what, depth in _expected(sizes, names, tied):
-        name = names[what].format(depth)
-        if name not in source.shapes:
-            raise UserError(f"{str(source.path)!r}: tensor {name!r} is missing")
-        if source.shapes[name] != shapes[what]:
-            raise UserError(
-                f"{str(source.path)!r}: tensor {name!r} has the shape {source.shapes[name]}, its "
-                f"settings call for {shapes[what]}"
-            )
-        left.remove(name)
-    # Earlier versions of transformers saved a tied head too.
-    if tied and names["head"] in left:
-        if not torch.equal(source.read(names["head"]), source.read(names["table"])):
-            raise UserError(
-                f"{str(source.path)!r}: {names['head']!r} is not {names['table']!r}, which the "
-                "settings call for"
-            )
-        left.remove(names["head"])
-    for name in sorted(left):
-        raise UserError(
-            f"{str(source.path)!r}: tensor {name[:100]!r} has no place in the transformer; a model "
-            "of this family with biases or norms of queries and keys cannot be imported"
-        )
+    shapes = sizes.shapes()
+    known = [FACTORS] if sizes.rope.divisors is not None else []
+    known += [names["head"]] if tied else []
+    expected = (
+        (names[what].format(depth), shapes[what]) for what, depth in _expected(sizes, names, tied)
+    )
+    hint = "; a model of this family with biases or norms of queries and keys cannot be imported"
+    check_tensors(source, expected, known, hint)
+    if tied:
+        check_tied(source, names["head"], names["table"])
 
 
 def _expected(sizes: Sizes, names: Names, tied: bool) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from gaugelasso.errors import UserError
 
 _LARGEST = 3e38
+# How the names of causal masks end, which earlier versions of transformers saved with GPT-2.
+MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 class Settings:
@@ -76,5 +78,6 @@ class Source:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors of the file."""
-        return sum(map(math.prod, self.shapes.values()))
+        """Elements of all tensors of the file but masks."""
+        shapes = (shape for name, shape in self.shapes.items() if not name.endswith(MASKS))
+        return sum(map(math.prod, shapes))

@@ -7,9 +7,16 @@ from torch import nn
 
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
-from gaugelasso.inference.operators import Attention, Classifier, Embedding, Mlp, Reader
+from gaugelasso.inference.operators import (
+    Attention,
+    Classifier,
+    Embedding,
+    GeluMlp,
+    Mlp,
+    Reader,
+)
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.models import SpecError, Transformer, operators
+from gaugelasso.models import SpecError, Transformer, gelu, operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Widths on a GPU are multiples of this: what a tensor core multiplies in half precision.
@@ -125,8 +132,10 @@ def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
     part = model.operators[name]
     if isinstance(part, operators.Attention):
         return Attention(part, folding, form, model.spec().length)
-    assert isinstance(part, operators.SwiGLU)
-    return Mlp(part, folding, form)
+    if isinstance(part, operators.SwiGLU):
+        return Mlp(part, folding, form)
+    assert isinstance(part, gelu.GeluMlp)
+    return GeluMlp(part, folding, form)
 
 
 def _usual(device: torch.device, dtype: torch.dtype) -> Form:

@@ -87,7 +87,11 @@ class Folding(NamedTuple):
         sites, order = self.place[part.sites.cpu()].sort()
         scale = part.scale.detach().cpu()
         folded = (maps.detach().cpu() * scale)[:, order].to(self.dtype)
-        return Write(sites, folded, self.size, form.write, self.int8, self.align, form.write_tile)
+        bias = None
+        if part.bias is not None:
+            bias = (part.bias.detach().cpu() * scale)[order].to(self.dtype)
+        options = (form.write, self.int8, self.align, form.write_tile)
+        return Write(sites, folded, self.size, *options, bias)
 
     def spread(self, rows: Tensor, part: layers.Injector) -> Tensor:
         """Rows [n, d] that are added to sites -> rows [n, D] of the stream."""

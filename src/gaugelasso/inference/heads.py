@@ -161,7 +161,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
         # The one kernel has no biases.
-        if self.bias is not None or not in_one_kernel(self.form, x):
+        has_bias = self.bias is not None or self.write.bias is not None
+        if has_bias or not in_one_kernel(self.form, x):
             return self.write(x, self.mix_one(self.project(x), cache, positions, seen, mask))
         from gaugelasso.kernels.gpu import whole
 

@@ -1,4 +1,4 @@
-"""Embedding, SwiGLU and classifier at inference, folded from a trained model's parts.
+"""Embedding, MLPs and classifier at inference, folded from a trained model's parts.
 
 Holds buffers alone: nothing here trains. Shapes: N = B*S tokens, D sites.
 """
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gaugelasso.inference.folding import Folding, Form, StreamOrder, counters, in_one_kernel
 from gaugelasso.inference.heads import Attention
 from gaugelasso.inference.stream import uses_kernels
-from gaugelasso.models import layers, operators
+from gaugelasso.models import gelu, layers, operators
 
 
 class Embedding(nn.Module):
@@ -61,23 +61,47 @@ class Mlp(nn.Module):
         self.register_buffer("counters", counters(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not in_one_kernel(self.form, x):
+        # The one kernel has no biases.
+        if self.write.bias is not None or not in_one_kernel(self.form, x):
             return self.write(x, self.read(x, gated=True))
         from gaugelasso.kernels.gpu import whole
 
         return whole.mlp_(x, self.read.parts(), self.write.parts(), self.counters, self.read.eps)
 
 
+class GeluMlp(nn.Module):
+    """down(gelu(up(y) + bias)). No form of it is one kernel."""
+
+    bias: Tensor
+
+    def __init__(self, part: gelu.GeluMlp, folding: Folding, form: Form):
+        super().__init__()
+        self.approximation = part.approximation
+        self.read = folding.read(part.read, [folding.widened(part.up, 1)], form)
+        self.write = folding.write(part.write, folding.widened(part.down, 0), form)
+        bias = folding.widened(part.up_bias.detach().cpu(), 0)
+        self.register_buffer("bias", bias.to(folding.dtype, copy=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.read(x) + self.bias, approximate=self.approximation)
+        return self.write(x, hidden)
+
+
 class Classifier(nn.Module):
     """[N, D] -> [N, outputs]."""
+
+    bias: Tensor | None
 
     def __init__(self, part: layers.Classifier, folding: Folding, form: Form):
         super().__init__()
         self.outputs = part.out.shape[1]
         self.read = folding.read(part.read, [folding.widened(part.out, 1)], form)
+        bias = None if part.bias is None else part.bias.detach().cpu()
+        self.register_buffer("bias", None if bias is None else bias.to(folding.dtype, copy=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(x)[:, : self.outputs]
+        rows = self.read(x)[:, : self.outputs]
+        return rows if self.bias is None else rows + self.bias
 
 
-Reader = Attention | Mlp | Classifier
+Reader = Attention | Mlp | GeluMlp | Classifier

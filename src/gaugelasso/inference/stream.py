@@ -160,13 +160,14 @@ class Read(nn.Module):
 
 
 class Write(nn.Module):
-    """x[t_j] += (maps^T h)_j, in place where the form allows it.
+    """x[t_j] += (maps^T h)_j + bias_j, in place where the form allows it.
 
-    The scale is folded into the columns of `maps`. That is exact: it is the last thing that
-    happens to an output before it is added.
+    The scale is folded into the columns of `maps` and into the bias, if there is one. That is
+    exact: it is the last thing that happens to an output before it is added.
     """
 
     sites: Tensor
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -177,8 +178,9 @@ class Write(nn.Module):
         int8: bool = False,
         align: int = 1,
         tile: Tile | None = None,
+        bias: Tensor | None = None,
     ):
-        """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D.
+        """`sites` [d] in the order of the stream, ascending; `maps` [f, d]; `size` is D; bias [d].
 
         The outputs are padded to a multiple of `align` with zeros, which are added to some site.
         """
@@ -187,10 +189,14 @@ class Write(nn.Module):
         self.tile = tile
         self.start, self.stop = stretch(sites, align if form == "window" else 1)
         self.first = self.start if self.stop - self.start == len(sites) else None
+        if bias is not None:  # placed as the columns of the map are: until then it is one more row
+            maps = torch.cat([maps, bias[None]])
         if form == "window":
             maps = placed(maps.T, sites - self.start, self.stop - self.start).T
         else:
             maps = padded(maps.T, align).T
+        if bias is not None:
+            maps, bias = maps[:-1], maps[-1].clone()
         if form == "scatter":
             sites = padded(sites, align)
         if form == "spread":
@@ -199,6 +205,7 @@ class Write(nn.Module):
                 0, sites, torch.arange(len(sites))
             )
         self.register_buffer("sites", sites)
+        self.register_buffer("bias", bias)
         self.maps = Matrix(maps, int8)
 
     def forward(self, x: Tensor, h: Tensor, tile: Tile | None = None) -> Tensor:
@@ -206,7 +213,7 @@ class Write(nn.Module):
         if self.form == "fused" and uses_kernels(x):
             from gaugelasso.kernels.gpu import products
 
-            return products.product_write_(
+            x = products.product_write_(
                 x,
                 h,
                 self.maps(),
@@ -214,10 +221,17 @@ class Write(nn.Module):
                 first=self.first,
                 tile=tile or applies(self.tile, len(x)),
             )
+            if self.bias is None:  # the kernel has none
+                return x
+            return x.index_add_(1, self.sites, self.bias[: len(self.sites)].expand(len(x), -1))
         if self.form == "window":
-            x[:, self.start : self.stop].addmm_(h, self.maps())
+            written = x[:, self.start : self.stop].addmm_(h, self.maps())
+            if self.bias is not None:
+                written += self.bias
             return x
         u = h @ self.maps()
+        if self.bias is not None:
+            u = u + self.bias
         if self.form == "spread":
             return x + nn.functional.pad(u, (0, 1)).index_select(1, self.sites)
         return x.index_add_(1, self.sites, u[:, : len(self.sites)])

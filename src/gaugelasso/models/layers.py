@@ -70,24 +70,30 @@ class Extractor(nn.Module):
 
 
 class Injector(nn.Module):
-    """x[t_j] += u_j; the scale is folded into the map that computes u."""
+    """x[t_j] += u_j + scale_j bias_j; the scale is already folded into the map that computes u.
+
+    The bias is there with `bias` alone.
+    """
 
     sites: Tensor
 
-    def __init__(self, sites: tuple[int, ...]):
+    def __init__(self, sites: tuple[int, ...], bias: bool = False):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(len(sites)))
+        self.bias = nn.Parameter(torch.zeros(len(sites))) if bias else None
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        if self.bias is not None:
+            u = kernels.add_bias(u, [self.scale * self.bias])
         return kernels.write(x, self.sites, u)
 
-    @staticmethod
-    def axis(owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
-        """The outputs of an operator: side A is the maps that compute them, side B the scale."""
+    def axis(self, owner: str, kind: str, maps: tuple[Slot, ...]) -> Axis:
+        """The outputs of an operator: side A is what computes them, side B the scale."""
         scale, sites = Slot(f"{owner}.write.scale"), Slot(f"{owner}.write.sites")
+        side_a = maps if self.bias is None else (*maps, Slot(f"{owner}.write.bias"))
         name = f"{owner}.{kind}"
-        return Axis(name, kind, maps, (scale,), (sites,), owner=owner, growth="permutation")
+        return Axis(name, kind, side_a, (scale,), (sites,), owner=owner, growth="permutation")
 
 
 class Part(nn.Module):
@@ -163,7 +169,7 @@ class Embedding(Part):
         side_a = [Slot(f"{name}.table", 1)]
         if self.positions is not None:
             side_a.append(Slot(f"{name}.positions", 1))
-        return [Injector.axis(name, "d_e", tuple(side_a))]
+        return [self.write.axis(name, "d_e", tuple(side_a))]
 
     def fixed(self, name: str) -> list[Slot]:
         slots = [Slot(f"{name}.table", 0)]
@@ -192,7 +198,7 @@ class Embedding(Part):
 
 
 class Classifier(Part):
-    """Extractor and one linear map to the outputs."""
+    """Extractor and one linear map to the outputs; with `bias`, these have biases."""
 
     def __init__(
         self,
@@ -204,25 +210,31 @@ class Classifier(Part):
         eps: float = 0.0,
         by_token: bool = False,
         elementwise: bool = False,
+        bias: bool = False,
     ):
         super().__init__()
         self.elementwise = elementwise
         self.read = Extractor(sites, tied=tied, eps=eps, by_token=by_token)
         self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[D, N] -> [N, outputs]."""
         _, normalised = self.read(x)
         rows = kernels.project(normalised, self.read.gain, [self.out])
+        if self.bias is not None:
+            rows = kernels.add_bias(rows, [self.bias])
         outputs = self.out.shape[1]
         # A slice, even of all rows, costs a copy in the backward pass.
         return (rows if len(rows) == outputs else rows[:outputs]).T
 
     def axes(self, name: str) -> list[Axis]:
-        return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),))]
+        silences = self.bias is None
+        return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),), silences=silences)]
 
     def fixed(self, name: str) -> list[Slot]:
-        return [Slot(f"{name}.out", 1)]
+        out = Slot(f"{name}.out", 1)
+        return [out] if self.bias is None else [out, Slot(f"{name}.bias")]
 
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.elementwise else {f"{name}.out": 1}

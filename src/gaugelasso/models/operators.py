@@ -30,7 +30,9 @@ class Operator(Part):
 class Attention(Operator):
     """Multi-head attention with grouped keys; with RoPE by pairs if the spec has frequencies.
 
-    With `bias`, queries, keys and values have biases, which lie on the axes of their channels.
+    With `bias`, queries, keys and values have biases, which lie on the axes of their channels. Keys
+    have them with RoPE alone: otherwise such a bias adds the same to all scores of a query, which
+    the softmax cancels. With `write_bias`, what is written has biases.
     """
 
     frequencies: Tensor
@@ -49,6 +51,7 @@ class Attention(Operator):
         eps: float = 0.0,
         by_token: bool = False,
         bias: bool = False,
+        write_bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -71,15 +74,18 @@ class Attention(Operator):
             self.register_parameter(f"{leaf}_bias", nn.Parameter(torch.zeros(shape)))
         if spec.frequencies is not None:
             self.register_buffer("frequencies", torch.tensor(spec.frequencies))
-        self.write = Injector(spec.writes)
+        self.write = Injector(spec.writes, write_bias)
 
     @property
     def _biased(self) -> tuple[str, ...]:
-        return ("query", "key", "value") if self.has_bias else ()
+        if not self.has_bias:
+            return ()
+        return ("query", "key", "value") if self.rope else ("query", "value")
 
     def biases(self) -> list[Tensor]:
-        """Of queries, keys and values, shaped as one row of their maps; none without `bias`."""
-        return [self.get_parameter(f"{leaf}_bias") for leaf in self._biased]
+        """Of queries, keys and values, shaped as one row of their maps; for models with `bias`."""
+        key = self.key_bias if self.rope else self.key.new_zeros(self.key.shape[1:])
+        return [self.query_bias, key, self.value_bias]
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
         x, q, k, v = self.project_qkv(x, batch)
@@ -110,12 +116,13 @@ class Attention(Operator):
         reads = tuple(Slot(f"{name}.{leaf}") for leaf in ("query", "key", "value"))
 
         def channels(leaf: str, dim: int) -> tuple[Slot, ...]:
-            bias = (Slot(f"{name}.{leaf}_bias", dim - 1),) if self.has_bias else ()
+            bias = (Slot(f"{name}.{leaf}_bias", dim - 1),) if leaf in self._biased else ()
             return (Slot(f"{name}.{leaf}", dim), *bias)
 
+        silences = self.write.bias is None
         return [
             # With a bias of the values, an operator without inputs still writes a constant.
-            Extractor.axis(name, "d_ai", reads, silences=not self.has_bias),
+            Extractor.axis(name, "d_ai", reads, silences=silences and not self.has_bias),
             Axis(
                 f"{name}.d_k",
                 "d_k",
@@ -132,18 +139,20 @@ class Attention(Operator):
                 channels("value", 2),
                 (Slot(f"{name}.out", 1),),
                 owner=name,
+                silences=silences,
                 growth="linear",
             ),
-            Injector.axis(name, "d_ao", (Slot(f"{name}.out", 2),)),
+            self.write.axis(name, "d_ao", (Slot(f"{name}.out", 2),)),
         ]
 
     def fixed(self, name: str) -> list[Slot]:
-        slots = [Slot(f"{name}.{leaf}", 1) for leaf in ("query", "key", "value")]
+        dims = [(leaf, 1) for leaf in ("query", "key", "value")]
         if self.rope:
-            slots += [Slot(f"{name}.{leaf}", 2) for leaf in ("query", "key")]
+            dims += [("query", 2), ("key", 2)]
+        slots = [Slot(f"{name}.{leaf}", dim) for leaf, dim in dims]
         # A bias has the dims of its map, without that of the inputs.
-        if self.has_bias:
-            slots += [Slot(f"{slot.tensor}_bias", slot.dim - 1) for slot in slots]
+        biased = [(leaf, dim) for leaf, dim in dims if leaf in self._biased]
+        slots += [Slot(f"{name}.{leaf}_bias", dim - 1) for leaf, dim in biased]
         return [*slots, Slot(f"{name}.out", 0)]
 
     def matrices(self, name: str) -> dict[str, int]:
@@ -193,7 +202,7 @@ class Attention(Operator):
 
 
 class SwiGLU(Operator):
-    """down(up(y) * silu(gate(y)))."""
+    """down(up(y) * silu(gate(y))); with `write_bias`, what is written has biases."""
 
     def __init__(
         self,
@@ -204,6 +213,7 @@ class SwiGLU(Operator):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        write_bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
@@ -212,7 +222,7 @@ class SwiGLU(Operator):
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
-        self.write = Injector(spec.writes)
+        self.write = Injector(spec.writes, write_bias)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
         x, normalised = self.read(x)
@@ -220,8 +230,10 @@ class SwiGLU(Operator):
         return self.write(x, kernels.deliver(kernels.swiglu(both), self.down, self.write.scale))
 
     def axes(self, name: str) -> list[Axis]:
+        silences = self.write.bias is None
+        maps = Slot(f"{name}.up"), Slot(f"{name}.gate")
         return [
-            Extractor.axis(name, "d_mi", (Slot(f"{name}.up"), Slot(f"{name}.gate"))),
+            Extractor.axis(name, "d_mi", maps, silences=silences),
             Axis(
                 f"{name}.d_f",
                 "d_f",
@@ -229,9 +241,10 @@ class SwiGLU(Operator):
                 (Slot(f"{name}.down"),),
                 (Slot(f"{name}.gate", 1),),
                 owner=name,
+                silences=silences,
                 growth="permutation",
             ),
-            Injector.axis(name, "d_mo", (Slot(f"{name}.down", 1),)),
+            self.write.axis(name, "d_mo", (Slot(f"{name}.down", 1),)),
         ]
 
     def matrices(self, name: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ _LARGEST = 2**40
 # Keys that structures of earlier versions do not have, and what their absence means.
 _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
-    "head_step": "matrix",
+    "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """One SwiGLU operator with `filters` hidden channels."""
+    """One MLP with `filters` hidden channels; `TransformerSpec.mlp` says of which kind."""
 
     depth: int
     reads: tuple[int, ...]
@@ -73,9 +73,11 @@ class TransformerSpec:
     it. `inputs` is the vocabulary (tokens) or the patch size (patches, masked or not);
     `outputs` the classes or pixels. `layers` is the initial depth. `norm` is "slow" or
     "tied" (the paper's prescaled RMS); `eps` is added to what it takes the root of.
-    With `attention_bias`, queries, keys and values have biases.
+    `mlp` is "swiglu", or "gelu" or "gelu_tanh": a GELU between two maps, with biases of its hidden
+    channels. With `attention_bias`, queries, keys and values have biases; with `write_bias`, what
+    operators write; with `head_bias`, the outputs.
 
-    The last three change no output. They say how compression treats the model:
+    The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
       that each "token" has normalised; the latter follow under pressure alone
     - `unseen_rows`: rows of the token table that a batch does not use are "pressed" or "held"
@@ -99,6 +101,9 @@ class TransformerSpec:
     norm_energy: Literal["batch", "token"] = "batch"
     unseen_rows: Literal["pressed", "held"] = "pressed"
     head_step: Literal["matrix", "elementwise"] = "matrix"
+    mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    write_bias: bool = False
+    head_bias: bool = False
 
     @classmethod
     def uniform(
@@ -209,7 +214,7 @@ class TransformerSpec:
         for op in self.operators:
             reads, writes = len(op.reads), len(op.writes)
             if isinstance(op, MlpSpec):
-                total += (2 * reads + writes) * op.filters
+                total += ((1 + (self.mlp == "swiglu")) * reads + writes) * op.filters
             else:
                 keys = op.keys if op.frequencies is None else 2 * op.keys
                 total += reads * (op.heads + op.kv_heads) * keys

@@ -1,6 +1,6 @@
 """A transformer whose layers may all have different widths, built from a spec.
 
-Embedding -> attention and SwiGLU of each depth, unless removed -> classifier, around one
+Embedding -> attention and MLP of each depth, unless removed -> classifier, around one
 residual stream of sites. Provides the axis table; contains no training.
 """
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Operation, Slot
+from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.layers import STREAM, Classifier, Embedding, Part
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
-from gaugelasso.models.spec import AttentionSpec, SpecError, TransformerSpec
+from gaugelasso.models.spec import AttentionSpec, OperatorSpec, SpecError, TransformerSpec
 
 
 class Transformer(Compressible):
@@ -42,17 +43,16 @@ class Transformer(Compressible):
         )
         self.operators = nn.ModuleDict()
         for op in spec.operators:
-            common: dict[str, Any] = {**norm, "shrink": shrink, "generator": generator}
-            self.operators[op.name] = (
-                Attention(op, causal=spec.causal, bias=spec.attention_bias, **common)
-                if isinstance(op, AttentionSpec)
-                else SwiGLU(op, **common)
-            )
+            common: dict[str, Any] = {
+                **norm, "shrink": shrink, "generator": generator, "write_bias": spec.write_bias
+            }  # fmt: skip
+            self.operators[op.name] = _operator(op, spec, common)
         self.classifier = Classifier(
             spec.classify,
             spec.outputs,
             generator=generator,
             elementwise=spec.head_step == "elementwise",
+            bias=spec.head_bias,
             **norm,
         )
 
@@ -130,10 +130,15 @@ class Transformer(Compressible):
         )
 
     def set_context_(self, length: int) -> None:
-        """Set the most positions of a sequence, over which work per token is a mean."""
-        spec = self.initial_spec
-        if spec.positions and length != spec.length:
-            raise SpecError(f"length = {length}: the model has {spec.length} learned positions")
+        """Set the most positions of a sequence, over which work per token is a mean.
+
+        Of learned positions of tokens, the first ones stay.
+        """
+        spec, learned = self.initial_spec, self.embedding.positions
+        if learned is not None and length != spec.length:
+            if length > spec.length or not self.embedding.tokens:
+                raise SpecError(f"length = {length}: the model has {spec.length} learned positions")
+            self.embedding.positions = nn.Parameter(learned.detach()[:length].clone())
         self.initial_spec = replace(spec, length=length)
 
     def structure(self) -> dict:
@@ -145,6 +150,14 @@ class Transformer(Compressible):
 
     def counts(self) -> dict[str, int]:
         return {"sites": len(self.sites), "operators": len(self.operators)}
+
+
+def _operator(op: OperatorSpec, spec: TransformerSpec, common: dict[str, Any]) -> Operator:
+    if isinstance(op, AttentionSpec):
+        return Attention(op, causal=spec.causal, bias=spec.attention_bias, **common)
+    if spec.mlp == "swiglu":
+        return SwiGLU(op, **common)
+    return GeluMlp(op, approximation="tanh" if spec.mlp == "gelu_tanh" else "none", **common)
 
 
 def same_network(one: TransformerSpec, other: TransformerSpec) -> bool:

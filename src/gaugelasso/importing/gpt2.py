@@ -1,0 +1,229 @@
+"""GPT-2 models: LayerNorm, biases, learned positions, and a GELU between the maps of an MLP.
+
+`layer_norm` says how a LayerNorm is represented. The bias of the keys has no effect and has no
+place: it adds the same to all scores of a query, which the softmax cancels.
+
+Refused by name: attention that is not scaled by the width of its heads alone, cross-attention,
+pruned heads, activations other than GELU.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gaugelasso.errors import UserError, errors_of
+from gaugelasso.importing.layer_norm import LayerNorm, write_bias_, write_centred_
+from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.importing.source import MASKS, Settings, Source
+from gaugelasso.importing.tensors import check_tensors, check_tied
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.gelu import GeluMlp
+from gaugelasso.models.operators import Attention
+from gaugelasso.runs.structures import check_fits_memory
+
+# A map and its bias.
+Maps = tuple[Tensor, Tensor]
+HEAD = "lm_head.weight"
+# The names that transformers has for GELU, and its two ways to compute it.
+GELU: Mapping[str, Literal["gelu", "gelu_tanh"]] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(
+        ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
+        "gelu_tanh",
+    ),
+}
+_REQUIRED: tuple[tuple[str, Any, str], ...] = (
+    ("scale_attn_weights", True, "attention without a scale"),
+    ("scale_attn_by_inverse_layer_idx", False, "attention scaled by the number of the layer"),
+    ("add_cross_attention", False, "cross-attention"),
+    ("pruned_heads", {}, "a model with pruned heads"),
+)
+# A mask adds at most this to scores that are not seen.
+_MASKED = -1e4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What settings say of a model."""
+
+    width: int
+    layers: int
+    heads: int
+    d_f: int
+    vocabulary: int
+    length: int
+    eps: float
+    mlp: Literal["gelu", "gelu_tanh"]
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """The tensors beside the layers, and those of a layer: inputs, outputs."""
+        d, f = self.width, self.d_f
+        ends = {
+            "wte.weight": (self.vocabulary, d),
+            "wpe.weight": (self.length, d),
+            "ln_f.weight": (d,),
+            "ln_f.bias": (d,),
+        }
+        layer: dict[str, tuple[int, ...]] = {}
+        for norm in ("ln_1", "ln_2"):
+            layer |= {f"{norm}.weight": (d,), f"{norm}.bias": (d,)}
+        maps = {
+            "attn.c_attn": (d, 3 * d),
+            "attn.c_proj": (d, d),
+            "mlp.c_fc": (d, f),
+            "mlp.c_proj": (f, d),
+        }
+        for name, shape in maps.items():
+            layer |= {f"{name}.weight": shape, f"{name}.bias": shape[1:]}
+        return ends, layer
+
+    def spec(self) -> TransformerSpec:
+        d_k = self.width // self.heads
+        spec = TransformerSpec.uniform(
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            d_k=d_k,
+            d_v=d_k,
+            d_f=self.d_f,
+            length=self.length,
+            inputs=self.vocabulary,
+            outputs=self.vocabulary,
+            rope=False,
+            positions=True,
+            eps=self.eps,
+        )
+        return replace(spec, mlp=self.mlp, attention_bias=True, write_bias=True, head_bias=True)
+
+
+def from_folder(source: Source) -> Transformer:
+    """The model of a Hugging Face folder with the architecture GPT2LMHeadModel."""
+    sizes = _sizes(source.settings)
+    tied = source.settings.switch("tie_word_embeddings", True)
+    # The first checkpoints of GPT-2 were saved without the name of the model in the model.
+    prefix = "transformer." if "transformer.wte.weight" in source.shapes else ""
+    # The shapes first: they bound what is built by what the file really holds.
+    _check_tensors(source, sizes, prefix, tied)
+    with errors_of(source.settings.path):
+        spec = for_pretrained(sizes.spec())
+    check_fits_memory(spec, source.path)
+    model = Transformer(spec)
+    _fill_(model, source, prefix, tied)
+    return model
+
+
+def _sizes(config: Settings) -> Sizes:
+    for key, value, why in _REQUIRED:
+        config.require(key, (value,), why)
+    activation = config.table.get("activation_function") or "gelu_new"
+    if not isinstance(activation, str) or activation not in GELU:
+        names = ", ".join(map(repr, GELU))
+        raise config.error("activation_function", f"only {names} can be imported")
+    width, heads = config.whole("n_embd"), config.whole("n_head")
+    if width % heads:
+        raise config.error("n_head", f"must divide n_embd = {width}")
+    return Sizes(
+        width=width,
+        layers=config.whole("n_layer"),
+        heads=heads,
+        d_f=config.whole("n_inner", 4 * width),
+        vocabulary=config.whole("vocab_size"),
+        length=config.whole("n_positions"),
+        eps=config.number("layer_norm_epsilon", 1e-5),
+        mlp=GELU[activation],
+    )
+
+
+def _check_tensors(source: Source, sizes: Sizes, prefix: str, tied: bool) -> None:
+    """UserError unless the source has just the tensors that the sizes call for."""
+    ends, layer = sizes.shapes()
+
+    def expected() -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from ((prefix + name, shape) for name, shape in ends.items())
+        if not tied:
+            yield HEAD, (sizes.vocabulary, sizes.width)
+        for depth in range(sizes.layers):
+            yield from ((f"{prefix}h.{depth}.{name}", shape) for name, shape in layer.items())
+
+    masks = [name for name in source.shapes if name.endswith(MASKS)]
+    check_tensors(source, expected(), [*masks, HEAD] if tied else masks)
+    for name in masks:
+        _check_mask(source, name, sizes.length)
+    if tied:
+        check_tied(source, HEAD, f"{prefix}wte.weight")
+
+
+def _check_mask(source: Source, name: str, length: int) -> None:
+    """UserError unless a mask is causal. Earlier versions of transformers saved it."""
+    shape = source.shapes[name]
+    if name.endswith(".masked_bias"):
+        causal = shape == () and bool(source.read(name) <= _MASKED)
+    else:
+        causal = shape == (1, 1, length, length)
+        if causal:
+            mask = source.read(name)[0, 0]
+            causal = torch.equal(mask, torch.ones_like(mask).tril())
+    if not causal:
+        raise UserError(f"{str(source.path)!r}: tensor {name[:100]!r} is not a causal mask")
+
+
+@torch.no_grad()
+def _fill_(model: Transformer, source: Source, prefix: str, tied: bool) -> None:
+    def read(name: str) -> Tensor:
+        return source.read(name).double()
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(read(f"{name}.weight"), read(f"{name}.bias"))
+
+    def maps(name: str) -> Maps:
+        return read(f"{name}.weight"), read(f"{name}.bias")
+
+    table = read(f"{prefix}wte.weight")
+    write_centred_(model.embedding.table, table)
+    assert model.embedding.positions is not None
+    write_centred_(model.embedding.positions, read(f"{prefix}wpe.weight"))
+    for depth in range(model.initial_spec.layers):
+        attention, mlp = (model.operators[f"{kind}_{depth}"] for kind in ("attention", "mlp"))
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, GeluMlp)
+        layer = f"{prefix}h.{depth}"
+        _fill_attention_(
+            attention,
+            norm(f"{layer}.ln_1"),
+            maps(f"{layer}.attn.c_attn"),
+            maps(f"{layer}.attn.c_proj"),
+        )
+        _fill_mlp_(
+            mlp, norm(f"{layer}.ln_2"), maps(f"{layer}.mlp.c_fc"), maps(f"{layer}.mlp.c_proj")
+        )
+    last = norm(f"{prefix}ln_f")
+    head = table if tied else read(HEAD)
+    model.classifier.read.gain.copy_(last.gain)
+    model.classifier.out.copy_(head.T)
+    assert model.classifier.bias is not None
+    model.classifier.bias.copy_(last.bias_after(head.T))
+
+
+def _fill_attention_(attention: Attention, norm: LayerNorm, joined: Maps, out: Maps) -> None:
+    """`joined` are queries, keys and values side by side."""
+    attention.read.gain.copy_(norm.gain)
+    bias = norm.bias_after(*joined)
+    leaves = (attention.query, attention.key, attention.value)
+    for leaf, values in zip(leaves, joined[0].chunk(3, dim=1), strict=True):
+        leaf.copy_(values.view(leaf.shape))
+    query_bias, _, value_bias = bias.chunk(3)
+    attention.query_bias.copy_(query_bias.view(attention.query_bias.shape))
+    attention.value_bias.copy_(value_bias.view(attention.value_bias.shape))
+    write_centred_(attention.out, out[0])
+    write_bias_(attention.write, out[1])
+
+
+def _fill_mlp_(mlp: GeluMlp, norm: LayerNorm, up: Maps, down: Maps) -> None:
+    mlp.read.gain.copy_(norm.gain)
+    mlp.up.copy_(up[0])
+    mlp.up_bias.copy_(norm.bias_after(*up))
+    write_centred_(mlp.down, down[0])
+    write_bias_(mlp.write, down[1])
