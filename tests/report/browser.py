@@ -113,8 +113,8 @@ class Browser:
 def browser(profile: Path) -> Iterator[Browser]:
     """A browser with an empty profile folder; ended at the end."""
     assert CHROMIUM, (
-        "chromium is not installed: apt install chromium, or set GAUGELASSO_NO_BROWSER=1 to leave "
-        "out the tests of the page"
+        "chromium is not installed: apt install chromium, or unset GAUGELASSO_BROWSER to skip the "
+        "tests of the page"
     )
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
