@@ -147,6 +147,7 @@ def test_the_report_reads_run_folders_only() -> None:
         f"gaugelasso.{name}"
         for name in (
             "errors",
+            "runs.command",
             "runs.folder",
             "runs.reading",
             "runs.writing",

@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gaugelasso.runs.environment import command
+from gaugelasso.runs.command import command
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from gaugelasso.report.arms import arms_table
 from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
-from gaugelasso.runs.environment import command
+from gaugelasso.runs.command import command
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms, parse_seeds
 from gaugelasso.sweeps.cluster import Cluster, parse_settings

@@ -14,7 +14,7 @@ from gaugelasso.report.compare import TEST, TESTED, Comparison, Member
 from gaugelasso.report.methods import conditions
 from gaugelasso.report.results import origin_of, run_result
 from gaugelasso.report.run import Run
-from gaugelasso.runs.environment import command
+from gaugelasso.runs.command import command
 
 
 def compare_results(found: Comparison) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 import datetime
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy
 import torch
 
 from gaugelasso.kernels.hardware import hardware
+from gaugelasso.runs.command import command
 from gaugelasso.version import __version__
 
 
@@ -30,21 +29,6 @@ def environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }
-
-
-def command() -> str:
-    """Return the command line of this process, as one would type it."""
-    spec, given = getattr(sys.modules["__main__"], "__spec__", None), sys.argv[:1] or [""]
-    program = Path(given[0])
-    if given[0] in ("", "-c") or program.stem == "ipykernel_launcher":
-        return "python"  # its code is not known
-    if program.stem == "gaugelasso" or (spec and spec.name == "gaugelasso.__main__"):
-        words = ["gaugelasso"]
-    elif spec:
-        words = ["python", "-m", spec.name.removesuffix(".__main__")]
-    else:
-        words = ["python", given[0]]
-    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

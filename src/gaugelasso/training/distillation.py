@@ -6,11 +6,10 @@ more about each token than the one token that follows.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel, Folder
-from gaugelasso.models import Transformer
 from gaugelasso.training.evaluation import autocast
 
 
@@ -21,10 +20,10 @@ class Distillation:
     entropy, so it is of the size of the loss. Else it is the squared error to the teacher's values.
     """
 
-    def __init__(self, teacher: Transformer, config: Config, device: str):
+    def __init__(self, teacher: nn.Module, over_tokens: bool, config: Config, device: str):
         self._teacher, self._share = teacher.to(device).eval(), config.train.distill
         self._teacher.requires_grad_(False)
-        self._over_tokens = teacher.initial_spec.input_kind == "tokens"
+        self._over_tokens = over_tokens
         self._config, self._device = config, device
 
     def minimised(self, inputs: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
@@ -45,4 +44,5 @@ def distillation_of(config: Config, device: str) -> Distillation | None:
         model = BaseModel(Folder(train.teacher, "train.teacher")).resolved(config.task)
     if not train.distill or not isinstance(model, BaseModel):
         return None
-    return Distillation(model.build(config.task, 0), config, device)
+    over_tokens = model.base.spec.input_kind == "tokens"
+    return Distillation(model.build(config.task, 0), over_tokens, config, device)

@@ -22,6 +22,7 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolder
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import describe
+from gaugelasso.runs.training_work import entry_of
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
 from gaugelasso.training.resume import FORMER, check_same_profile
@@ -186,7 +187,7 @@ class RunRecorder(FolderLog):
         held_step = None if held_at is None else self.pilot.memory.step_of(held_at)
         numbers = self.pilot.numbers() | {"held_at": held_step}
         found = summary(about, compressor, record, numbers, outcome)
-        self.folder.write("summary.json", found)
+        self.folder.write("summary.json", found | entry_of(found))
         self.folder.close()
 
 
