@@ -8,8 +8,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# One process more than there are cores, as tests also wait for disks and for each other's processes.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+# One process for each core: a third on two cores imports torch once more and gains nothing, because
+# the checks run beside the tests.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
 
 .PHONY: demo test docs kernels tables torture lint format clean wheel
 
