@@ -45,15 +45,6 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
-# Tests that wait for other processes most of the time.
-_WAITING = ("tests/distributed/test_lost.py", "tests/sweeps/")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait come first: lint and types run beside the first tests, and use the cores."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_WAITING))
-
-
 def pytest_collection_finish() -> None:
     """One thread, because the tensors are tiny.
 
