@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
@@ -20,23 +18,11 @@ from gaugelasso.compress.harm import Harm, levels
 from gaugelasso.compress.harm_event import DOMINATES
 from gaugelasso.compress.ranking import Ranking
 from gaugelasso.errors import UserError
-from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.tasks import Draw, Retrieval
+from gaugelasso.models import Transformer
+from tests.compress.small_retrieval import loss, model
 from tests.tiny_runs import assert_same_run, finished, killed, rows, start
 
-TASK = Retrieval(vocabulary=16, modulus=3, length=12)
 RUN: dict[str, Any] = {"compress__removal": "harm"}
-
-
-def model(**settings: Any) -> Transformer:
-    sizes = {"width": 12, "layers": 2, "heads": 2, "d_k": 6, "d_v": 5, "d_f": 16}
-    ends = {"length": TASK.length, "inputs": TASK.inputs, "outputs": TASK.outputs}
-    return Transformer(TransformerSpec.uniform(**(sizes | ends | settings)), seed=1).double()
-
-
-def loss(network: Transformer, step: int = 0) -> Tensor:
-    inputs, targets = TASK.batch(8, Draw(1, step, 0), "cpu")
-    return F.cross_entropy(network(inputs).flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
 def compressor(network: Transformer | None = None, **options: Any) -> Compressor:

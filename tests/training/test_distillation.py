@@ -1,12 +1,14 @@
 """Distillation from the original, and what a config with pretrained weights means."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gaugelasso.bench.measure import _step as measured_step
 from gaugelasso.bench.measure import work_per_token
 from gaugelasso.config import Config, load_config
 from gaugelasso.config.auto import DISTILL, PRETRAINED_RATE
@@ -156,6 +158,14 @@ def test_nothing_to_distill_from(tmp_path: Path) -> None:
 def test_a_teacher_that_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"train\.teacher = 'gone': no such folder"):
         step_of(config(home, monkeypatch, train__teacher="gone"))
+
+
+def test_a_step_is_timed_without_its_teacher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = config(home, monkeypatch, train__distill=0.5)
+    gone = replace(found, train=replace(found.train, teacher="gone"))
+    step = measured_step(gone, lambda: found.model.build(found.task, 0), "cpu")
+    step()
+    assert float(step.loss) > 0
 
 
 def test_a_run_reaches_its_work(

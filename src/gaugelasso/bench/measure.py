@@ -89,8 +89,7 @@ def bench_step(
         rounded = dataclasses.replace(config, compress=compress)
     step = _step(rounded, build, device)
     graph = device.startswith("cuda") and config.train.graph
-    compressor = step.compressor
-    alone = GraphedStep(step.plain, graph)
+    compressor, alone = step.compressor, GraphedStep(step.plain, graph)
     for _ in range(2 if graph else 1):  # eager first, then captured as a graph
         alone()
     del alone  # frees the memory of the captured graph
@@ -127,7 +126,9 @@ def bench_step(
 
 
 def _step(config: Config, build: Build, device: str) -> TrainingStep:
-    step = TrainingStep(build().to(device), config, device)
+    # Of the model alone: a teacher may be gone.
+    train = dataclasses.replace(config.train, distill=0.0, teacher="")
+    step = TrainingStep(build().to(device), dataclasses.replace(config, train=train), device)
     # A tiny learning rate: hundreds of repetitions must not change the weights much.
     step.compressor.set_lr_(1e-6)
     return step

@@ -73,7 +73,7 @@ class Ranking:
         return -math.inf if decision is None else self._state.work_after(decision)
 
     def number_to(self, target: float) -> int:
-        """About the fewest drops that bring the work to `target`, at most all of them.
+        """About the fewest drops that bring the work to `target`, at most all that are possible.
 
         The sum of prices is a first guess: what two drops save together is less than that.
         """
@@ -87,4 +87,4 @@ class Ranking:
                 low, guess = middle, int(1.1 * middle) + 1
             if not low < guess < high:
                 guess = (low + high) // 2
-        return high
+        return high if math.isfinite(self.work(high)) else low

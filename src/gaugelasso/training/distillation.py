@@ -40,9 +40,11 @@ class Distillation:
 def distillation_of(config: Config, device: str) -> Distillation | None:
     """That of a config, from train.teacher or the model of model.from; None if it has none."""
     model, train = config.model, config.train
+    if not train.distill:
+        return None
     if train.teacher:
         model = BaseModel(Folder(train.teacher, "train.teacher")).resolved(config.task)
-    if not train.distill or not isinstance(model, BaseModel):
+    if not isinstance(model, BaseModel):
         return None
     over_tokens = model.base.spec.input_kind == "tokens"
     return Distillation(model.build(config.task, 0), over_tokens, config, device)
