@@ -16,7 +16,8 @@ Methods, each with the same tokens, rate, schedule, and distillation from the or
 
 A row has method, seed, ratio, fma, bytes, bits_per_byte on the first --tokens of the validation
 text, tokens and seconds; a row of the same method, seed and ratio is replaced. The first row is
-that of the original. A run that was stopped goes on.
+that of the original. A run that was stopped goes on. --prompts names a file that gets the most
+likely continuations of ten prompts, for people to read.
 """
 
 import argparse
@@ -41,17 +42,32 @@ from gaugelasso.config.imported import imported_config
 from gaugelasso.config.plain import plain
 from gaugelasso.files import tokenizer
 from gaugelasso.importing.folder import write_model
+from gaugelasso.inference import InferenceModel, Sampling, generate
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
-from gaugelasso.tasks import Draw
+from gaugelasso.tasks import Draw, Tokens
 from gaugelasso.training.evaluation import autocast, choose_device, predictor
 from gaugelasso.training.trainer import Trainer
 
 METHODS = ("original", "plain", "harm", "pressure", "layers", "magnitude")
 # Batches that block influence is measured on.
 BATCHES = 8
+# Beginnings of texts, half of them of the kind that the models are trained on, and half not.
+PROMPTS = (
+    "The old man put down his hat and said that",
+    "It was late in the evening when the carriage",
+    "She opened the letter, and",
+    "The river runs through the valley, where",
+    "For many years the captain had",
+    "The capital of France is",
+    "Water boils at",
+    "The three most important things when you learn a language are",
+    "A computer program consists of",
+    "If you add two and three, you get",
+)
+CONTINUED = 40  # tokens
 
 
 def fma_of(model: Transformer) -> float:
@@ -240,6 +256,26 @@ def measured(
     }
 
 
+@torch.inference_mode()
+def continuations(model: Transformer, base: Path, device: str) -> list[str]:
+    """The prompts, each with what the model says is most likely to follow."""
+    reader = Tokens(tokenizer=str(base), vocabulary=model.spec().inputs).reader
+    served = InferenceModel(model.to(device).eval())
+    starts = [reader.encode([prompt])[0].tolist() for prompt in PROMPTS]
+    made = generate(served, starts, CONTINUED, sampling=Sampling(temperature=0.0))
+    whole = [[*start, *tokens] for start, tokens in zip(starts, made, strict=True)]
+    return [bytes(reader.decode(tokens)).decode(errors="replace") for tokens in whole]
+
+
+def write_prompts(given: argparse.Namespace, name: str, model: Transformer, device: str) -> None:
+    """Add the continuations of a model to the file of all."""
+    path: Path = given.prompts
+    known = json.loads(path.read_text())["models"] if path.exists() else {}
+    known[name] = continuations(model, given.base, device)
+    make_folder(path.parent)
+    write_json(path, {**environment(device), "prompts": list(PROMPTS), "models": known})
+
+
 def write_row(given: argparse.Namespace, row: dict[str, Any], device: str) -> None:
     """Add a row to the results; one of the same method, seed and ratio is replaced."""
     path: Path = given.results
@@ -268,6 +304,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, help="file of continuations, to be added to")
     given = parser.parse_args()
     device, began = choose_device(given.device), time.perf_counter()
     original = load_model(given.base)
@@ -277,6 +314,8 @@ def main() -> None:
     if given.method == "original":
         row |= {"seed": 0, "ratio": 1.0, "tokens": 0, "seconds": 0.0}
         write_row(given, row | measured(original, given.base, given, device), device)
+        if given.prompts:
+            write_prompts(given, "original", original, device)
         return
     if given.out is None:
         parser.error(f"--method {given.method} needs --out")
@@ -290,6 +329,8 @@ def main() -> None:
     found = load_model(run)
     assert isinstance(found, Transformer)
     write_row(given, row | measured(found, given.base, given, device), device)
+    if given.prompts:
+        write_prompts(given, f"{given.method}, {row['ratio']:g} times less", found, device)
 
 
 if __name__ == "__main__":
