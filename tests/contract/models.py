@@ -181,12 +181,12 @@ def has_norms(case: Case) -> bool:
 @functools.cache
 def table_of(case: Case) -> AxisTable:
     """The table of the case's model as it is made."""
-    return _made(case).axis_table()
+    return made(case).axis_table()
 
 
 def make(case: Case) -> Any:
     """The case's model, in eval mode, free to be changed."""
-    return clone(_made(case))
+    return clone(made(case))
 
 
 def clone(model: Compressible, share_tensors: bool = False) -> Any:
@@ -225,7 +225,8 @@ def _is_frozen(value: Any) -> bool:
 
 
 @functools.cache
-def _made(case: Case) -> Compressible:
+def made(case: Case) -> Any:
+    """The case's model, in eval mode, which nothing may change."""
     model = case.row.build(random.Random(case.seed)).double().eval()
     generator = torch.Generator().manual_seed(case.seed)
     _roughen_(model, generator)
@@ -293,9 +294,7 @@ def difference(new: Tensor, old: Tensor) -> float:
 
 
 @torch.no_grad()
-def silence_(
-    model: Compressible, keeps: dict[str, Tensor], table: AxisTable | None = None
-) -> None:
+def silence_(model: Compressible, keeps: dict[str, Tensor], table: AxisTable | None = None) -> None:
     """Zero the indices that are to go: both sides, and their share of the normalisers."""
     table, tensors = table or model.axis_table(), named_tensors(model)
     shares = {norm.weight for norm in table.norms}
@@ -326,5 +325,3 @@ def sliced(tensor: Tensor, name: str, table: AxisTable, keeps: dict[str, Tensor]
             if slot.tensor == name:
                 tensor = tensor.movedim(slot.dim, 0)[keeps[axis.name]].movedim(0, slot.dim)
     return tensor
-
-

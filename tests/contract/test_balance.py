@@ -63,8 +63,8 @@ def test_balance_balances(case: Case, rounded: bool, sweeps: int, bound: float) 
     model = make(case)
     table, tensors = table_of(case), named_tensors(model)
     worst = math.inf
-    for _ in range(0, sweeps, 3):
-        reference.balance_(table, tensors, sweeps=3, rounded=rounded)
+    for _ in range(3):
+        reference.balance_(table, tensors, sweeps=sweeps // 3, rounded=rounded)
         worst = max(float(values.max()) for values in imbalance(table, tensors).values())
         if worst < bound:
             break

@@ -30,7 +30,6 @@ from tests.contract.models import (
 )
 from tests.toys import exact
 
-
 WAYS: list[pricing.CostModel] = [*pricing.ACCOUNTINGS.values(), Memory(batch=3)]
 
 
