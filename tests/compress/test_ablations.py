@@ -25,7 +25,8 @@ TASK = Retrieval(vocabulary=12, modulus=3, length=8)
 # The rate is high and the target loose: what takes the paper 25,000 steps shows in 200.
 LR, INTERVAL, BATCH = 1e-2, 20, 16
 TARGET = 1.0
-WARMUP, STEPS = 100, 200
+# Most effects are large after the short time; those without Sinkhorn take the long one.
+WARMUP, SHORT, LONG = 100, 120, 200
 SEED = 1
 
 # One row each: what deviates from the baseline.
@@ -41,6 +42,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "one-sided": {"penalty": "one_sided", "sinkhorn_sweeps": 0},
     "one-sided, sinkhorn": {"penalty": "one_sided"},
 }
+# Those that others are compared with after the long time, and with them the baseline.
+LASTING = ("baseline", "no sinkhorn", "one-sided")
 
 
 @dataclass
@@ -64,13 +67,14 @@ class Loop:
             self.fmas.append(compressor.fma)
         return self
 
-    @property
-    def late_loss(self) -> float:
-        return statistics.mean(self.losses[-STEPS // 2 :])
+    def late_loss(self, steps: int) -> float:
+        return statistics.mean(self.losses[steps // 2 : steps])
 
-    @property
-    def mean_fma(self) -> float:
-        return statistics.mean(self.fmas)
+    def mean_fma(self, steps: int) -> float:
+        return statistics.mean(self.fmas[:steps])
+
+    def fma(self, steps: int) -> float:
+        return self.fmas[steps - 1]
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +126,7 @@ def branch(norm: str = "slow", **options: Any) -> Loop:
 
 @cache
 def arm(name: str) -> Loop:
-    return branch(**ARMS[name]).go(STEPS)
+    return branch(**ARMS[name]).go(LONG if name in LASTING else SHORT)
 
 
 def mean_imbalance(loop: Loop, *kinds: str) -> float:
@@ -143,7 +147,7 @@ def jumps(loop: Loop) -> list[float]:
 def test_the_baseline_compresses_and_holds_its_target() -> None:
     baseline = arm("baseline")
     assert baseline.compressor.fma < baseline.compressor.fma_initial / 2.5
-    assert baseline.late_loss < TARGET
+    assert baseline.late_loss(LONG) < TARGET
     # Only margin that is already there is spent.
     assert not any(rho and loss > TARGET for rho, loss in spending(baseline))
     assert max(jumps(baseline)) < 1e-4
@@ -186,16 +190,16 @@ def waste(loop: Loop) -> float:
 def test_sign_step_spends_gains_that_are_only_predicted() -> None:
     eager, careful = arm("sign step"), arm("baseline")
     assert any(rho and loss > TARGET for rho, loss in spending(eager))
-    assert eager.late_loss > careful.late_loss + 0.03
+    assert eager.late_loss(SHORT) > careful.late_loss(SHORT) + 0.03
 
 
 def test_a_wider_trust_drops_sooner_and_holds_the_target_too() -> None:
     narrow, wide, widest = (arm(name) for name in ("baseline", "trust 4", "trust 16"))
-    assert wide.mean_fma < 0.98 * narrow.mean_fma
-    assert widest.mean_fma < 0.9 * wide.mean_fma
+    assert wide.mean_fma(SHORT) < 0.98 * narrow.mean_fma(SHORT)
+    assert widest.mean_fma(SHORT) < 0.9 * wide.mean_fma(SHORT)
     for loop in (wide, widest):
-        assert loop.compressor.fma <= 1.02 * narrow.compressor.fma
-        assert loop.late_loss < TARGET
+        assert loop.fma(SHORT) <= 1.02 * narrow.fma(SHORT)
+        assert loop.late_loss(SHORT) < TARGET
 
 
 def test_a_tied_norm_makes_balance_a_shock() -> None:
@@ -203,7 +207,7 @@ def test_a_tied_norm_makes_balance_a_shock() -> None:
     tied, slow = arm("tied norm"), arm("baseline")
     assert max(jumps(tied)) > 0.2
     assert statistics.median(jumps(tied)) > 1000 * max(jumps(slow))
-    assert tied.compressor.fma > 1.5 * slow.compressor.fma
+    assert tied.fma(SHORT) > 1.5 * slow.fma(SHORT)
 
 
 # --- gauge-component ablation ----------------------------------------------------------
@@ -212,8 +216,8 @@ def test_a_tied_norm_makes_balance_a_shock() -> None:
 def test_a_one_sided_penalty_is_evaded() -> None:
     """Against the matched control: the symmetric penalty, also without Sinkhorn."""
     one, both = arm("one-sided"), arm("no sinkhorn")
-    assert one.mean_fma > 1.1 * both.mean_fma
-    assert one.compressor.fma > 1.05 * both.compressor.fma
+    assert one.mean_fma(LONG) > 1.1 * both.mean_fma(LONG)
+    assert one.fma(LONG) > 1.05 * both.fma(LONG)
 
 
 def test_a_one_sided_penalty_leaves_weight_on_the_other_side() -> None:
@@ -237,7 +241,7 @@ def test_a_one_sided_penalty_leaves_weight_on_the_other_side() -> None:
 def test_sinkhorn_balances_but_does_not_repair_a_one_sided_penalty() -> None:
     one, both = arm("one-sided, sinkhorn"), arm("baseline")
     assert mean_imbalance(one) < 0.2 * mean_imbalance(arm("one-sided"))
-    assert one.compressor.fma > 1.1 * both.compressor.fma
+    assert one.fma(SHORT) > 1.1 * both.fma(SHORT)
 
 
 def test_a_product_norm_does_not_restore_balance() -> None:

@@ -54,6 +54,8 @@ def solve_(
     # Newton, with the curvature taken by differences, goes on to rounding.
     weight, h = point.detach(), 1e-5
     for _ in range(5):
+        if gradient(weight).abs().max() < 1e-13:
+            break
         sides = [(gradient(weight + d), gradient(weight - d)) for d in h * torch.eye(len(store))]
         curvature = torch.stack([(up - down) / (2 * h) for up, down in sides])
         weight = weight - torch.linalg.solve(curvature, gradient(weight))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -158,6 +157,17 @@ CASES = [
 # For what only the built-in transformer has, such as a spec.
 TRANSFORMERS = [case for case in CASES if case.row.inputs is transformer_inputs]
 
+# For tests of every axis: a second seed would add nothing but sizes.
+FIRST = [case for case in CASES if case.seed == SEEDS[0]]
+
+
+def axis_names(case: Case) -> list[str]:
+    """Every axis of a case. At birth the second layer is like the first, and is left out.
+
+    A test goes through them by itself: model, table and output are then made once for all axes.
+    """
+    return [a.name for a in table_of(case).axes if case.dropped or "_1." not in a.name]
+
 
 def is_linked(case: Case) -> bool:
     """Whether the model has an axis that others reach through links, as a residual stream."""
@@ -171,12 +181,12 @@ def has_norms(case: Case) -> bool:
 @functools.cache
 def table_of(case: Case) -> AxisTable:
     """The table of the case's model as it is made."""
-    return _made(case).axis_table()
+    return made(case).axis_table()
 
 
 def make(case: Case) -> Any:
     """The case's model, in eval mode, free to be changed."""
-    return clone(_made(case))
+    return clone(made(case))
 
 
 def clone(model: Compressible, share_tensors: bool = False) -> Any:
@@ -215,7 +225,8 @@ def _is_frozen(value: Any) -> bool:
 
 
 @functools.cache
-def _made(case: Case) -> Compressible:
+def made(case: Case) -> Any:
+    """The case's model, in eval mode, which nothing may change."""
     model = case.row.build(random.Random(case.seed)).double().eval()
     generator = torch.Generator().manual_seed(case.seed)
     _roughen_(model, generator)
@@ -283,9 +294,9 @@ def difference(new: Tensor, old: Tensor) -> float:
 
 
 @torch.no_grad()
-def silence_(model: Compressible, keeps: dict[str, Tensor]) -> None:
+def silence_(model: Compressible, keeps: dict[str, Tensor], table: AxisTable | None = None) -> None:
     """Zero the indices that are to go: both sides, and their share of the normalisers."""
-    table, tensors = model.axis_table(), named_tensors(model)
+    table, tensors = table or model.axis_table(), named_tensors(model)
     shares = {norm.weight for norm in table.norms}
     for name, keep in keeps.items():
         axis = table[name]
@@ -314,14 +325,3 @@ def sliced(tensor: Tensor, name: str, table: AxisTable, keeps: dict[str, Tensor]
             if slot.tensor == name:
                 tensor = tensor.movedim(slot.dim, 0)[keeps[axis.name]].movedim(0, slot.dim)
     return tensor
-
-
-# Every axis of every row, as born and after drops; a second seed would add nothing but sizes.
-# At birth the second layer is like the first.
-AXES = [
-    pytest.param(case, axis.name, id=f"{case}-{axis.name}")
-    for case in CASES
-    if case.seed == SEEDS[0]
-    for axis in table_of(case).axes
-    if case.dropped or "_1." not in axis.name
-]

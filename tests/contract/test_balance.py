@@ -13,31 +13,33 @@ from gaugelasso.compress.gauge_factors import power_of_two
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.optim import CoupledOptimizer
 from tests.contract.models import (
-    AXES,
     CASES,
-    SEEDS,
+    FIRST,
     Case,
+    axis_names,
     difference,
     has_norms,
     imbalance,
     loss,
     make,
     output,
+    table_of,
 )
 from tests.toys import Toy, exact, gaussian
 
 
-@pytest.mark.parametrize(("case", "name"), AXES)
-def test_rescaling_one_axis_changes_no_output(case: Case, name: str) -> None:
-    model = make(case)
-    tensors, axis = named_tensors(model), model.axis_table()[name]
-    if not axis.gauge:
-        pytest.skip("the axis has no gauge freedom")
-    before = output(model, case)
-    generator = torch.Generator().manual_seed(case.seed)
-    uniform = torch.rand(width(axis, tensors), generator=generator, dtype=torch.float64)
-    reference.rescale_(axis, 10 ** (2 * uniform - 1), tensors)
-    assert difference(output(model, case), before) < 1e-10
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_rescaling_one_axis_changes_no_output(case: Case) -> None:
+    before = output(make(case), case)
+    free = [axis for axis in map(table_of(case).__getitem__, axis_names(case)) if axis.gauge]
+    assert free
+    for axis in free:
+        model = make(case)
+        tensors = named_tensors(model)
+        generator = torch.Generator().manual_seed(case.seed)
+        uniform = torch.rand(width(axis, tensors), generator=generator, dtype=torch.float64)
+        reference.rescale_(axis, 10 ** (2 * uniform - 1), tensors)
+        assert difference(output(model, case), before) < 1e-10, axis.name
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -46,22 +48,26 @@ def test_balance_changes_no_output(case: Case) -> None:
     for rounded in (False, True):
         model = make(case)
         before = output(model, case)
-        factors = reference.balance_(model.axis_table(), named_tensors(model), rounded=rounded)
+        factors = reference.balance_(table_of(case), named_tensors(model), rounded=rounded)
         assert max(float(c.log().abs().max()) for c in factors.values()) > 0.1
         assert difference(output(model, case), before) < 1e-10
     assert torch.equal(output(model, case), before)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.seed == SEEDS[0]], ids=str)
+@pytest.mark.parametrize("case", FIRST, ids=str)
 @pytest.mark.parametrize(
     ("rounded", "sweeps", "bound"), [(False, 30, 1e-3), (True, 6, math.log(2) + 1e-9)]
 )
 def test_balance_balances(case: Case, rounded: bool, sweeps: int, bound: float) -> None:
-    """To the last digit, or as near as powers of two come."""
+    """Within so many sweeps: to a thousandth, or as near as powers of two come."""
     model = make(case)
-    table, tensors = model.axis_table(), named_tensors(model)
-    reference.balance_(table, tensors, sweeps=sweeps, rounded=rounded)
-    worst = max(float(values.max()) for values in imbalance(table, tensors).values())
+    table, tensors = table_of(case), named_tensors(model)
+    worst = math.inf
+    for _ in range(3):
+        reference.balance_(table, tensors, sweeps=sweeps // 3, rounded=rounded)
+        worst = max(float(values.max()) for values in imbalance(table, tensors).values())
+        if worst < bound:
+            break
     assert worst < bound
 
 
@@ -91,7 +97,7 @@ def test_the_nearest_power_of_two() -> None:
 def test_an_anchor_changes_no_output(case: Case) -> None:
     """A normaliser with an eps is left alone: its level cannot be changed exactly."""
     model = make(case)
-    table, tensors = model.axis_table(), named_tensors(model)
+    table, tensors = table_of(case), named_tensors(model)
     state = {norm.gain: torch.ones_like(tensors[norm.gain]) for norm in table.norms}
     before, gains = output(model, case), {name: tensors[name].clone() for name in state}
     for norm in table.norms:
@@ -105,9 +111,9 @@ def test_an_anchor_changes_no_output(case: Case) -> None:
 def test_each_sweep_is_clipped(case: Case) -> None:
     model = make(case)
     tensors = named_tensors(model)
-    axis = model.axis_table().axes[0]
+    axis = table_of(case).axes[0]
     reference.rescale_(axis, torch.full((width(axis, tensors),), 1e6).double(), tensors)
-    factors = reference.balance_(model.axis_table(), tensors, sweeps=2, clip=8.0)
+    factors = reference.balance_(table_of(case), tensors, sweeps=2, clip=8.0)
     assert torch.equal(factors[axis.name], torch.full_like(factors[axis.name], 1 / 64))
 
 
@@ -118,9 +124,9 @@ def test_gradient_follows_balance_as_momentum_does(case: Case) -> None:
     loss(model, case).backward()
     momentum = {name: p.grad.clone() for name, p in model.named_parameters()}
     second = {name: gradient.square() for name, gradient in momentum.items()}
-    factors = reference.balance_(model.axis_table(), tensors)
+    factors = reference.balance_(table_of(case), tensors)
     for name, factor in factors.items():
-        reference.rescale_state_(model.axis_table()[name], factor, tensors, momentum, second)
+        reference.rescale_state_(table_of(case)[name], factor, tensors, momentum, second)
     model.zero_grad()
     loss(model, case).backward()
     for name, parameter in model.named_parameters():
@@ -158,7 +164,7 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     case: Case, clip: float, rounded: bool
 ) -> None:
     one, flat = make(case), make(case)
-    table, tensors = one.axis_table(), named_tensors(one)
+    table, tensors = table_of(case), named_tensors(one)
     optimizer = CoupledOptimizer(FlatStore(flat, table), table.matrices)
     generator = torch.Generator().manual_seed(case.seed)
     for state in (optimizer.momentum, optimizer.second):
@@ -196,7 +202,7 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
 def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
     """The factors that a sweep returns, applied one axis at a time, give the same tensors."""
     one, flat = make(case), make(case)
-    table, tensors = one.axis_table(), named_tensors(one)
+    table, tensors = table_of(case), named_tensors(one)
     store = FlatStore(flat, table)
     groups = Groups(table, named_tensors(flat), store)
     balance = gauge.Balance(table, named_tensors(flat), groups)
@@ -215,7 +221,7 @@ def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if has_norms(case)], ids=str)
 def test_slow_weights_of_all_normalisers_follow_as_each_would(case: Case, rate: float) -> None:
     one, flat = make(case), make(case)
-    table, tensors = one.axis_table(), named_tensors(one)
+    table, tensors = table_of(case), named_tensors(one)
     tensors[table.norms[0].gain].detach().zero_()
     named_tensors(flat)[table.norms[0].gain].detach().zero_()
     for norm in table.norms:

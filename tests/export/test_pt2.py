@@ -31,11 +31,12 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model = tiny(layers=1, rope=False, heads=2, kv_heads=2)
     model.remove_operator("mlp_0")
-    # Less time to compile: no vector instructions, no optimisation of the wrapper.
+    # Less time to compile: no vector instructions, no optimisation of the wrapper, no line tables.
     settings = {
         "cpp.simdlen": 1,
         "aot_inductor.precompile_headers": False,
         "aot_inductor.compile_wrapper_opt_level": "O0",
+        "aot_inductor.enable_line_tables": False,
     }
     with inductor.patch(settings):
         done = export(write_run(Path("runs/small"), model), "pt2", device="cpu")

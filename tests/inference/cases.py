@@ -1,7 +1,7 @@
 """The structures that inference is tested on: every row of the contract suite, and two more."""
 
 from gaugelasso.models import Transformer
-from tests.contract.models import TRANSFORMERS, Case, make, transformer
+from tests.contract.models import TRANSFORMERS, Case, made, make, transformer
 
 _MORE = [
     transformer("no_rope", rope=False, positions=True),
@@ -11,7 +11,7 @@ CASES = TRANSFORMERS + [Case(row, dropped, seed=0) for row in _MORE for dropped 
 
 
 def is_generative(case: Case) -> bool:
-    spec = make(case).initial_spec
+    spec = made(case).initial_spec
     return spec.causal and spec.input_kind == "tokens"
 
 

@@ -127,7 +127,7 @@ def test_a_text_may_be_longer_than_the_model(model: Transformer, prompt: list[in
     assert list(itertools.islice(tokens, 25)) == list(itertools.islice(expected, 25))
 
 
-def drawn(model: Transformer, count: int = 200, seed: int = 0, **options: float) -> list[int]:
+def drawn(model: Transformer, count: int = 60, seed: int = 0, **options: float) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens = sample(model, [1], generator=generator, **options)  # type: ignore[arg-type]
     return list(itertools.islice(tokens, count))

@@ -1,5 +1,6 @@
 """Checks of JSON data of unknown origin that is to become a dataclass of the structure."""
 
+import functools
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -16,6 +17,12 @@ class SpecError(UserError):
     """The structure is invalid, or the model cannot do what was requested."""
 
 
+@functools.cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of a class's fields; to read them takes longer than to check a structure."""
+    return typing.get_type_hints(cls)
+
+
 def checked_fields(
     what: str, cls: type, data: Any, optional: Collection[str] = (), skip: str | None = None
 ) -> dict[str, Any]:
@@ -26,7 +33,7 @@ def checked_fields(
     """
     if not isinstance(data, Mapping):
         raise SpecError(f"a {what} is a JSON object, not {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     names = [f.name for f in fields(cls)]
     for key in data:
         if key not in names:

@@ -7,9 +7,9 @@ may differ in all of them. Holds no weights.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
-from gaugelasso.models.json_fields import SpecError, checked_fields, shown
+from gaugelasso.models.json_fields import SpecError, checked_fields, hints_of, shown
 
 # Larger than any machine can hold, and small enough for an int64 tensor.
 _LARGEST = 2**40
@@ -167,7 +167,7 @@ class TransformerSpec:
         )
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
+        for name, hint in hints_of(TransformerSpec).items():
             if get_origin(hint) is Literal and (value := getattr(self, name)) not in get_args(hint):
                 names = ", ".join(get_args(hint))
                 raise SpecError(f"{name} = {shown(value)}: choose one of: {names}")
