@@ -27,16 +27,22 @@ from tests.tiny import TINY
 from tests.trust.children import _CONTEXT
 
 _ROOT = Path(__file__).parents[2]
-# Every step a row, so that every step's loss is compared; some drops are spared, some go.
+# Every step a row, so that every step's loss is compared. At a high rate some drops are spared,
+# some go, and an operator is removed, all within a dozen steps.
+STEPS = 16
 SETTINGS = (
     "train.accumulate=4",
     "train.threads=1",
     "train.log_every=1",
-    "train.steps=30",
-    "train.cooldown=5",
-    "train.checkpoint_every=7",
+    f"train.steps={STEPS}",
+    "train.warmup=2",
+    "train.cooldown=3",
+    "train.checkpoint_every=4",
     "train.rank_timeout=10",
-    "compress.drop_tolerance=0.003",
+    "compress.lr=0.08",
+    "compress.interval=3",
+    "compress.trust=3",
+    "compress.drop_tolerance=0.01",
 )
 CANONICAL = (*SETTINGS, "train.canonical=true")
 

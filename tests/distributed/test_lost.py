@@ -30,7 +30,7 @@ def assert_left(crews: Crews, name: str, fault: Fault, size: int, message: str) 
 
 
 def test_a_killed_rank_is_named_and_the_run_goes_on(crews: Crews) -> None:
-    fault = Fault("kill", 2, 17)
+    fault = Fault("kill", 2, 10)
     assert assert_left(crews, "killed", fault, 4, "rank 2 is gone") < 30
     assert_same_run(crews.home / "one", crews.finish("killed", 1, "--resume"))
 
@@ -38,13 +38,13 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(crews: Crews) -> None:
 def test_a_hanging_rank_is_given_up(tmp_path: Path) -> None:
     # Bounds every exchange of those that do not hang, too, on a machine that does much else.
     crews = Crews(tmp_path, (*CANONICAL, "train.rank_timeout=5"))
-    assert_left(crews, "hanging", Fault("hang", 1, 9), 2, "rank 1 is gone (Timed out")
+    assert_left(crews, "hanging", Fault("hang", 1, 5), 2, "rank 1 is gone (Timed out")
 
 
 def test_a_weight_that_differs_by_one_bit_stops_all_at_once(crews: Crews) -> None:
-    """Step 15 ends in an event."""
-    message = "rank 1 is not in the state of rank 0 before the event of step 15"
-    assert crews.run("odd", 2, fault=Fault("perturb", 1, 14)) == [2, 2]
+    """Step 9 ends in an event."""
+    message = "rank 1 is not in the state of rank 0 before the event of step 9"
+    assert crews.run("odd", 2, fault=Fault("perturb", 1, 8)) == [2, 2]
     for rank in range(2):
         assert message in crews.log("odd", rank)
         assert "Traceback" not in crews.log("odd", rank)
@@ -54,7 +54,7 @@ def test_all_skip_and_go_back_together(tmp_path: Path) -> None:
     """One rank's losses are no numbers, and so the means of all are not."""
     crews = Crews(tmp_path, (*CANONICAL, "train.skip_limit=3"))
     for size in (1, 2):
-        fault = Fault("nan", size - 1, 17)
+        fault = Fault("nan", size - 1, 10)
         assert crews.run(str(size), size, fault=fault) == [0] * size, crews.logs(str(size))
     assert outcome(tmp_path / "2")["returns"] == 1
     assert outcome(tmp_path / "2")["skipped_steps"] == 3
@@ -62,7 +62,7 @@ def test_all_skip_and_go_back_together(tmp_path: Path) -> None:
 
 
 def test_torchrun_goes_on_exactly(crews: Crews) -> None:
-    done = crews.torchrun("restarted", 2, [Fault("kill", 1, 20)])
+    done = crews.torchrun("restarted", 2, [Fault("kill", 1, 10)])
     assert done.returncode == 0, done.stderr
     assert "rank 1 is gone" in done.stderr
     # torch seeds its own generator anew in a process that was not forked.
