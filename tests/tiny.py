@@ -47,6 +47,16 @@ checkpoint_every = 10
 device = "cpu"
 """
 
+# Changes with which channels go from the third step on, and a run has less than half the steps.
+QUICK: dict[str, Any] = {
+    "compress__interval": 3,
+    "compress__lr": 0.08,
+    "compress__trust": 3.0,
+    "train__steps": 18,
+    "train__warmup": 2,
+    "train__cooldown": 4,
+}
+
 
 def write_tiny(folder: Path) -> Path:
     path = folder / "tiny.toml"
@@ -56,5 +66,9 @@ def write_tiny(folder: Path) -> Path:
 
 def tiny(folder: Path, **changes: Any) -> Config:
     """The tiny config with changes, as in train__steps=10."""
-    texts = {key.replace("__", "."): json.dumps(value) for key, value in changes.items()}
-    return load_config(write_tiny(folder), texts)
+    return load_config(write_tiny(folder), settings(**changes))
+
+
+def settings(**changes: Any) -> dict[str, str]:
+    """Changes as the command line takes them."""
+    return {key.replace("__", "."): json.dumps(value) for key, value in changes.items()}

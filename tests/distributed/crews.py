@@ -39,10 +39,10 @@ SETTINGS = (
     "train.cooldown=3",
     "train.checkpoint_every=4",
     "train.rank_timeout=10",
-    "compress.lr=0.08",
+    "compress.lr=0.06",
     "compress.interval=3",
     "compress.trust=3",
-    "compress.drop_tolerance=0.01",
+    "compress.drop_tolerance=0.03",
 )
 CANONICAL = (*SETTINGS, "train.canonical=true")
 

@@ -54,7 +54,7 @@ def test_ranks_stop_alike_at_a_work_target(tmp_path: Path) -> None:
 
 
 def test_ranks_exchange_alike(tmp_path: Path) -> None:
-    settings = ("compress.exchange=6", "compress.trust=0.5", "train.steps=12")
+    settings = ("compress.exchange=6", "compress.trust=0.5", "train.steps=10")
     crews = Crews(tmp_path, (*CANONICAL, *settings))
     one, two = crews.finish("1", 1), crews.finish("2", 2)
     assert any(event.get("grown") for event in rows(one, "events.jsonl"))
@@ -88,7 +88,7 @@ def test_saved_on_four_resumed_on_two_one_and_four(crews: Crews) -> None:
 
 def test_tied_norms_are_the_same_too(tmp_path: Path) -> None:
     """Their energies stay what they were: nobody follows them."""
-    crews = Crews(tmp_path, (*CANONICAL, 'model.norm="tied"', "train.steps=10"))
+    crews = Crews(tmp_path, (*CANONICAL, 'model.norm="tied"', "train.steps=13"))
     assert_same_run(crews.finish("1", 1), crews.finish("2", 2))
     assert rows(tmp_path / "2", "events.jsonl")
 

@@ -19,7 +19,7 @@ _CONTEXT.set_forkserver_preload(
     ["tests.trust.children", "tests.distributed.crews", "tests.warm.preload"]
 )
 # A row for every step, so that every loss is compared; a checkpoint every few steps.
-_SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
+SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
 
 
 def _train(arguments: list[str], log: str, trap: Trap | None) -> None:
@@ -47,7 +47,7 @@ class Runs:
     """Runs of the tiny config under one folder."""
 
     home: Path
-    settings: tuple[str, ...] = _SETTINGS
+    settings: tuple[str, ...] = SETTINGS
 
     def start(self, name: str, *options: str, trap: Trap | None = None) -> BaseProcess:
         """Start a run, or with --resume continue one."""

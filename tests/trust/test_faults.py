@@ -17,11 +17,12 @@ from gaugelasso.errors import UserError
 from gaugelasso.files.lock import NAME as LOCK
 from gaugelasso.runs.folder import RunFolder
 from gaugelasso.signals import Stopped
+from tests.tiny import QUICK
 from tests.tiny_runs import assert_same_run, contents, finish, newest, read, start, stop_at
 from tests.trust.children import assert_intact
 from tests.trust.traps import Bytes, Flushes, ReadOnly, Signals, Trap
 
-OFTEN: dict[str, Any] = {"train__log_every": 1, "train__checkpoint_every": 3}
+OFTEN: dict[str, Any] = {**QUICK, "train__log_every": 1, "train__checkpoint_every": 3}
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +59,20 @@ def test_a_failing_disk(whole: Path, size: int, tmp_path: Path) -> None:
     assert_survives(whole, tmp_path, Bytes(size // 2, errno.EIO), "Input/output error")
 
 
-@pytest.mark.parametrize("at", [60, 65, 70])
+@pytest.mark.parametrize("at", [45, 50, 54])
 def test_a_disk_that_cannot_be_flushed(whole: Path, tmp_path: Path, at: int) -> None:
     """The flush of a log, of a file of a checkpoint, or of its folder fails."""
     assert_survives(whole, tmp_path, Flushes(at), "Input/output error")
 
 
 def test_a_disk_that_may_no_longer_be_written(whole: Path, tmp_path: Path) -> None:
-    assert_survives(whole, tmp_path, ReadOnly(at=20), "Read-only file system")
+    assert_survives(whole, tmp_path, ReadOnly(at=10), "Read-only file system")
 
 
 def test_a_limit_of_the_kernel(whole: Path, tmp_path: Path) -> None:
     """With a limit on the file size, the kernel refuses the file of the weights."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    stop_at(start(tmp_path, **OFTEN), 20)
+    stop_at(start(tmp_path, **OFTEN), 8)
     kept = contents(newest(tmp_path / "run"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
     try:
@@ -139,12 +140,12 @@ def test_a_lock_is_not_followed_elsewhere(tmp_path: Path) -> None:
 )
 def test_a_stop_saves(whole: Path, tmp_path: Path, number: int, name: str, code: int) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    with Signals(22, number), pytest.raises(Stopped) as error:
+    with Signals(10, number), pytest.raises(Stopped) as error:
         start(tmp_path, **OFTEN).run()
     assert error.value.exit_code == code
-    for part in (f"stopped by {name} after step 23", "--resume", str(tmp_path / "run")):
+    for part in (f"stopped by {name} after step 11", "--resume", str(tmp_path / "run")):
         assert part in str(error.value)
-    assert read(newest(tmp_path / "run") / "state.json")["steps"] == 23
+    assert read(newest(tmp_path / "run") / "state.json")["steps"] == 11
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
     start(tmp_path, existing="resume", **OFTEN).run()
     assert_same_run(whole, tmp_path / "run")
@@ -155,7 +156,7 @@ def test_a_stop_in_the_last_evaluation_does_not_wait(
 ) -> None:
     trainer = start(tmp_path, **OFTEN)
     monkeypatch.setattr(trainer, "_summary", lambda _: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Stopped, match="after step 40"):
+    with pytest.raises(Stopped, match="after step 18"):
         trainer.run()
     start(tmp_path, existing="resume", **OFTEN).run()
     assert_same_run(whole, tmp_path / "run")
@@ -164,7 +165,7 @@ def test_a_stop_in_the_last_evaluation_does_not_wait(
 def test_with_nohup_a_run_outlives_its_terminal(whole: Path, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Signals(22, signal.SIGHUP):
+        with Signals(10, signal.SIGHUP):
             start(tmp_path, **OFTEN).run()
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -172,6 +173,6 @@ def test_with_nohup_a_run_outlives_its_terminal(whole: Path, tmp_path: Path) -> 
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    with Signals(22, signal.SIGINT), Signals(22, signal.SIGINT), pytest.raises(KeyboardInterrupt):
+    with Signals(10, signal.SIGINT), Signals(10, signal.SIGINT), pytest.raises(KeyboardInterrupt):
         start(tmp_path, **OFTEN).run()
-    assert read(newest(tmp_path / "run") / "state.json")["steps"] == 21
+    assert read(newest(tmp_path / "run") / "state.json")["steps"] == 9

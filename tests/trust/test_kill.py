@@ -15,15 +15,17 @@ from torch import Tensor
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.tasks import Retrieval
+from tests.tiny import QUICK, settings
 from tests.tiny_runs import assert_same_run, finish, finished, killed, start, stop_at
-from tests.trust.children import Runs, assert_resumes
+from tests.trust.children import SETTINGS, Runs, assert_resumes
 from tests.trust.traps import Bytes, Lines, Where
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs in one folder, with a reference that was never killed."""
-    runs = Runs(tmp_path_factory.mktemp("killed"))
+    quick = (f"{key}={value}" for key, value in settings(**QUICK).items())
+    runs = Runs(tmp_path_factory.mktemp("killed"), (*SETTINGS, *quick))
     assert runs.run("whole") == 0, runs.log("whole")
     return runs
 
@@ -46,7 +48,7 @@ def test_killed_in_the_middle_of_a_write(runs: Runs, at: int) -> None:
 def test_killed_again_and_again(runs: Runs) -> None:
     chance = random.Random(2)
     for number in range(4):
-        runs.killed("again", chance.uniform(0.1, 0.6), *(["--resume"] if number else []))
+        runs.killed("again", chance.uniform(0.1, 0.4), *(["--resume"] if number else []))
     assert_resumes(runs, "whole", "again")
 
 
@@ -153,14 +155,15 @@ def test_generators_left_out_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Retrieval, "loss", noisy)
     torch.manual_seed(5)
-    whole = finish(tmp_path, "whole", **ODD)
+    short = {**ODD, **QUICK, "train__checkpoint_every": 8}
+    whole = finish(tmp_path, "whole", **short)
     for name in ("kept", "lost"):
         torch.manual_seed(5)
-        stop_at(start(tmp_path, name, **ODD), 30)
+        stop_at(start(tmp_path, name, **short), 11)
         torch.manual_seed(6)
         if name == "lost":
             monkeypatch.setattr(Checkpoint, "restore_random_", lambda self: None)
-        start(tmp_path, name, "resume", **ODD).run()
+        start(tmp_path, name, "resume", **short).run()
     assert_same_run(whole, tmp_path / "kept")
     with pytest.raises(AssertionError):
         assert_same_run(whole, tmp_path / "lost")
