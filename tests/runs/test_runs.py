@@ -13,14 +13,14 @@ from gaugelasso.runs import environment
 from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.trainer import Trainer
-from tests.tiny import tiny
+from tests.tiny import QUICK, tiny
 from tests.tiny_runs import Stop, assert_same_run, contents, finish, finished, newest, read, start
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the tiny config."""
-    return finished(tmp_path_factory.mktemp("runs"))
+    return finished(tmp_path_factory.mktemp("runs"), **QUICK)
 
 
 def test_an_existing_folder_is_refused(run: Path) -> None:
@@ -32,7 +32,7 @@ def test_an_existing_folder_is_refused(run: Path) -> None:
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert (finish(tmp_path) / "summary.json").exists()
+    assert (finish(tmp_path, **QUICK) / "summary.json").exists()
 
 
 @pytest.mark.parametrize("existing", ["resume", "overwrite"])
@@ -60,9 +60,9 @@ def test_others_have_a_config_too(tmp_path: Path, existing: Existing, config: st
 
 
 def test_a_run_is_one_whatever_its_config_has_become(tmp_path: Path) -> None:
-    run = finished(tmp_path)
+    run = finished(tmp_path, **QUICK)
     (run / "config.json").write_text("{")
-    start(tmp_path, existing="overwrite").run()
+    start(tmp_path, existing="overwrite", **QUICK).run()
     assert set(read(run / "config.json")) >= {"task", "train"}
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_run_may_be_removed_in_two_goes(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.json").write_text("{")
     (run / "overwriting.tmp").touch()
-    start(tmp_path, existing="resume").run()
+    start(tmp_path, existing="resume", **QUICK).run()
     assert (run / "summary.json").exists()
 
 
@@ -88,7 +88,7 @@ def test_names_that_no_run_can_have(tmp_path: Path, name: str, message: str) -> 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(UserError, match="is a file; give a folder"):
-        start(tmp_path, existing="overwrite")
+        start(tmp_path, existing="overwrite", **QUICK)
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_overwriting_leaves_nothing_of_the_old_run(run: Path, tmp_path: Path) ->
 
 
 def test_an_overwritten_run_is_the_new_one(run: Path, tmp_path: Path) -> None:
-    finished(tmp_path, train__seed=4)
-    start(tmp_path, existing="overwrite").run()
+    finished(tmp_path, train__seed=4, **QUICK)
+    start(tmp_path, existing="overwrite", **QUICK).run()
     assert_same_run(run, tmp_path / "run")
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -
     with pytest.raises(UserError, match=r"metrics\.jsonl': line 1 is damaged"):
         list(read_rows(path))
     with pytest.raises(UserError, match=r"metrics\.jsonl': damaged, its first"):
-        start(tmp_path, existing="resume")
+        start(tmp_path, existing="resume", **QUICK)
     assert contents(tmp_path / "run") == before
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_line_of_a_log_is_told(run: Path, tmp_path: Path, line: str) -
 def test_overwriting_broken_off_leaves_a_run_that_starts_over(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    finished(tmp_path, train__seed=4)
+    finished(tmp_path, train__seed=4, **QUICK)
     inner = durable.remove
 
     def breaking(path: Path) -> None:
@@ -142,9 +142,9 @@ def test_overwriting_broken_off_leaves_a_run_that_starts_over(
 
     monkeypatch.setattr(durable, "remove", breaking)
     with pytest.raises(Stop):
-        start(tmp_path, existing="overwrite")
+        start(tmp_path, existing="overwrite", **QUICK)
     monkeypatch.undo()
-    start(tmp_path, existing="resume").run()
+    start(tmp_path, existing="resume", **QUICK).run()
     assert_same_run(run, tmp_path / "run")
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_died_before_its_config_starts_over(run: Path, tmp_path: Path
     (tmp_path / "run").mkdir()
     for name in ("run.lock", "config.json.tmp"):
         (tmp_path / "run" / name).write_text("{")
-    start(tmp_path, existing="resume").run()
+    start(tmp_path, existing="resume", **QUICK).run()
     assert_same_run(run, tmp_path / "run")
 
 
@@ -214,9 +214,9 @@ def test_linked_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "checkpoints").symlink_to(tmp_path / "one" / "checkpoints")
     before = contents(tmp_path)
     with pytest.raises(UserError, match=r"other/checkpoints' is a symbolic link to '.*/one/"):
-        start(tmp_path, "other", existing="resume")
+        start(tmp_path, "other", existing="resume", **QUICK)
     assert contents(tmp_path) == before | {"tiny.toml": (tmp_path / "tiny.toml").read_bytes()}
-    start(tmp_path, "other", existing="overwrite").run()
+    start(tmp_path, "other", existing="overwrite", **QUICK).run()
     assert not (tmp_path / "other" / "checkpoints").is_symlink()
     assert contents(tmp_path / "one") == contents(run)
 
@@ -224,8 +224,8 @@ def test_linked_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
 def test_a_link_to_a_run_folder_is_the_run_folder(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "disk")
     (tmp_path / "run").symlink_to(tmp_path / "disk")
-    first = start(tmp_path, existing="resume")
+    first = start(tmp_path, existing="resume", **QUICK)
     with pytest.raises(UserError, match="in use by another run"):
-        start(tmp_path, "disk", existing="resume")
+        start(tmp_path, "disk", existing="resume", **QUICK)
     first.run()
     assert_same_run(run, tmp_path / "disk")

@@ -55,19 +55,19 @@ def test_both_are_named_and_held(both_run: Path) -> None:
     [
         (
             TargetConfig(loss=1e-3, metric=0.1),
-            r"target\.loss = 0\.001 was missed in 60 steps: accuracy .* Name another target\.loss,",
+            r"target\.loss = 0\.001 was missed in 40 steps: accuracy .* Name another target\.loss,",
             "The training loss never reached the loss target of 0.001; held-out loss {loss:.4g}; "
             "accuracy {metric:.3%} on selection data, which meets the target of 10.000%; ",
         ),
         (
             TargetConfig(loss=2.0, metric=1.0),
-            r"target\.metric = 1 was missed in 60 steps: accuracy .* Name another target\.metric,",
+            r"target\.metric = 1 was missed in 40 steps: accuracy .* Name another target\.metric,",
             "Held-out loss {loss:.4g}, within the loss target of 2; "
             "accuracy {metric:.3%} on selection data, which misses the target of 100.000%; ",
         ),
         (
             TargetConfig(loss=1e-3, metric=1.0),
-            r"target\.loss = 0\.001 and target\.metric = 1 were missed in 60 steps: accuracy is .* "
+            r"target\.loss = 0\.001 and target\.metric = 1 were missed in 40 steps: accuracy is .* "
             r"Name another target\.loss and target\.metric, or raise train\.steps",
             "The training loss never reached the loss target of 0.001; held-out loss {loss:.4g}; "
             "accuracy {metric:.3%} on selection data, which misses the target of 100.000%; ",
@@ -123,8 +123,8 @@ def test_a_final_model_that_misses_the_loss_gives_way_to_one_that_has_both(tmp_p
 
 
 def test_a_killed_run_goes_on_to_the_last_bit(both_run: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, BOTH), 11)
-    stop_at(start(tmp_path, BOTH, existing="resume"), 40)
+    stop_at(start(tmp_path, BOTH), 8)
+    stop_at(start(tmp_path, BOTH, existing="resume"), 26)
     start(tmp_path, BOTH, existing="resume").run()
     assert_same_run(both_run, tmp_path / "run")
     assert course_of(both_run) == course_of(tmp_path / "run")
@@ -184,7 +184,7 @@ def test_the_command_line_names_both(tmp_path: Path, gaugelasso: Command) -> Non
     assert "which meets the target of 30.000%" in out
     command[3] = tmp_path / "missed"
     answer = gaugelasso(*command, "--set", "target.metric=1.0")
-    assert_user_error(answer, "target.metric = 1 was missed in 60 steps")
+    assert_user_error(answer, "target.metric = 1 was missed in 40 steps")
 
 
 # --- a loop of the user's own --------------------------------------------------------
@@ -193,7 +193,7 @@ def test_the_command_line_names_both(tmp_path: Path, gaugelasso: Command) -> Non
 def test_a_loop_names_both_and_goes_on_exactly(tmp_path: Path, gaugelasso: Command) -> None:
     run = tmp_path / "run"
     named = {"loss_target": 2.0}
-    result = loop(run, (90,), **(other_target("metric") | named)).finish()
+    result = loop(run, (45,), **(other_target("metric") | named)).finish()
     summary = read(run / "summary.json")
     assert result.held is summary["held"] is result.metric_held is True
     assert result.loss <= result.loss_target == summary["loss_target"] == 2.0
@@ -204,7 +204,7 @@ def test_a_loop_names_both_and_goes_on_exactly(tmp_path: Path, gaugelasso: Comma
     code, out, _ = gaugelasso("info", run)
     assert code == 0
     assert "within the loss target of 2; metric" in out
-    other = image(run, 90)
+    other = image(run, 45)
     loop(other, resume=True, **(other_target("metric") | named))
     assert loop_rows(run, "metrics.jsonl") == loop_rows(other, "metrics.jsonl")
     assert course_of(run) == course_of(other)
@@ -268,5 +268,5 @@ def test_a_result_of_a_metric_alone_says_what_it_said() -> None:
     assert str(result).endswith("held-out data, metric 0.5, named 0.9: MISSED")
     assert result.missed_message() == (
         "metric_target = 0.9 was missed: the model of 99 FMA per token ends at a metric of 0.5 and "
-        "a loss of 0.3 after 160 steps; name another metric, or give more steps"
+        "a loss of 0.3 after 80 steps; name another metric, or give more steps"
     )
