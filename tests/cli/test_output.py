@@ -11,7 +11,7 @@ import pytest
 
 from tests import warm
 from tests.command import assert_user_error
-from tests.tiny import write_tiny
+from tests.tiny import QUICK, settings, write_tiny
 from tests.tiny_runs import assert_same_run, finished
 
 
@@ -29,7 +29,8 @@ def test_a_run_finishes_without_its_output(tmp_path: Path) -> None:
     """With a full disk, a closed pipe or closed streams, the run is the same."""
     config = write_tiny(tmp_path)
     runs = {name: tmp_path / name for name in ("full", "both_full", "pipe", "closed")}
-    commands = {name: command("train", config, "--out", path) for name, path in runs.items()}
+    quick = [word for item in settings(**QUICK).items() for word in ("--set", "=".join(item))]
+    commands = {name: command("train", config, *quick, "--out", path) for name, path in runs.items()}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(commands["full"], stdout=full, stderr=PIPE, text=True, timeout=120)
     assert_user_error(

@@ -13,6 +13,7 @@ from gaugelasso.runs import checkpoint
 from gaugelasso.signals import Stopped
 from gaugelasso.tasks import Draw, Retrieval
 from gaugelasso.training.trainer import TargetMissed
+from tests.tiny import QUICK
 from tests.tiny_runs import (
     assert_same_run,
     final_tensors,
@@ -30,8 +31,8 @@ from tests.trust.traps import Signals
 def test_a_step_without_a_loss_is_skipped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, range(26, 27))
-    trainer = start(tmp_path)
+    poison(monkeypatch, range(11, 12))
+    trainer = start(tmp_path, **QUICK)
     update, weights = trainer.compressor.device_step.update_, []
 
     def one(loss: Tensor) -> Tensor:
@@ -42,13 +43,13 @@ def test_a_step_without_a_loss_is_skipped_and_counted(
 
     trainer.compressor.device_step.update_ = one  # type: ignore[method-assign]
     trainer.run()
-    before, after = weights[2 * 26 : 2 * 26 + 2]
+    before, after = weights[2 * 11 : 2 * 11 + 2]
     assert torch.equal(before, after)
-    assert not torch.equal(*weights[2 * 27 : 2 * 27 + 2])
+    assert not torch.equal(*weights[2 * 12 : 2 * 12 + 2])
     run = trainer.folder.path
     assert read(run / "summary.json")["skipped_steps"] == 1
     assert returns(run) == []
-    assert [row["skipped"] for row in rows(run, "metrics.jsonl")] == [0] * 5 + [1] * 3
+    assert [row["skipped"] for row in rows(run, "metrics.jsonl")] == [0, 0, 1, 1]
     assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
 
 
@@ -76,7 +77,7 @@ def test_a_first_step_may_fail_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     poison(monkeypatch, range(1))
-    run = finish(tmp_path, compress__optimizer=optimizer)
+    run = finish(tmp_path, compress__optimizer=optimizer, **QUICK)
     assert read(run / "summary.json")["skipped_steps"] == 1
     assert all(t.isfinite().all() for t in final_tensors(run).values() if t.is_floating_point())
 
@@ -233,8 +234,8 @@ def test_few_failing_steps_are_no_reason_to_stop(
 ) -> None:
     """A row of nothing else has no loss and is left out, not given the loss of the one before."""
     poison(monkeypatch, range(2))
-    run = finish(tmp_path, train__log_every=1)
-    assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(3, 41))
+    run = finish(tmp_path, train__log_every=1, **QUICK)
+    assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(3, 19))
     assert read(run / "summary.json")["skipped_steps"] == 2
 
 
@@ -247,7 +248,7 @@ def test_a_loss_of_minus_infinity_is_none(tmp_path: Path, monkeypatch: pytest.Mo
         return honest(self, outputs, targets) - (math.inf if sunk else 0)
 
     monkeypatch.setattr(Retrieval, "loss", loss)
-    summary = read(finish(tmp_path) / "summary.json")
+    summary = read(finish(tmp_path, **QUICK) / "summary.json")
     assert summary["skipped_steps"] == 1
     assert summary["target_reached_step"] != 7
 
@@ -265,12 +266,12 @@ def test_a_stop_at_a_failing_step_saves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it says: also where a checkpoint is due, which would have waited."""
-    poison(monkeypatch, range(19, 20))
-    whole = finish(tmp_path, "whole")
-    with Signals(19), pytest.raises(Stopped, match="after step 20, which is saved"):
-        finish(tmp_path)
-    assert newest(tmp_path / "run").name == "step-00000020"
-    start(tmp_path, existing="resume").run()
+    poison(monkeypatch, range(9, 10))
+    whole = finish(tmp_path, "whole", **QUICK)
+    with Signals(9), pytest.raises(Stopped, match="after step 10, which is saved"):
+        finish(tmp_path, **QUICK)
+    assert newest(tmp_path / "run").name == "step-00000010"
+    start(tmp_path, existing="resume", **QUICK).run()
     assert_same_run(whole, tmp_path / "run")
 
 
@@ -293,8 +294,8 @@ def test_stops_amid_failing_steps_do_not_cost_the_last_good_checkpoint(
 
 
 def test_a_failing_last_step_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(monkeypatch, range(39, 40))
-    run = finish(tmp_path, train__checkpoint_every=100)
+    poison(monkeypatch, range(17, 18))
+    run = finish(tmp_path, train__checkpoint_every=100, **QUICK)
     assert returns(run) == []
-    assert newest(run).name == "step-00000040"
+    assert newest(run).name == "step-00000018"
     assert read(run / "summary.json")["skipped_steps"] == 1
