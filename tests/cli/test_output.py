@@ -30,7 +30,9 @@ def test_a_run_finishes_without_its_output(tmp_path: Path) -> None:
     config = write_tiny(tmp_path)
     runs = {name: tmp_path / name for name in ("full", "both_full", "pipe", "closed")}
     quick = [word for item in settings(**QUICK).items() for word in ("--set", "=".join(item))]
-    commands = {name: command("train", config, *quick, "--out", path) for name, path in runs.items()}
+    commands = {
+        name: command("train", config, *quick, "--out", path) for name, path in runs.items()
+    }
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(commands["full"], stdout=full, stderr=PIPE, text=True, timeout=120)
     assert_user_error(

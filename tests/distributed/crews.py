@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -24,7 +23,7 @@ from torch.distributed import TCPStore
 from gaugelasso.training.trainer import Trainer
 from tests import warm
 from tests.tiny import TINY
-from tests.trust.children import _CONTEXT
+from tests.warm.process import Process
 
 _ROOT = Path(__file__).parents[2]
 # Every step a row, so that every step's loss is compared. At a high rate some drops are spared,
@@ -119,7 +118,7 @@ def _rank(
 class Crew:
     """One run's processes, begun together."""
 
-    processes: list[BaseProcess]
+    processes: list[Process]
     store: TCPStore = field(repr=False)
 
     @classmethod
@@ -127,10 +126,7 @@ class Crew:
         """Start `work(rank, size, port, *arguments)` for every rank."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         every = ((rank, size, store.port, *arguments) for rank in range(size))
-        crew = cls([_CONTEXT.Process(target=work, args=each) for each in every], store)
-        for process in crew.processes:
-            process.start()
-        return crew
+        return cls([Process(work, *each) for each in every], store)
 
     def wait(self) -> list[int]:
         """The exit codes once all have left; a rank that hangs is ended when the others have."""
@@ -147,7 +143,7 @@ class Crew:
         return codes
 
 
-def _stopped(process: BaseProcess) -> bool:
+def _stopped(process: Process) -> bool:
     # It may leave before the file is opened, or between the opening and the reading.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -1,23 +1,17 @@
-"""The command line in processes that can be killed; they are forked, so that they start fast."""
+"""The command line in processes that can be killed; they start fast."""
 
 import contextlib
-import multiprocessing
 import os
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.tiny import TINY
 from tests.tiny_runs import assert_same_run, newest, read
 from tests.trust.traps import Bytes, Lines, Trap
+from tests.warm.process import Process
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-# The modules of what children call, too: these import pytest.
-_CONTEXT.set_forkserver_preload(
-    ["tests.trust.children", "tests.distributed.crews", "tests.warm.preload"]
-)
 # A row for every step, so that every loss is compared; a checkpoint every few steps.
 SETTINGS = ("train.log_every=1", "train.checkpoint_every=3")
 
@@ -49,16 +43,14 @@ class Runs:
     home: Path
     settings: tuple[str, ...] = SETTINGS
 
-    def start(self, name: str, *options: str, trap: Trap | None = None) -> BaseProcess:
+    def start(self, name: str, *options: str, trap: Trap | None = None) -> Process:
         """Start a run, or with --resume continue one."""
         config = self.home / "tiny.toml"
         config.write_text(TINY)
         arguments = ["train", str(config), "--out", str(self.home / name), *options]
         arguments += [part for setting in self.settings for part in ("--set", setting)]
         log = str(self.home / f"{name}.log")
-        process = _CONTEXT.Process(target=_train, args=(arguments, log, trap))
-        process.start()
-        return process
+        return Process(_train, arguments, log, trap)
 
     def run(self, name: str, *options: str, trap: Trap | None = None) -> int:
         """Start and wait for the end; return the exit code, negative for a signal."""

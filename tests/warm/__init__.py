@@ -6,6 +6,7 @@ the work. Signals are forwarded in one direction, the exit status in the other. 
 killed takes its counterpart with it, so callers see an ordinary process.
 """
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -63,5 +64,7 @@ def _shared_folder() -> Path:
 
 def worker_of(pid: int) -> int:
     """Return the process that works for a client; the process itself if it is not a client."""
-    file = Path(python()).with_name(f"{pid}.worker")
-    return int(file.read_text()) if file.exists() else pid
+    found = ""
+    with contextlib.suppress(FileNotFoundError):
+        found = Path(python()).with_name(f"{pid}.worker").read_text()
+    return int(found or pid)  # empty: the server is about to write it

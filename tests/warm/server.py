@@ -32,6 +32,8 @@ import gaugelasso.report.heatmap
 import gaugelasso.report.page
 import gaugelasso.report.profile
 import gaugelasso.report.training  # noqa: F401
+import tests.distributed.crews  # what tests call in a process of its own
+import tests.trust.children
 import tests.warm.preload  # noqa: F401
 
 Request = dict[str, Any]
