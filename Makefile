@@ -18,11 +18,11 @@ demo: $(READY)
 	$(BIN)/gaugelasso train configs/retrieval/demo.toml --out runs/demo --overwrite --device cpu
 	$(BIN)/gaugelasso report runs/demo
 
-# The checks run beside the tests, with a low priority: they take what tests that wait leave unused. What
-# they say follows in the end. Compiled tests are kept also where Python is told not to: to compile them again takes each
+# The checks run beside the tests, which leave some of the machine unused; what they say follows in the
+# end. Compiled tests are kept also where Python is told not to: to compile them again takes each
 # process five seconds.
 test: $(READY)
-	@said=$$(mktemp); nice -n 15 $(MAKE) --no-print-directory lint >"$$said" 2>&1 & checks=$$!; \
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint >"$$said" 2>&1 & checks=$$!; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal; \
 	tests=$$?; wait $$checks; checks=$$?; cat "$$said"; rm -f "$$said"; \
 	exit $$((tests ? tests : checks))
