@@ -7,6 +7,7 @@
 Methods, each with the same tokens, rate, schedule, and distillation from the original:
 
 - harm: channels go by their measured harm while the model trains (`compress.removal = "harm"`)
+- stock: the same, with layers that stay alike (`compress.shape = "llama"`)
 - pressure: the method as it is for fresh models
 - layers: whole layers go first, those that change the stream the least (block influence), then
   the rest is trained
@@ -51,7 +52,7 @@ from gaugelasso.tasks import Draw, Tokens
 from gaugelasso.training.evaluation import autocast, choose_device, predictor
 from gaugelasso.training.trainer import Trainer
 
-METHODS = ("original", "plain", "harm", "pressure", "layers", "magnitude")
+METHODS = ("original", "plain", "harm", "stock", "pressure", "layers", "magnitude")
 # Batches that block influence is measured on.
 BATCHES = 8
 # Beginnings of texts, half of them of the kind that the models are trained on, and half not.
@@ -218,11 +219,12 @@ def smaller_base(given: argparse.Namespace, target: float, device: str) -> Path:
 def trained(given: argparse.Namespace, target: float, device: str) -> Path:
     """The run of the method."""
     distilled = {"distill": given.distill}
-    if given.method in ("harm", "pressure"):
+    if given.method in ("harm", "stock", "pressure"):
         config = config_of(given, given.base, **distilled)
         sections = config.to_dict()
         sections["target"]["fma"] = target
-        sections["compress"]["removal"] = given.method
+        sections["compress"]["removal"] = "harm" if given.method == "stock" else given.method
+        sections["compress"]["shape"] = "llama" if given.method == "stock" else "free"
         config = Config.from_dict(sections)
     else:
         base = given.base if given.method == "plain" else smaller_base(given, target, device)

@@ -117,6 +117,8 @@ def _check_mentions(table: "AxisTable", tensors: Tensors, names: list[str]) -> N
                 raise AxisError(f"norms: the model has no tensor {name!r}")
     for owner in table.required - table.owners().keys():
         raise AxisError(f"required: no axis is owned by {owner!r}")
+    for owner in {owner for layer in table.layers for owner in layer} - table.owners().keys():
+        raise AxisError(f"layers: no axis is owned by {owner!r}")
     for cost in table.costs:
         for axis_name in cost.axes:
             if axis_name not in names:

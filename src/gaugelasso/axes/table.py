@@ -38,6 +38,7 @@ class AxisTable:
     - `operations`: what the model does when it is served, for prices in milliseconds
     - `lookups`: tables of which a batch uses some rows, which are their first dim: a row without a
       gradient gets no penalty in that step
+    - `layers`: the owners of each layer, for a shape in which layers stay alike
     """
 
     axes: tuple[Axis, ...]
@@ -49,6 +50,7 @@ class AxisTable:
     context: tuple[int, float] = (1, 1.0)
     operations: tuple[Operation, ...] = ()
     lookups: tuple[str, ...] = ()
+    layers: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         parts = {

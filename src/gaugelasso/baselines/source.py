@@ -120,6 +120,6 @@ def settings_of(
     # The utility by which channels are ranked is that of the method itself.
     compress = replace(
         config.compress, solver="fixed", rho=0.0, penalty="symmetric", calibration="efficiency",
-        exchange=0, removal="pressure",
+        exchange=0, removal="pressure", shape="free",
     )  # fmt: skip
     return replace(config, target=target, compress=compress)

@@ -19,10 +19,11 @@ from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.groups import Groups, weighed_with_riders
-from gaugelasso.compress.harm import Harm, levels, restore_levels_
+from gaugelasso.compress.harm import Harm, levels
 from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
 from gaugelasso.compress.penalty import Penalty
+from gaugelasso.compress.shape import check_shape, settle_norms_
 from gaugelasso.compress.split import Split, find_splits, split_
 from gaugelasso.compress.step_means import StepMeans
 from gaugelasso.distributed import Team, fingerprint
@@ -66,6 +67,7 @@ class ModelState:
         self.rebuilds = 0
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
+        check_shape(options.shape, self.table, self.widths())
         device = next(model.parameters(), torch.empty(0)).device
         self._timed = accountings.latency(options, device)
         self.cost_model = accountings.chosen(options, self._timed)
@@ -184,7 +186,7 @@ class ModelState:
         self.rebuild_(fresh=False)
         if self.harm is not None:
             self.harm.follow_cut_(self.plan.penalty, decision.keeps)
-            restore_levels_(self.table, named_tensors(self.model), before)
+            settle_norms_(self.options.shape, self.table, named_tensors(self.model), before)
 
     def grow_(
         self, births: growth.Births, generator: torch.Generator, when: str, step: int = 0

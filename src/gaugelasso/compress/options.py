@@ -10,6 +10,7 @@ from gaugelasso.compress import pricing
 from gaugelasso.compress.memory import DTYPES
 from gaugelasso.compress.optimizers import OPTIMIZERS
 from gaugelasso.compress.penalty import Calibration, Coupling, Form
+from gaugelasso.compress.shape import SHAPES
 from gaugelasso.compress.solver import Method
 from gaugelasso.errors import UserError
 
@@ -56,6 +57,7 @@ class CompressorOptions:
     split_share: float = 1e-5
     exchange: int = 0
     removal: Removal = "pressure"
+    shape: str = "free"
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
     coupling: Coupling = "coupled"
@@ -99,6 +101,12 @@ class CompressorOptions:
                 "use exchange = 0, or removal = 'pressure'"
             )
 
+        if self.shape != "free" and self.removal != "harm":
+            raise UserError(
+                f"compress.shape = {self.shape!r}: under pressure every channel goes by itself; "
+                "use removal = 'harm', or shape = 'free'"
+            )
+
     def _numbers(self, *keys: str) -> list[str]:
         """Of these options those that are not to be chosen later."""
         return [key for key in keys if getattr(self, key) is not None]
@@ -135,4 +143,5 @@ _CHOICES: dict[str, Collection[str]] = {
     "solver": get_args(Method),
     "optimizer": OPTIMIZERS,
     "removal": get_args(Removal),
+    "shape": SHAPES,
 }

@@ -1,4 +1,4 @@
-"""The order in which indices go: by a score per unit of price, least first.
+"""The order in which units of indices go: by a score per unit of price, least first.
 
 Decides only; `ModelState.cut_` cuts.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.units import units_of
 
 # The number of drops is found up to this share of all of them: a decision takes a while in a large
 # model.
@@ -19,43 +20,24 @@ _EXACT = 1 / 4096
 
 
 class Ranking:
-    """The indices of a model as it is now. Drops are made from the front of the order.
-
-    `scores` are by axis, on the CPU. `held` are indices that stay. So do the index of the highest
-    score of an axis that does not silence its owner, as in other events, and that of each axis of
-    an operator that may not be removed.
-    """
+    """The units of a model as it is now (`units.units_of`). Drops are made from the front."""
 
     def __init__(self, state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]):
         self._state, self._tensors = state, state.readable()
         self.rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
-        table = state.table
-        rows = []
-        for number, axis in enumerate(table.axes):
-            score, price = scores[axis.name].double().numpy(), state.prices[axis.name]
-            if not len(score):
-                continue
-            share = np.where(price > 0, score / np.where(price > 0, price, 1.0), math.inf)
-            share[held[axis.name].numpy()] = math.inf
-            if not axis.silences or axis.owner in table.required:
-                share[score.argmax()] = math.inf
-            which = np.full(len(score), number), np.arange(len(score))
-            rows.append(np.stack([*which, share, price]))
-        axes, indices, shares, prices = np.concatenate(rows, axis=1) if rows else np.empty((4, 0))
-        order = np.argsort(shares, kind="stable")
-        order = order[np.isfinite(shares[order])]
-        self._axes, self._indices = axes[order].astype(int), indices[order].astype(int)
-        self._saved = np.cumsum(prices[order])
+        self._units = units_of(state, scores, held)
 
     def __len__(self) -> int:
-        return len(self._axes)
+        return len(self._units.ends)
 
     def keeps(self, number: int) -> dict[str, Tensor]:
-        """Keep-sets of all axes without the first `number` indices."""
+        """Keep-sets of all axes without the first `number` units."""
         keeps = {
             name: torch.ones(size, dtype=torch.bool) for name, size in self._state.widths().items()
         }
-        axes, indices = self._axes[:number], torch.from_numpy(self._indices[:number])
+        units = self._units
+        end = units.ends[number - 1] if number else 0
+        axes, indices = units.axes[:end], torch.from_numpy(units.indices[:end])
         for axis in np.unique(axes):
             going = indices[torch.from_numpy(axes == axis)]
             keeps[self._state.table.axes[axis].name][going] = False
@@ -78,7 +60,7 @@ class Ranking:
         The sum of prices is a first guess: what two drops save together is less than that.
         """
         low, high, fma = 0, len(self), self._state.fma
-        guess = int(np.searchsorted(self._saved, fma - target)) + 1
+        guess = int(np.searchsorted(self._units.saved, fma - target)) + 1
         while high - low > 1 + _EXACT * len(self):
             middle = min(max(guess, low + 1), high - 1)
             if self.work(middle) <= target:

@@ -12,9 +12,9 @@ PLAIN_KEYS = (
 )  # fmt: skip
 # The keys that only pressure, or an event that follows from it, gives an effect.
 PRESSURE_KEYS = (
-    "compress.removal", "compress.trust", "compress.drop_tolerance", "compress.split_share",
-    "compress.exchange", "compress.penalty", "compress.calibration", "compress.coupling",
-    "compress.loss_smoothing", "train.patience",
+    "compress.removal", "compress.shape", "compress.trust", "compress.drop_tolerance",
+    "compress.split_share", "compress.exchange", "compress.penalty", "compress.calibration",
+    "compress.coupling", "compress.loss_smoothing", "train.patience",
 )  # fmt: skip
 # The keys of events that post-hoc pruning uses too: how it balances, cuts and probes.
 BALANCE_KEYS = ("compress.sinkhorn_sweeps", "compress.anchor", "compress.powers_of_two")
@@ -32,6 +32,8 @@ def plain(config: Config, steps: int, cooldown: int) -> Config:
         config,
         # Pressed: the plain schedule, without trial anneals and returns.
         target=TargetConfig(loss=_ANY_LOSS, hold="pressed"),
-        compress=replace(config.compress, solver="fixed", rho=0.0),
+        compress=replace(
+            config.compress, solver="fixed", rho=0.0, removal="pressure", shape="free"
+        ),
         train=replace(config.train, steps=steps, warmup=warmup, cooldown=cooldown, saturation=0),
     )

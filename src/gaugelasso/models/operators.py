@@ -15,6 +15,7 @@ from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
 class Operator(Part):
     """A part that reads the stream and writes to it, and that compression may remove."""
 
+    depth: int  # the number of its layer
     read: Extractor
     write: Injector
 

@@ -105,7 +105,15 @@ class Transformer(Compressible):
             required=frozenset({"embedding", "classifier"}),
             context=(length, (length + 1) / 2 if self.initial_spec.causal else float(length)),
             operations=tuple(operations),
+            layers=self._layers(),
         )
+
+    def _layers(self) -> tuple[tuple[str, ...], ...]:
+        """The owners of the same depth."""
+        layers: dict[int, tuple[str, ...]] = {}
+        for name, part in zip(self.operators, self._operators(), strict=True):
+            layers[part.depth] = (*layers.get(part.depth, ()), f"operators.{name}")
+        return tuple(layers.values())
 
     def _operators(self) -> Iterator[Operator]:
         return (cast(Operator, part) for part in self.operators.values())

@@ -39,11 +39,11 @@ _FORMER_KEYS = {
 
 # What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, nothing
 # was said of serving, no channels were exchanged, the penalty was part of the step, channels went
-# by pressure, and nothing was distilled.
+# by pressure, one by one, and nothing was distilled.
 FORMER: dict[str, Any] = {"hold": "pressed", "distill": 0.0, "teacher": ""} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)
-    if field.name in ("profile", "exchange", "coupling", "removal")
+    if field.name in ("profile", "exchange", "coupling", "removal", "shape")
     or field.name.startswith("serving_")
 }
 

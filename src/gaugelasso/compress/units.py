@@ -1,0 +1,144 @@
+"""Units: the indices that go together, and the order in which units go.
+
+In a free shape every index is a unit. In a stock shape one index of each layer is a unit, a site of
+the stream is one, and a whole layer is one.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from gaugelasso.compress import pricing
+from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.shape import SHAPES, Stock
+
+
+@dataclass(frozen=True)
+class Units:
+    """Indices unit after unit, those with the least score per unit of price first.
+
+    - axes, indices: the number of the axis, and the index on it
+    - ends: how many indices the first unit has, the first two have, and so on
+    - saved: the same of their prices
+    """
+
+    axes: np.ndarray
+    indices: np.ndarray
+    ends: np.ndarray
+    saved: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Units of one kind: row r of `axes` and `indices` is the r-th unit."""
+
+    axes: np.ndarray
+    indices: np.ndarray
+    scores: np.ndarray
+    prices: np.ndarray
+
+
+def units_of(state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Units:
+    """The units of the model as it is now. `scores` are by axis; `held` are indices that stay.
+
+    So do the index of the highest score of an axis that does not silence its owner, as in other
+    events, and that of each axis of an operator that may not be removed.
+    """
+    known = {}
+    for axis in state.table.axes:
+        score = scores[axis.name].double().numpy().copy()
+        if len(score):
+            last = score.argmax()
+            score[held[axis.name].numpy()] = math.inf
+            if not axis.silences or axis.owner in state.table.required:
+                score[last] = math.inf
+        known[axis.name] = score
+    shape = SHAPES[state.options.shape]
+    groups = _singles(state, known) if shape is None else _stock(state, known, shape)
+    return _ordered(list(groups))
+
+
+def _ordered(groups: list[_Group]) -> Units:
+    if not groups:
+        nothing = np.empty(0, dtype=int)
+        return Units(nothing, nothing, nothing, np.empty(0))
+    shares, prices, origins = [], [], []
+    for number, group in enumerate(groups):
+        share, priced = np.full(len(group.scores), math.inf), group.prices > 0
+        share[priced] = group.scores[priced] / group.prices[priced]
+        shares.append(share)
+        prices.append(group.prices)
+        origins.append(np.stack([np.full(len(share), number), np.arange(len(share))]))
+    share, price, origin = (np.concatenate(each, axis=-1) for each in (shares, prices, origins))
+    order = np.argsort(share, kind="stable")
+    order = order[np.isfinite(share[order])]
+    sizes = np.array([group.axes.shape[1] for group in groups])[origin[0][order]]
+    ends = np.cumsum(sizes)
+    axes, indices = (np.empty(sizes.sum(), dtype=int) for _ in range(2))
+    starts = ends - sizes
+    for number, group in enumerate(groups):
+        places = np.flatnonzero(origin[0][order] == number)
+        rows = origin[1][order][places]
+        to = starts[places][:, None] + np.arange(group.axes.shape[1])
+        axes[to], indices[to] = group.axes[rows], group.indices[rows]
+    return Units(axes, indices, ends, np.cumsum(price[order]))
+
+
+def _singles(
+    state: ModelState, scores: Mapping[str, np.ndarray], kinds: tuple[str, ...] | None = None
+) -> Iterator[_Group]:
+    """One unit for each index of the axes of these kinds; None: of all."""
+    for number, axis in enumerate(state.table.axes):
+        score = scores[axis.name]
+        if len(score) and (kinds is None or axis.kind in kinds):
+            column = np.arange(len(score))[:, None]
+            yield _Group(np.full_like(column, number), column, score, state.prices[axis.name])
+
+
+def _stock(state: ModelState, scores: Mapping[str, np.ndarray], shape: Stock) -> Iterator[_Group]:
+    yield from _singles(state, scores, shape.single)
+    for kind in shape.equal:
+        yield _in_step(state, scores, kind)
+    yield from _layers(state, scores)
+
+
+def _in_step(state: ModelState, scores: Mapping[str, np.ndarray], kind: str) -> _Group:
+    """The r-th unit has the index of the r-th least score of every layer; one unit stays."""
+    numbers = [number for number, axis in enumerate(state.table.axes) if axis.kind == kind]
+    names = [state.table.axes[number].name for number in numbers]
+    orders = np.stack([np.argsort(scores[name], kind="stable") for name in names], axis=1)[:-1]
+    columns = range(len(names))
+    score, price = (
+        np.stack([values[name][orders[:, each]] for each, name in zip(columns, names, strict=True)])
+        for values in (scores, state.prices)
+    )
+    axes = np.broadcast_to(np.array(numbers), orders.shape)
+    return _Group(axes, orders, score.sum(0), price.sum(0))
+
+
+def _layers(state: ModelState, scores: Mapping[str, np.ndarray]) -> Iterator[_Group]:
+    """One unit for each layer: all indices of its operators, as long as two layers are left.
+
+    The score of an operator is the sum over an axis, the largest of these: each axis estimates the
+    same harm. An index that is held does not hold its whole layer.
+    """
+    table, widths = state.table, state.widths()
+    if len(table.layers) < 2:
+        return
+    owned = table.owners()
+    numbers = {axis.name: number for number, axis in enumerate(table.axes)}
+    for layer in table.layers:
+        names = [name for owner in layer for name in owned[owner]]
+        score = sum(max(_finite_sum(scores[name]) for name in owned[owner]) for owner in layer)
+        without = widths | dict.fromkeys(names, 0)
+        saved = state.fma - float(pricing.count(state.plan.terms, without))
+        axes = np.concatenate([np.full(widths[name], numbers[name]) for name in names])
+        indices = np.concatenate([np.arange(widths[name]) for name in names])
+        yield _Group(axes[None], indices[None], np.array([score]), np.array([saved]))
+
+
+def _finite_sum(scores: np.ndarray) -> float:
+    return float(scores[np.isfinite(scores)].sum())
