@@ -192,7 +192,7 @@ def next_token_loss(logits: Tensor, inputs: Tensor) -> Tensor:
 def test_the_declaration_is_right(tmp_path: Path) -> None:
     small().save_pretrained(tmp_path)
     inputs = tokens()[:, :12]
-    result = check_model(import_model(tmp_path), (inputs, inputs), next_token_loss, steps=100)
+    result = check_model(import_model(tmp_path), (inputs, inputs), next_token_loss, steps=40)
     assert result.passed, str(result)
 
 
