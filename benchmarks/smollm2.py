@@ -13,6 +13,8 @@ Methods, each with the same tokens, rate, schedule, and distillation from the or
   the rest is trained
 - magnitude: the hidden channels of every MLP with the smallest weights go first, equally many in
   each, then the rest is trained
+- torch-pruning: the package Torch-Pruning cuts by the magnitude of groups, first, then the rest is
+  trained; --ranking says what it compares
 - plain: nothing goes
 
 A row has method, seed, ratio, fma, bytes, bits_per_byte on the first --tokens of the validation
@@ -32,6 +34,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.baselines.torch_pruning_choice import REG, PackageChoice, PrunerOptions
 from gaugelasso.compress import pricing, surgery
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.drop import Decision, close_and_round
@@ -52,7 +55,7 @@ from gaugelasso.tasks import Draw, Tokens
 from gaugelasso.training.evaluation import autocast, choose_device, predictor
 from gaugelasso.training.trainer import Trainer
 
-METHODS = ("original", "plain", "harm", "stock", "pressure", "layers", "magnitude")
+METHODS = ("original", "plain", "harm", "stock", "pressure", "layers", "magnitude", "torch-pruning")
 # Batches that block influence is measured on.
 BATCHES = 8
 # Beginnings of texts, half of them of the kind that the models are trained on, and half not.
@@ -94,7 +97,7 @@ def config_of(given: argparse.Namespace, base: Path, **train: Any) -> Config:
 
 def cut_to(model: Transformer, target: float, keeps_of: Callable[[int], dict[str, Tensor]]) -> None:
     """Make the fewest drops that bring the work to the target; `keeps_of(n)` makes n of them."""
-    state = Compressor(model, 0.0, CompressorOptions()).state
+    state = state_of(model)
     number, decision = 0, decided(state, keeps_of(0))
     while decision is not None and (work := state.work_after(decision)) > target:
         number += 1
@@ -103,6 +106,14 @@ def cut_to(model: Transformer, target: float, keeps_of: Callable[[int], dict[str
             raise SystemExit(f"{target:,.0f} FMA per token cannot be reached: {work:,.0f} are left")
     if decision is None:
         raise SystemExit(f"{target:,.0f} FMA per token cannot be reached")
+    cut(model, state, decision)
+
+
+def state_of(model: Transformer) -> ModelState:
+    return Compressor(model, 0.0, CompressorOptions()).state
+
+
+def cut(model: Transformer, state: ModelState, decision: Decision) -> None:
     staged = surgery.cut(named_tensors(model), state.table, decision.keeps)
     surgery.swap_(model, staged, decision.removed)
 
@@ -201,14 +212,16 @@ def smaller_base(given: argparse.Namespace, target: float, device: str) -> Path:
         return folder
     model = load_model(given.base)
     assert isinstance(model, Transformer)
+    model.set_context_(given.length)
     if given.method == "layers":
-        config = config_of(given, given.base)
-        model.set_context_(given.length)
-        keeps_of = without_layers(model, block_influence(model, config, device))
+        influence = block_influence(model, config_of(given, given.base), device)
+        cut_to(model, target, without_layers(model, influence))
+    elif given.method == "magnitude":
+        cut_to(model, target, by_magnitude(model))
     else:
-        model.set_context_(given.length)
-        keeps_of = by_magnitude(model)
-    cut_to(model, target, keeps_of)
+        state = state_of(model)
+        options = PrunerOptions("magnitude", given.ranking, REG)
+        cut(model, state, PackageChoice(state, options).to_work(target))
     write_model(model, folder, f"{given.base}, cut", tokenizer.read_files(given.base))
     return folder
 
@@ -301,6 +314,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--distill", type=float, default=0.5)
+    parser.add_argument("--ranking", choices=["global", "isomorphic", "local"], default="local")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--tokens", type=int, default=300_000, help="measured tokens; 0: all")
     parser.add_argument("--device", default="auto")
@@ -326,6 +340,8 @@ def main() -> None:
     run = trained(given, fma_of(original) / given.ratio, device)
     tokens = given.steps * given.batch * given.length
     row |= {"tokens": tokens, "seconds": time.perf_counter() - began}
+    if given.method == "torch-pruning":
+        row["ranking"] = given.ranking
     settings = run_config(run)
     row |= {"lr": settings.compress.lr, "distill": settings.train.distill}
     found = load_model(run)
