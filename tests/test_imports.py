@@ -27,8 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checking": {"axes", "compress", "errors"},
     "integrations": {"errors", "compress"},
     "runs": {"errors", "version", "axes", "kernels", "files", "plugins", "models"},
-    "export": {"errors", "version", "files", "models", "inference", "runs"},
-    "importing": {"errors", "axes", "files", "models", "compress", "runs", "export"},
+    "importing": {"errors", "axes", "files", "models", "compress", "runs"},
+    "export": {"errors", "version", "files", "models", "inference", "runs", "importing"},
     "tasks": {"errors", "kernels", "files", "plugins", "models"},
     "config": {"errors", "files", "plugins", "models", "compress", "runs", "tasks"},
     "training": {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.export.folder import new_folder
 from gaugelasso.importing import check_known, open_source
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import Existing, RunFolder
+from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
 from gaugelasso.runs.writing import check_name, writing
 from gaugelasso.tasks.stored import expand

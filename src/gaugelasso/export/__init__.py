@@ -13,14 +13,16 @@ import torch
 from gaugelasso.errors import UserError
 from gaugelasso.export.card import write_card
 from gaugelasso.export.extras import check_extra
-from gaugelasso.export.folder import check_free, new_folder
 from gaugelasso.export.source import Source, read_source
+from gaugelasso.export.to_gguf import write_gguf
 from gaugelasso.export.to_hf import write_hf
+from gaugelasso.export.to_llama import write_llama
 from gaugelasso.export.to_native import write_native
 from gaugelasso.export.to_onnx import write_onnx
 from gaugelasso.export.to_pt2 import write_pt2
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import read_files
+from gaugelasso.runs.new_folder import check_free, new_folder
 
 # Source, folder, precision and device -> the largest deviation from the float32 inference form,
 # relative to the spread of the outputs.
@@ -29,8 +31,12 @@ FORMS: Mapping[str, Writer] = {
     "onnx": write_onnx,
     "pt2": write_pt2,
     "hf": write_hf,
+    "llama": write_llama,
+    "gguf": write_gguf,
     "native": write_native,
 }
+# Forms that have the tokenizer in their own way; the others have its files beside them.
+_WITH_TOKENIZER = ("hf", "llama", "gguf")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -70,7 +76,7 @@ def export(
     check_extra(form)
     with new_folder(out) as folder:
         deviation = FORMS[form](source, folder, DTYPES[dtype], device)
-        if source.has_tokenizer and form != "hf":  # hf has it in its own way
+        if source.has_tokenizer and form not in _WITH_TOKENIZER:
             for name, content in read_files(run).items():
                 write_new(folder / name, [content])
         write_card(source, form, folder, out, DTYPES[dtype], deviation)

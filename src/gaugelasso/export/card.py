@@ -20,6 +20,10 @@ _NEEDS = {
     "pt2": "`pip install torch numpy`, the version of torch below",
     "hf": "`pip install torch transformers`. The folder has its own modelling code, which "
     "`trust_remote_code=True` allows transformers to run",
+    "llama": "`pip install torch transformers`. The model is a `LlamaForCausalLM` and has no code of "
+    "its own",
+    "gguf": "[llama.cpp](https://github.com/ggml-org/llama.cpp), as `llama-completion -m model.gguf`, "
+    "or llama-cpp-python. It is also read with `pip install gaugelasso`",
     "native": "`pip install gaugelasso`",
 }
 _FRONT = """\
@@ -53,7 +57,7 @@ def write_card(
         "## Origin",
         _origin(source, deviation),
     ]
-    text = (_FRONT if form == "hf" else "") + "\n\n".join(sections) + "\n"
+    text = (_FRONT if form in ("hf", "llama") else "") + "\n\n".join(sections) + "\n"
     write_new(folder / NAME, [text.encode(errors="backslashreplace")])
 
 

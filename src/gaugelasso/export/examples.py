@@ -28,10 +28,13 @@ def example(source: Source, form: str, out: Path, dtype: torch.dtype) -> str:
         "prompt": f'list(b"{bytes(prompt).decode()}")' if source.is_text else str(list(prompt)),
         "shown": 'bytes(new_tokens).decode(errors="replace")' if source.is_text else "new_tokens",
     }
-    if form == "hf" and source.is_text:
-        return _HF_TEXT.format(text=bytes(prompt).decode(), more=", padding=True", **names)
-    if form == "hf" and source.has_tokenizer:
-        return _HF_TEXT.format(text=_TEXT.decode(), more="", **names)
+    if form in _TRUST:
+        names["trust"] = _TRUST[form]
+        if source.is_text:
+            return _HF_TEXT.format(text=bytes(prompt).decode(), more=", padding=True", **names)
+        if source.has_tokenizer:
+            return _HF_TEXT.format(text=_TEXT.decode(), more="", **names)
+        return _HF_TOKENS.format(**names)
     return _GENERATE[form].format(**names)
 
 
@@ -45,6 +48,8 @@ def _zeros(spec: TransformerSpec, form: str, precision: str) -> str:
 
 # Forms whose example passes keys and values on by itself.
 _ARRAYS = ("onnx", "pt2")
+# Forms that transformers loads, and what allows it to run their code.
+_TRUST = {"hf": ", trust_remote_code=True", "llama": ""}
 _WHOLE = {
     "native": """\
 import torch
@@ -134,23 +139,32 @@ with torch.inference_mode():
         new_tokens.append(int(tokens))
 print({shown})
 """,
-    "hf": """\
+    "gguf": """\
+from gaugelasso import import_model
+from gaugelasso.inference import InferenceModel, Sampling, generate
+
+model = InferenceModel(import_model("{out}/model.gguf").eval())
+greedy = Sampling(temperature=0)
+[new_tokens] = generate(model, [{prompt}], max_new_tokens={new}, sampling=greedy)
+print({shown})
+""",
+}
+_HF_TOKENS = """\
 import torch
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("{out}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{out}"{trust})
 prompt = torch.tensor([{prompt}])
 mask = torch.ones_like(prompt)
 output = model.generate(prompt, attention_mask=mask, max_new_tokens={new}, do_sample=False)
 new_tokens = output[0, prompt.shape[1] :].tolist()
 print({shown})
-""",
-}
+"""
 _HF_TEXT = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{out}")
-model = AutoModelForCausalLM.from_pretrained("{out}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{out}"{trust})
 inputs = tokenizer(["{text}"], return_tensors="pt"{more})
 inputs.pop("token_type_ids", None)
 output = model.generate(**inputs, max_new_tokens={new}, do_sample=False)

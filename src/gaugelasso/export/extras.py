@@ -12,6 +12,7 @@ from gaugelasso.errors import UserError, first_line
 EXTRAS = {
     "onnx": ("onnx", ("onnx", "onnxscript", "onnxruntime")),
     "hf": ("hf", ("transformers", "tokenizers")),
+    "llama": ("hf", ("transformers", "tokenizers")),
 }
 
 

@@ -30,7 +30,7 @@ from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import AttentionSpec, TransformerSpec
 
 # What both tokenizers must read alike: words, numbers, line breaks, characters of several bytes.
-_TEXTS = ("It's 1,984 o'clock.\n\n  The café — 日本語?", " a b ", "def f(x):\n\treturn x")
+TEXTS = ("It's 1,984 o'clock.\n\n  The café — 日本語?", " a b ", "def f(x):\n\treturn x")
 # Kinds of MLP that are no SwiGLU, and the approximation of their GELU.
 _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 CODE = Path(__file__).with_name("modeling_gaugelasso.py")
@@ -38,7 +38,7 @@ CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 
 def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
     """Write the files, load them with transformers, and return the largest deviation."""
-    check_causal_lm(source)
+    check_causal_lm(source, "hf")
     from gaugelasso.export.modeling_gaugelasso import GaugelassoConfig, GaugelassoForCausalLM
 
     config = GaugelassoConfig(
@@ -55,7 +55,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
             "AutoModelForCausalLM": f"{CODE.stem}.GaugelassoForCausalLM",
         },
     )
-    with quiet(), _without_progress_bars():
+    with quiet(), without_progress_bars():
         model: Any = GaugelassoForCausalLM(config)
         model.to(dtype)
         model.load_state_dict(_tensors(source, dtype))
@@ -63,10 +63,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         (folder / CODE.name).write_bytes(CODE.read_bytes())
         for path in folder.glob("*.safetensors"):  # written for the owner alone
             path.chmod((folder / CODE.name).stat().st_mode)
-        if source.has_tokenizer:
-            copy_tokenizer(source, folder)
-        elif source.is_text:
-            write_byte_tokenizer(folder, source.spec.length)
+        write_tokenizer(source, folder)
         loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def step(tokens: Tensor, mask: Tensor, positions: Tensor, past: Any) -> tuple[Tensor, Any]:
@@ -82,7 +79,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
 
 
 @contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -94,8 +91,8 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_causal_lm(source: Source) -> None:
-    """UserError if the model is no causal language model, which is what this form holds."""
+def check_causal_lm(source: Source, form: str) -> None:
+    """UserError if the model is no causal language model, which is what the form holds."""
     spec = source.spec
     why = None
     if spec.input_kind != "tokens":
@@ -106,7 +103,7 @@ def check_causal_lm(source: Source) -> None:
         why = f"it has {spec.outputs} outputs for {spec.inputs} tokens and cannot read them"
     if why:
         raise UserError(
-            f"form 'hf' holds causal language models, and {str(source.run)!r} is none: {why}; "
+            f"form {form!r} holds causal language models, and {str(source.run)!r} is none: {why}; "
             "choose onnx, pt2 or native"
         )
 
@@ -161,6 +158,14 @@ def _end(source: Source) -> int | None:
     return end_token(load_tokenizer(source.run), source.run) if source.has_tokenizer else None
 
 
+def write_tokenizer(source: Source, folder: Path) -> None:
+    """The run's tokenizer, that of bytes for a text of bytes, or none."""
+    if source.has_tokenizer:
+        copy_tokenizer(source, folder)
+    elif source.is_text:
+        write_byte_tokenizer(folder, source.spec.length)
+
+
 def copy_tokenizer(source: Source, folder: Path) -> None:
     """Copy the files of the run's tokenizer; UserError if transformers reads another one of them.
 
@@ -182,7 +187,7 @@ def copy_tokenizer(source: Source, folder: Path) -> None:
         (folder / name).write_bytes(content)
     # Without a word on the model's code, transformers would ask on the terminal whether to run it.
     theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    for text in _TEXTS:
+    for text in TEXTS:
         if theirs.encode(text, add_special_tokens=False) != ours.encode([text])[0].tolist():
             raise UserError(
                 f"{str(source.run / NAME)!r}: transformers reads another tokenizer from it, so "

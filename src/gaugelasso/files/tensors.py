@@ -30,9 +30,11 @@ _DTYPES = {
 _ALIGNMENT = 8  # bytes
 
 
-def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def encoded(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file; UserError if a value is not finite."""
-    header: dict[str, dict] = {}
+    header: dict[str, dict] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
@@ -47,9 +49,14 @@ def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
     for name, tensor in tensors.items():
-        host = tensor.detach().cpu().contiguous()
-        _check_finite(name, host)
-        yield host.reshape(-1).view(torch.uint8).numpy().data
+        yield raw(name, tensor)
+
+
+def raw(name: str, tensor: Tensor) -> memoryview:
+    """The numbers of a tensor as bytes; UserError with its name if a value is not finite."""
+    host = tensor.detach().cpu().contiguous()
+    _check_finite(name, host)
+    return host.reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -143,20 +143,29 @@ def read_files(folder: Path, names: Collection[str] = KEPT) -> dict[str, bytes]:
     return found
 
 
-def end_token(tokenizer: Tokenizer, folder: Path) -> int | None:
-    """The token that ends a text, by the settings beside the tokenizer; None if none is named."""
+def token_settings(folder: Path) -> dict[str, Any]:
+    """The settings beside a tokenizer; empty if there are none."""
+    path = folder / SETTINGS
     try:
-        settings = read_json(folder / SETTINGS)
+        settings = read_json(path)
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{str(folder / SETTINGS)!r}: not a readable JSON file ({first_line(error)})"
-        ) from None
-    named = settings.get("eos_token") if isinstance(settings, dict) else None
+        raise UserError(f"{str(path)!r}: not a readable JSON file ({first_line(error)})") from None
+    return settings if isinstance(settings, dict) else {}
+
+
+def named_token(tokenizer: Tokenizer, folder: Path, name: str) -> int | None:
+    """The token that the settings beside the tokenizer name, as `eos_token`; None without one."""
+    named = token_settings(folder).get(name)
     content = named.get("content") if isinstance(named, dict) else named
     found = tokenizer.inner.token_to_id(content) if isinstance(content, str) else None
     return found if isinstance(found, int) else None
+
+
+def end_token(tokenizer: Tokenizer, folder: Path) -> int | None:
+    """The token that ends a text."""
+    return named_token(tokenizer, folder, "eos_token")
 
 
 def byte_names() -> list[str]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
-from gaugelasso.export.folder import check_free, new_folder
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.files.tokenizer import parse_tokenizer
@@ -22,6 +21,7 @@ from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import CHECKPOINTS
+from gaugelasso.runs.new_folder import check_free, new_folder
 from gaugelasso.runs.reading import IMPORTED, is_folder
 from gaugelasso.runs.structures import describe
 from gaugelasso.runs.writing import write_json

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, which is in its metadata, as files of the package tokenizers.
 
 Byte-level BPE only (`tokenizer.ggml.model = "gpt2"`), with the ways of splitting a text that are
-listed in `_SPLITS`. The tokenizer of another kind is left out, with the reason.
+listed in `SPLITS`. The tokenizer of another kind is left out, with the reason.
 """
 
 import json
@@ -15,8 +15,9 @@ from gaugelasso.importing.source import Settings
 
 _KEY = "tokenizer.ggml."
 _MOST_TOKENS = 2**21
-# Types of tokens that are found in a text as they are.
-_CONTROL, _USER_DEFINED = 3, 4
+NORMAL, UNUSED = 1, 5
+# Types of tokens that are found in a text as they are: whether they are special -> the type.
+TYPES = {True: 3, False: 4}
 # Words with the character before them, numbers of some digits, and punctuation with line breaks.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -37,10 +38,10 @@ def tokenizer_files(settings: Settings, values: Callable[[Array], list]) -> dict
     """The files of the tokenizer, or why there are none; UserError if it is damaged."""
     table = settings.table
     kind, split = table.get(f"{_KEY}model"), table.get(f"{_KEY}pre")
-    if kind != "gpt2" or split not in _SPLITS:
+    if kind != "gpt2" or split not in SPLITS:
         return (
             f"the tokenizer of kind {kind!r}, pre {split!r}, is not read; known are gpt2 with "
-            f"{', '.join(_SPLITS)}"
+            f"{', '.join(SPLITS)}"
         )
     arrays = [_array(settings, _KEY + name) for name in ("tokens", "merges", "token_type")]
     try:
@@ -79,21 +80,29 @@ def _build(library: Any, split: str, tokens: list[str], merges: list[str], types
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not all(len(pair) == 2 for pair in pairs):
         raise ValueError("a merge is not of two tokens")
+    found = empty(library, split, vocabulary, pairs)
+    for special, kind in TYPES.items():
+        names = [token for token, each in zip(tokens, types, strict=True) if each == kind]
+        add = found.add_special_tokens if special else found.add_tokens
+        add([library.AddedToken(name, special=special, normalized=False) for name in names])
+    return found
+
+
+def empty(
+    library: Any,
+    split: str,
+    vocabulary: dict[str, int] | None = None,
+    merges: list[tuple[str, ...]] | None = None,
+) -> Any:
+    """A tokenizer that splits a text in this way, without tokens that are found as they are."""
     # Such vocabularies have words that no merges make.
     whole = split == "llama-bpe"
-    model = library.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole)
+    model = library.models.BPE(vocab=vocabulary or {}, merges=merges or [], ignore_merges=whole)
     found = library.Tokenizer(model)
     if split == "qwen2":
         found.normalizer = library.normalizers.NFC()
-    found.pre_tokenizer = _SPLITS[split](library)
+    found.pre_tokenizer = SPLITS[split](library)
     found.decoder = library.decoders.ByteLevel()
-    for kind, add in (
-        (_CONTROL, found.add_special_tokens),
-        (_USER_DEFINED, found.add_tokens),
-    ):
-        names = [token for token, each in zip(tokens, types, strict=True) if each == kind]
-        special = kind == _CONTROL
-        add([library.AddedToken(name, special=special, normalized=False) for name in names])
     return found
 
 
@@ -131,7 +140,7 @@ def _words(digits: str) -> Callable[[Any], Any]:
 
 
 # How a text is split into words -> what splits it.
-_SPLITS: dict[str, Callable[[Any], Any]] = {
+SPLITS: dict[str, Callable[[Any], Any]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
     "llama-bpe": _words("{1,3}"),

@@ -1,4 +1,4 @@
-"""The folder of an export: complete and compared, or not there."""
+"""A new folder, as of an export or an import: complete, or not there."""
 
 import contextlib
 import os

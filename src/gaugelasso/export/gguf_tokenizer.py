@@ -1,0 +1,138 @@
+"""The tokenizer of a run as metadata of a GGUF file: byte-level BPE, split in a way that is named.
+
+A tokenizer of another kind is refused. `importing.gguf_tokenizer` is the other direction.
+"""
+
+import json
+from typing import Any
+
+from gaugelasso.errors import UserError
+from gaugelasso.export.source import Source
+from gaugelasso.export.to_hf import TEXTS
+from gaugelasso.files.gguf import Value
+from gaugelasso.files.tokenizer import (
+    NAME,
+    Tokenizer,
+    byte_names,
+    load_tokenizer,
+    named_token,
+    parse_tokenizer,
+    read_files,
+    token_settings,
+    tokenizers_library,
+)
+from gaugelasso.importing.gguf_tokenizer import NORMAL, SPLITS, TYPES, UNUSED, empty
+from gaugelasso.importing.source import Source as Written
+
+_KEY = "tokenizer.ggml."
+_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_TEMPLATE = "chat_template.jinja"
+
+
+def tokenizer_metadata(source: Source) -> dict[str, Value]:
+    """Of the run's tokenizer, of bytes for a text of bytes, or the word that there is none."""
+    if source.has_tokenizer:
+        found = _of_run(source)
+    elif source.is_text:  # without merges, the way of splitting has no effect
+        found = {"model": "gpt2", "pre": "gpt-2", **_tokens(byte_names(), {}, [], source)}
+        found["add_bos_token"] = False
+    else:
+        found = {"model": "no_vocab"}
+    return {key if "." in key else f"{_KEY}{key}": value for key, value in found.items()}
+
+
+def check_tokenizer(source: Source, written: Written) -> None:
+    """UserError if the tokenizer that is read from a file is not that of the run."""
+    if not source.has_tokenizer:
+        return
+    files = written.tokenizer()
+    if isinstance(files, str):
+        raise UserError(f"{str(source.run / NAME)!r}: {files}, so nothing was written")
+    theirs, ours = parse_tokenizer(files[NAME], str(written.path)), load_tokenizer(source.run)
+    for text in TEXTS:
+        if theirs.encode([text])[0].tolist() != ours.encode([text])[0].tolist():
+            raise UserError(
+                f"{str(source.run / NAME)!r}: a GGUF file would have another tokenizer, so nothing "
+                "was written"
+            )
+
+
+def _of_run(source: Source) -> dict[str, Value]:
+    ours = load_tokenizer(source.run)
+    ours.check_fits(source.spec.inputs, "the model")
+    data = json.loads(ours.inner.to_str())
+    names = [f"[PAD{number}]" for number in range(ours.size)]
+    for token, number in ours.inner.get_vocab(with_added_tokens=True).items():
+        names[number] = token
+    used = set(ours.inner.get_vocab(with_added_tokens=True).values())
+    types = {number: UNUSED for number in range(ours.size) if number not in used}
+    for token in data["added_tokens"]:
+        types[token["id"]] = TYPES[bool(token["special"])]
+    split = _split(data, source)
+    merges = [each if isinstance(each, str) else " ".join(each) for each in data["model"]["merges"]]
+    found: dict[str, Value] = {
+        "model": "gpt2",
+        "pre": split,
+        **_tokens(names, types, merges, source),
+        **_ids(ours, source),
+    }
+    template = token_settings(source.run).get("chat_template")
+    beside = read_files(source.run, (_TEMPLATE,)).get(_TEMPLATE)
+    if beside is not None:
+        template = beside.decode(errors="replace")
+    return found | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+
+
+def _tokens(
+    names: list[str], types: dict[int, int], merges: list[str], source: Source
+) -> dict[str, Value]:
+    """As many tokens as the model has: readers compare the two."""
+    more = [f"[PAD{number}]" for number in range(len(names), source.spec.inputs)]
+    kinds = [types.get(number, NORMAL) for number in range(len(names))]
+    return {
+        "tokens": names + more,
+        "token_type": kinds + [UNUSED] * len(more),
+        "merges": merges,
+    }
+
+
+def _ids(ours: Tokenizer, source: Source) -> dict[str, Value]:
+    numbers = {name: named_token(ours, source.run, f"{kind}_token") for kind, name in _IDS.items()}
+    found: dict[str, Value] = {
+        f"{name}_token_id": number for name, number in numbers.items() if number is not None
+    }
+    begins = ours.inner.encode("a", add_special_tokens=True).ids[:1]
+    # Written in any case, because readers take it from `pre` where it is missing.
+    return found | {"add_bos_token": begins == [numbers["bos"]]}
+
+
+def _split(data: dict[str, Any], source: Source) -> str:
+    """The name of the way in which the tokenizer splits a text into words."""
+    ours = _parts(data)
+    if data["model"].get("type") == "BPE":
+        for name in SPLITS:
+            if _parts(json.loads(empty(tokenizers_library(), name).to_str())) == ours:
+                return name
+    raise UserError(
+        f"{str(source.run / NAME)!r}: form 'gguf' holds byte-level BPE that splits a text as "
+        f"{', '.join(SPLITS)} do, and this tokenizer is another; choose llama, hf, onnx, pt2 or "
+        "native"
+    )
+
+
+def _parts(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What decides how a text becomes tokens, beside vocabulary and merges."""
+    model = data["model"]
+    return (
+        _plain(data["normalizer"]),
+        _plain(data["pre_tokenizer"]),
+        bool(model.get("ignore_merges")),
+        bool(model.get("byte_fallback")),
+    )
+
+
+def _plain(part: Any) -> Any:
+    """Without what has no effect on tokens: the offsets that are reported with them."""
+    if isinstance(part, dict):
+        return {key: _plain(each) for key, each in part.items() if key != "trim_offsets"}
+    return [_plain(each) for each in part] if isinstance(part, list) else part

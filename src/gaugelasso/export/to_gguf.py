@@ -1,0 +1,85 @@
+"""One GGUF file with a stock Llama and its tokenizer, for llama.cpp and its relatives.
+
+Matrices are in the chosen precision, norms in float32. Read back by this package's own importer.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gaugelasso.errors import UserError
+from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.gguf_tokenizer import check_tokenizer, tokenizer_metadata
+from gaugelasso.export.source import Source
+from gaugelasso.export.stock import stock_sizes, stock_weights
+from gaugelasso.export.to_hf import check_causal_lm
+from gaugelasso.files.durable import write_new
+from gaugelasso.files.gguf import Value, encoded
+from gaugelasso.importing import build
+from gaugelasso.importing.decoder import GGUF, Sizes
+from gaugelasso.importing.gguf import open_gguf
+from gaugelasso.importing.rope import FACTORS, Rope
+from gaugelasso.inference import InferenceModel
+
+NAME = "model.gguf"
+# Numbers by which a file says in which type most of its tensors are.
+_FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+
+
+def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+    """Write the file, read it again, and return the largest deviation."""
+    check_causal_lm(source, "gguf")
+    sizes = stock_sizes(source, "gguf")
+    if sizes.bias:
+        raise UserError(
+            f"form 'gguf' holds no biases of queries, keys and values, which {str(source.run)!r} "
+            "has; choose llama, hf, onnx, pt2 or native"
+        )
+    weights = stock_weights(source.model, sizes, GGUF, interleaved=True)
+    tensors = {name: each.to(dtype) if each.dim() > 1 else each for name, each in weights.items()}
+    tensors |= _divisors(sizes)
+    metadata = {
+        "general.architecture": "llama",
+        "general.name": source.run.resolve().name,
+        "general.file_type": _FILE_TYPES[dtype],
+        **_settings(sizes),
+        **tokenizer_metadata(source),
+    }
+    path = folder / NAME
+    write_new(path, encoded(metadata, tensors))
+    written = open_gguf(path)
+    check_tokenizer(source, written)
+    served = InferenceModel(build(written).eval())
+    return Comparison(source, dtype).check(NAME, whole=served)
+
+
+def _settings(sizes: Sizes) -> dict[str, Value]:
+    found: dict[str, Value] = {
+        "context_length": sizes.length,
+        "embedding_length": sizes.width,
+        "block_count": sizes.layers,
+        "feed_forward_length": sizes.d_f,
+        "vocab_size": sizes.vocabulary,
+        "attention.head_count": sizes.heads,
+        "attention.head_count_kv": sizes.kv_heads,
+        # Else a reader would take the width of the stream over the heads.
+        "attention.key_length": sizes.d_k,
+        "attention.value_length": sizes.d_k,
+        "attention.layer_norm_rms_epsilon": sizes.eps,
+        "rope.dimension_count": sizes.d_k,
+        "rope.freq_base": sizes.rope.theta,
+    }
+    if sizes.rope.bands is None and sizes.rope.factor != 1:
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": sizes.rope.factor}
+    return {f"llama.{key}": value for key, value in found.items()}
+
+
+def _divisors(sizes: Sizes) -> dict[str, Tensor]:
+    """What divides the frequencies of RoPE scaled by `llama3`, for which there are no keys."""
+    if sizes.rope.bands is None:
+        return {}
+    pairs = sizes.d_k // 2
+    plain = torch.tensor(Rope(sizes.rope.theta).frequencies(pairs), dtype=torch.float64)
+    scaled = torch.tensor(sizes.rope.frequencies(pairs), dtype=torch.float64)
+    return {FACTORS: (plain / scaled).float()}
