@@ -276,8 +276,8 @@ def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> N
         (("--above-original", "-3%"), "--above-original '-3%': give a share"),
         (("--above-original", "2000%"), "guessing among 300 tokens has 5.704"),
         (
-            ("--form", "gguf"),
-            "--form 'gguf' is unknown; choose one of: onnx, pt2, hf, native, none",
+            ("--form", "tflite"),
+            "--form 'tflite' is unknown; choose one of: onnx, pt2, hf, llama, gguf, native, none",
         ),
         (("--set", "target.loss=3"), "--set target.loss=3: give the target with --above-original"),
         (("--set", "task.path=b.txt"), "--set task.path=b.txt: give the text with --data"),

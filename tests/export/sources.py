@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.inference import InferenceModel, Sampling, generate
-from gaugelasso.models import Transformer
+from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint
 from tests.contract.models import Case, make, transformer
 from tests.test_docs import DOCS, blocks
@@ -35,6 +36,31 @@ def tiny(layers: int = 2, also: dict[str, Any] | None = None, **settings: Any) -
         "width": 9, "layers": layers,
     } | settings  # fmt: skip
     return make(Case(transformer("exported", also, **given), dropped=True, seed=0)).float()
+
+
+def stock(layers: int = 3, also: dict[str, Any] | None = None, **settings: Any) -> Transformer:
+    """A stock Llama that was cut: sites and the second layer are gone, what is left is equal.
+
+    Gains and scales differ, normalisers have the weights of the width before.
+    """
+    given = {
+        "heads": 4, "kv_heads": 2, "length": 24, "inputs": 256, "outputs": 256, "d_k": 6, "d_v": 6,
+        "width": 18, "d_f": 11, "layers": layers, "rope_base": 500.0,
+    } | settings  # fmt: skip
+    model = Transformer(replace(TransformerSpec.uniform(**given), **also or {}), 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith("_bias"):
+                parameter.normal_(generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("weight"):
+                buffer.fill_(1 / 25)
+    for name in ("attention_1", "mlp_1"):
+        model.remove_operator(name)
+    return model.eval()
 
 
 class _Saved:

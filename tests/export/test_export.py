@@ -131,12 +131,24 @@ def test_a_model_of_the_user_is_refused(run: Path, monkeypatch: pytest.MonkeyPat
         export(run, "native")
 
 
-@pytest.mark.parametrize(("form", "module"), [("onnx", "onnxruntime"), ("hf", "transformers")])
+@pytest.mark.parametrize(
+    ("form", "module", "extra"),
+    [
+        ("onnx", "onnxruntime", "onnx"),
+        ("hf", "transformers", "hf"),
+        ("llama", "transformers", "hf"),
+    ],
+)
 def test_a_missing_library_is_named_with_its_extra(
-    gaugelasso: Command, run: Path, monkeypatch: pytest.MonkeyPatch, form: str, module: str
+    gaugelasso: Command,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    module: str,
+    extra: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # an import of it fails
-    refused(gaugelasso, run, f"pip install 'gaugelasso[{form}]'", "--form", form)
+    refused(gaugelasso, run, f"pip install 'gaugelasso[{extra}]'", "--form", form)
 
 
 def test_what_computes_something_else_is_not_kept(

@@ -30,7 +30,8 @@ def export(
     """Write the model of a finished run, or an imported one, for other programs, with a model card.
 
     onnx: for onnxruntime, with and without a key/value cache. pt2: a torch.export program and
-    AOTInductor packages. hf: a folder for AutoModelForCausalLM.from_pretrained. native:
+    AOTInductor packages. hf: a folder for AutoModelForCausalLM.from_pretrained. llama: the same as
+    a stock LlamaForCausalLM, if all layers are equal. gguf: such a model for llama.cpp. native:
     safetensors for gaugelasso.inference.load. A tokenizer in RUN is copied.
 
     What is written is loaded again and compared with the model first; if it differs, nothing is
@@ -41,6 +42,8 @@ def export(
     Example: gaugelasso export runs/small --form onnx
 
     Example: gaugelasso export runs/small --form native --dtype bfloat16
+
+    Example: gaugelasso export bases/smol --form gguf --dtype float16
     """
     where = device if device == "auto" else choose_device(device)
     exported = write_export(run, form, out, dtype, where)

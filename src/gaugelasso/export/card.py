@@ -20,10 +20,10 @@ _NEEDS = {
     "pt2": "`pip install torch numpy`, the version of torch below",
     "hf": "`pip install torch transformers`. The folder has its own modelling code, which "
     "`trust_remote_code=True` allows transformers to run",
-    "llama": "`pip install torch transformers`. The model is a `LlamaForCausalLM` and has no code of "
+    "llama": "`pip install torch transformers`. The model is a `LlamaForCausalLM`, without code of "
     "its own",
-    "gguf": "[llama.cpp](https://github.com/ggml-org/llama.cpp), as `llama-completion -m model.gguf`, "
-    "or llama-cpp-python. It is also read with `pip install gaugelasso`",
+    "gguf": "[llama.cpp](https://github.com/ggml-org/llama.cpp): `llama-completion -m model.gguf`; "
+    "or llama-cpp-python; or, as here, `pip install gaugelasso`",
     "native": "`pip install gaugelasso`",
 }
 _FRONT = """\
