@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaugelasso import cli
+from gaugelasso import cli, import_model
 from gaugelasso.cli.compression_plan import Wanted, parse_share, plan
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
@@ -169,6 +169,22 @@ def test_the_progress_line_says_what_is_bought_at_what_price(out: Path, done: st
 def test_the_config_trains_the_same(out: Path) -> None:
     Trainer(load_config(out / "config.toml"), Path("again")).run()
     assert_same_run(out / "run", Path("again"))
+
+
+def test_a_stock_shape_goes_to_stock_engines(place: Path, command: Command) -> None:
+    more = ("--steps", "20", "--form", "gguf", "--set", "compress.shape=llama")
+    code, said, error = command("compress", "model", *changed(*more))
+    assert code == 0, error
+    assert "export: gguf: " in said
+    assert command("export", "out/run", "--form", "llama")[0] == 0
+    before, after = (read(Path(each) / "config.json") for each in ("model", "out/run/export/llama"))
+    assert after["architectures"] == ["LlamaForCausalLM"]
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers")
+    assert any(after[size] < before[size] for size in sizes)
+    found = import_model("out/gguf/model.gguf").spec()
+    assert found.sites == tuple(range(after["hidden_size"]))
+    answer = command("compress", "model", *changed("--form", "llama", "--resume"))
+    assert_user_error(answer, "--form llama holds models whose layers are alike; add --set")
 
 
 # --- stages ---------------------------------------------------------------------------------

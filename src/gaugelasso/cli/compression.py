@@ -4,7 +4,7 @@ Each stage is what the command of its name does. A stage that is finished is in 
 --resume skips it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +28,7 @@ from gaugelasso.cli.trainers import build_trainer
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.export import FORMS
+from gaugelasso.export import FORMS, STOCK
 from gaugelasso.export import export as write_export
 from gaugelasso.export.extras import check_extra
 from gaugelasso.report.layout import render
@@ -119,7 +119,7 @@ def compress(
     """
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
-    _check_form(form)
+    _check_form(form, changes)
     if started_as()[1] > 1:
         raise UserError(
             "compress runs in one process; for several devices stop it once it trains, and start "
@@ -149,10 +149,16 @@ def compress(
     print_line(f"folder: {out}")
 
 
-def _check_form(form: str) -> None:
+def _check_form(form: str, changes: Mapping[str, str]) -> None:
     if form not in (*FORMS, _NO_FORM):
         raise UserError(
             f"--form {form!r} is unknown; choose one of: {', '.join([*FORMS, _NO_FORM])}"
+        )
+    # Now, and not when it has been trained.
+    if form in STOCK and changes.get("compress.shape", "").strip("'\"") != "llama":
+        raise UserError(
+            f"--form {form} holds models whose layers are alike; add --set compress.shape=llama, "
+            "or choose another form"
         )
     check_extra(form)
 

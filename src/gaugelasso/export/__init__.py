@@ -35,8 +35,10 @@ FORMS: Mapping[str, Writer] = {
     "gguf": write_gguf,
     "native": write_native,
 }
+# Forms for models whose layers are alike.
+STOCK = ("llama", "gguf")
 # Forms that have the tokenizer in their own way; the others have its files beside them.
-_WITH_TOKENIZER = ("hf", "llama", "gguf")
+_WITH_TOKENIZER = ("hf", *STOCK)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -84,4 +86,4 @@ def export(
     return Exported(out, form, deviation, size)
 
 
-__all__ = ["DTYPES", "FORMS", "Exported", "Source", "export", "read_source"]
+__all__ = ["DTYPES", "FORMS", "STOCK", "Exported", "Source", "export", "read_source"]
