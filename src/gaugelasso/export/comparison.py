@@ -31,9 +31,12 @@ Step = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 
 class Comparison:
-    """The inputs, and what the float32 inference form makes of them."""
+    """The inputs, and what the float32 inference form makes of them.
 
-    def __init__(self, source: Source, dtype: torch.dtype):
+    `dtype` is the precision of the weights, and of the products unless `in_float32`.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, *, in_float32: bool = False):
         self.dtype = dtype
         self.exact = source.served()
         self.spec = self.exact.spec
@@ -44,6 +47,7 @@ class Comparison:
         self.limit = LARGEST
         if dtype != torch.float32:
             rounded = source.served(dtype)
+            rounded = rounded.float() if in_float32 else rounded
             own = max(self._whole_deviations(rounded), default=0.0)
             self.limit = max(LARGEST, ROUNDING * own)
 

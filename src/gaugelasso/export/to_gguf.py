@@ -51,7 +51,7 @@ def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str) ->
     written = open_gguf(path)
     check_tokenizer(source, written)
     served = InferenceModel(build(written).eval())
-    return Comparison(source, dtype).check(NAME, whole=served)
+    return Comparison(source, dtype, in_float32=True).check(NAME, whole=served)
 
 
 def _settings(sizes: Sizes) -> dict[str, Value]:
