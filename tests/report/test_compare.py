@@ -72,7 +72,8 @@ def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
     assert [*found.methods] == ["gaugelasso", "post-hoc"]
     table = compare_table(found)
     assert table.headers[:7] == [
-        "method", "seed", "FMA per token", "held-out loss", "accuracy", "training work", "target",
+        "method", "seed", "FMA per token", "held-out loss", "accuracy", "total training work",
+        "target",
     ]  # fmt: skip
     ours, posthoc = (row for row in table.rows if row[0])
     assert ours == [
@@ -96,6 +97,46 @@ def test_the_results_file_has_every_run_and_every_method(tmp_path: Path) -> None
     assert posthoc["fma"] == {"mean": 201.5, "std": pytest.approx(1.291, abs=1e-3),
                               "min": 200.0, "max": 203.0}  # fmt: skip
     assert posthoc["p"] == {"loss": 1.0, "metric": 1.0, "fma": pytest.approx(2 / 70), "ms": None}
+
+
+def change_summary(run: Path, **changes: Any) -> Path:
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return run
+
+
+def test_training_work_includes_the_runs_that_a_method_needs(tmp_path: Path) -> None:
+    """A rival of an early version, too: its figure includes the full model."""
+    work = {"own": 40_000.0, "before": 60_000.0, "total": 100_000.0, "needs": "the full model"}
+    reference = {"named": "1.1 times the loss of the full model", "training_fma": 20_000.0}
+    figures: dict[str, dict[str, Any]] = {
+        "ours": {},
+        "near": {"method": "near", "reference": reference},
+        "cofi": {"method": "cofi", "source": {"training_fma": 60_000.0}, "training_work": work},
+        "early": {"method": "post-hoc", "source": {"training_fma": 30_000.0}},
+        "found": {"method": "from scratch"},
+        "broken": {"method": "broken", "training_fma": None},
+    }
+    for name, changes in figures.items():
+        change_summary(run_at(tmp_path / name, 100, 0.03), **changes)
+    found = compared(tmp_path)
+    table = compare_table(found)
+    place = table.headers.index("total training work")
+    assert {row[0]: row[place] for row in table.rows if row[0]} == {
+        "gaugelasso": "40k", "near": "60k", "cofi": "100k", "post-hoc": "40k",
+        "from scratch": "—", "broken": "—",
+    }  # fmt: skip
+    assert "of a run and of the runs that it needs" in table.note
+    runs = {run["method"]: run for run in compare_results(found)["runs"]}
+    assert {name: run["training_fma"] for name, run in runs.items()} == {
+        "gaugelasso": 40_000.0, "near": 60_000.0, "cofi": 100_000.0, "post-hoc": 40_000.0,
+        "from scratch": None, "broken": None,
+    }  # fmt: skip
+    assert runs["cofi"]["training_work"] == work
+    assert runs["post-hoc"]["training_work"] == {
+        "own": 10_000.0, "before": 30_000.0, "total": 40_000.0, "needs": "the full model",
+    }  # fmt: skip
+    assert runs["from scratch"]["training_work"]["own"] == 40_000.0
 
 
 def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:

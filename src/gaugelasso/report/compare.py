@@ -22,6 +22,7 @@ from gaugelasso.report.outcome import outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
+from gaugelasso.runs.training_work import total_training
 from gaugelasso.runs.units import counts_work
 
 TESTED = ("loss", "metric", "fma", "ms")
@@ -165,7 +166,7 @@ def compare_table(found: Comparison) -> Table:
     rows = []
     for name, members in found.methods.items():
         number = len(members)
-        training = [outcome(member.run).training_fma for member in members]
+        training = [total_training(member.run.summary or {}) for member in members]
         rows.append([
             name, f"{number} seed{'' if number == 1 else 's'}",
             *(over_seeds(found.values(name, key), form) for key, _, form in columns),
@@ -176,11 +177,12 @@ def compare_table(found: Comparison) -> Table:
             cells = [known(member.value(key), form) for key, _, form in columns]
             rows.append(["", str(member.run.seed), *cells, known(work, formats.short),
                          _held_cell([member.held]), *("" for _ in columns)])  # fmt: skip
-    headers = ["method", "seed", *(head for _, head, _ in columns), "training work", "target"]
-    headers += [f"p, {head}" for _, head, _ in columns]
+    headers = ["method", "seed", *(head for _, head, _ in columns), "total training work"]
+    headers += ["target", *(f"p, {head}" for _, head, _ in columns)]
     note = f"Task {first.task}; mean ± standard deviation over seeds. "
-    if any("source" in (run.summary or {}) for run in found.runs):
-        note += "Training work includes that of the full model which a method began with. "
+    note += "Total training work: of a run and of the runs that it needs, as the full model that a "
+    note += "rival begins with, or the run that found a structure; "
+    note += f"{DASH} where that is not known. "
     note += f"Target: {DASH} where a method names none. p: against {found.against}, {TEST}; "
     note += f"{DASH} where seeds are too few. "
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""

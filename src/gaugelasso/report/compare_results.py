@@ -15,6 +15,7 @@ from gaugelasso.report.methods import conditions
 from gaugelasso.report.results import origin_of, run_result
 from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
+from gaugelasso.runs.training_work import TRAINING_WORK, entry_in
 
 
 def compare_results(found: Comparison) -> dict[str, Any]:
@@ -55,12 +56,16 @@ def compare_results(found: Comparison) -> dict[str, Any]:
 def _run_result(member: Member) -> dict[str, Any]:
     run, summary = member.run, member.run.summary or {}
     before, after = run.initial.get("structure", {}), summary["structure"]
+    work = entry_in(summary)
     return {
         "folder": str(run.path),
         **run_result(run),
         "fma_initial": member.fma_initial,
         "fma_final": member.fma,
         "compression": member.fma_initial / member.fma if member.fma else None,
+        # Of the run and of the runs that it needs: the run's own alone does not compare methods.
+        "training_fma": work["total"],
+        TRAINING_WORK: work,
         "ms": member.ms,
         "held": member.held,
         "parameters_initial": summary["parameters_initial"],

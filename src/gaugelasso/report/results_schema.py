@@ -42,6 +42,7 @@ _TABLES: Mapping[str, Schema] = {
     "structure": {},
     "attentions": {"initial": WHOLE, "full_width": WHOLE},
     "cofi": _CONTROL,
+    "training_work": {"own": NAMED, "before": NAMED, "total": NAMED},
     "source": {"steps": NAMED, "training_fma": NAMED},
 }
 _METHOD: Schema = {"method": TEXT, "family": TEXT, "conditions": {}}

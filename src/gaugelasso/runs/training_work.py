@@ -35,16 +35,26 @@ def entry_of(summary: Mapping[str, Any], found: float | None = None) -> dict[str
     return training_work(summary["training_fma"], before, " and ".join(needed) or None)
 
 
-def total_training(summary: Mapping[str, Any]) -> float | None:
-    """FMA of the training of a run and of the runs that it needs; None if it is not known.
+def entry_in(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry that a summary has: `own`, `before`, `total` and `needs`.
 
-    Summaries of older versions have no entry, and it follows from what they have.
+    Summaries of older versions have none, and it follows from what they have.
     """
-    if TRAINING_WORK not in summary:
-        if "source" in summary:  # a rival, whose figure includes the full model
-            return float(summary["training_fma"])
-        summary = {**summary, **entry_of(summary)}
-    total = summary[TRAINING_WORK]["total"]
+    if TRAINING_WORK in summary:
+        return dict(summary[TRAINING_WORK])
+    if summary["training_fma"] is None:
+        return {"own": None, "before": None, "total": None, "needs": None}
+    if (source := summary.get("source")) is None:
+        return dict(entry_of(summary)[TRAINING_WORK])
+    # A rival, whose figure includes the full model.
+    total, before = summary["training_fma"], source.get("training_fma")
+    own = None if before is None else total - before
+    return {"own": own, "before": before, "total": total, "needs": "the full model"}
+
+
+def total_training(summary: Mapping[str, Any]) -> float | None:
+    """FMA of the training of a run and of the runs that it needs; None if it is not known."""
+    total = entry_in(summary)["total"]
     return None if total is None else float(total)
 
 
