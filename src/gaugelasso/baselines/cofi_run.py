@@ -22,6 +22,7 @@ from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.targets import ANY_LOSS
 from gaugelasso.runs.units import counts_work
 from gaugelasso.training.evaluation import HeldOut
 from gaugelasso.training.records import Progress
@@ -49,7 +50,9 @@ def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) ->
     """The config of a run of CoFi; UserError if no masks of the full model have the target."""
     check_length(plan)
     work = plan.objective == "fma"
-    target = TargetConfig(fma=plan.target) if work else TargetConfig(loss=1e30, hold="pressed")
+    # No key of a config names a number of parameters.
+    without = TargetConfig(loss=ANY_LOSS, hold="pressed")
+    target = TargetConfig(fma=plan.target) if work else without
     config = settings_of(source.run, changes, target, "cofi", (*EVENT_KEYS, "train.distill"))
     accounting = config.compress.accounting
     if work and not counts_work(accounting):

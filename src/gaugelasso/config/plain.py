@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gaugelasso.config import Config
 from gaugelasso.config.target import TargetConfig
+from gaugelasso.runs.targets import ANY_LOSS
 
 # The keys that plain training sets, beside those of [target].
 PLAIN_KEYS = (
@@ -19,9 +20,6 @@ PRESSURE_KEYS = (
 # The keys of events that post-hoc pruning uses too: how it balances, cuts and probes.
 BALANCE_KEYS = ("compress.sinkhorn_sweeps", "compress.anchor", "compress.powers_of_two")
 EVENT_KEYS = (*BALANCE_KEYS, "compress.multiple", "train.probe")
-# Every loss is within it. A run that misses its target goes back and anneals again, and plain
-# training has the run's number of steps and no more.
-_ANY_LOSS = 1e30
 
 
 def plain(config: Config, steps: int, cooldown: int) -> Config:
@@ -31,7 +29,9 @@ def plain(config: Config, steps: int, cooldown: int) -> Config:
     return replace(
         config,
         # Pressed: the plain schedule, without trial anneals and returns.
-        target=TargetConfig(loss=_ANY_LOSS, hold="pressed"),
+        # A run that misses its target goes back and anneals again, and plain training has the run's
+        # number of steps and no more.
+        target=TargetConfig(loss=ANY_LOSS, hold="pressed"),
         compress=replace(
             config.compress, solver="fixed", rho=0.0, removal="pressure", shape="free"
         ),

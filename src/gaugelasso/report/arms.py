@@ -6,7 +6,7 @@ from typing import Any
 from gaugelasso.report import formats
 from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition
-from gaugelasso.report.goal import is_held
+from gaugelasso.report.goal import is_held, names_target
 from gaugelasso.report.layout import Table
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.results import origin
@@ -25,7 +25,9 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
     for arm in arms:
         ends = [outcome(run) for run in arm.runs]
         before = [run.before_cooldown or {} for run in arm.runs]
+        named = not arm.runs or all(map(names_target, arm.runs))
         held = sum(map(is_held, arm.runs))
+        within = f"{held}/{arm.seeds_requested}" if named else formats.DASH
         rows.append([
             arm.name,
             formats.over_seeds([end.fma_final for end in ends], work_format(counted)),
@@ -34,7 +36,7 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
             _mean((end.loss for end in ends), formats.figure),
             _mean((row.get("metric") for row in before), score),
             _mean((end.metric for end in ends), score),
-            f"{held}/{arm.seeds_requested}",
+            within,
         ])  # fmt: skip
     headers = ["arm", f"{noun(counted)} after", "compression", "loss before cooldown", "loss"]
     headers += [f"{name} before cooldown", name, "within target"]

@@ -1,6 +1,7 @@
 """What a run names as its target, and whether it is held.
 
-A target is a loss, a metric, both of them, or a work per token.
+A target is a loss, a metric, both of them, a number of parameters, or a work per token. Plain
+training names none.
 """
 
 import math
@@ -8,14 +9,16 @@ import statistics
 from collections.abc import Sequence
 
 from gaugelasso.report.costs import work_format
-from gaugelasso.report.formats import figure, known, metric_format, short
+from gaugelasso.report.formats import DASH, count, figure, known, metric_format, short
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun, unit
 
+_NOTHING_NAMED = "No target is named"
+
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What is named, and its value: a loss, a metric, both, or a work.
+    """What is named, and its value; empty if nothing is.
 
     Seeds that measured their own loss may have different ones.
     """
@@ -26,20 +29,30 @@ def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
     if (metric := run.metric_target) is not None:
         value = metric_format(run.metric_name, digits=3)(metric)
         named.append((f"{run.metric_name} target", value))
+    if (parameters := run.parameter_target) is not None:
+        named.append(("parameter target", count(parameters)))
     if not named and run.fma_target:
         form = work_format(run.accounting)
         named.append(("work target", f"{form(run.fma_target)} {noun(run.accounting)}"))
-    return named or [("loss target", "not measured yet")]
+    if not named and run.config["target"].get("above_full") is not None:
+        named.append(("loss target", "not measured yet"))
+    return named
+
+
+def names_target(run: Run) -> bool:
+    """Whether a run names anything that it can hold or miss."""
+    return bool(_named([run]))
 
 
 def goal(runs: Sequence[Run]) -> str:
     """The target of a condition, as in "loss target 0.05"."""
-    return " and ".join(f"{noun} {value}" for noun, value in _named(runs))
+    # CoFi to a number of parameters has a target that only its summary knows.
+    return " and ".join(f"{noun} {value}" for noun, value in _named(runs)) or "no loss target"
 
 
 def goal_cell(runs: Sequence[Run]) -> str:
-    """The same in a table, where a number alone is a loss."""
-    return goal(runs).removeprefix("loss target ")
+    """The same in a table, where a number alone is a loss; a dash if nothing is named."""
+    return goal(runs).removeprefix("loss target ") if _named(runs) else DASH
 
 
 def is_held(run: Run) -> bool:
@@ -74,7 +87,9 @@ def is_mostly_held(runs: Sequence[Run]) -> bool:
 def share_held(runs: Sequence[Run]) -> str:
     """A sentence on how many of the finished seeds hold their target."""
     held, named = sum(map(is_held, runs)), _named(runs)
-    where = "" if named[0][0] == "work target" else " on held-out data"
+    if not named:
+        return f"{_NOTHING_NAMED}."
+    where = "" if named[0][0] in ("work target", "parameter target") else " on held-out data"
     targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
     return f"{held} of {len(runs)} seeds end within {targets}{where}."
 
@@ -101,10 +116,23 @@ def ending(run: Run) -> str:
         return f"{told}{metric}.{_reference(run)}"
     if run.metric_target is not None:
         return f"{_metric_ending(run)}, held-out loss {loss}."
+    if run.parameter_target is not None:
+        return f"{_parameter_ending(run, run.parameter_target)}; held-out loss {loss}."
+    if not names_target(run):
+        return f"{_NOTHING_NAMED}; held-out loss {loss}."
     place, form = "within" if is_held(run) else "above", work_format(run.accounting)
     return (
         f"{form(end.fma_final)} {unit(run.accounting)}, {place} the work target of "
         f"{form(run.fma_target)}; held-out loss {loss}."
+    )
+
+
+def _parameter_ending(run: Run, target: float) -> str:
+    """How many parameters are left; a control that moves around its target may end above it."""
+    reached, verb = (run.summary or {})["cofi"]["reached"], "meets" if is_held(run) else "misses"
+    return (
+        f"{count(reached)} parameters without the tables of the embedding, which {verb} the target "
+        f"of {count(target)}"
     )
 
 

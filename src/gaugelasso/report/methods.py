@@ -80,9 +80,7 @@ def held(run: Run) -> bool | None:
     """Whether a finished run has what it names; None if its method names nothing."""
     if _method(run) in _WITHOUT_TARGET:
         return None
-    summary = run.summary or {}
-    # A method of its own judges by its options; the target in its config may be a number to pass.
-    return bool(summary.get("held")) if "source" in summary else is_held(run)
+    return is_held(run)
 
 
 def _method(run: Run) -> str:

@@ -49,7 +49,7 @@ def outcome(run: Run) -> Outcome:
             loss=summary["loss"],
             metric=summary["metric"]["value"],
             figures=summary.get("figures", {}),
-            reached_step=summary["target_reached_step"],
+            reached_step=None if run.loss_target is None else summary["target_reached_step"],
             training_fma=summary["training_fma"],
             wall_s=summary["wall_s"],
             returns=summary.get("returns", 0),

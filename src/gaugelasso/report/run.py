@@ -15,6 +15,7 @@ import numpy as np
 
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import read_arrays
+from gaugelasso.runs.targets import named_loss
 
 # The axes of every layer, in the order of the network: attention, then MLP.
 LAYER_KINDS = ("d_ai", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
@@ -104,11 +105,17 @@ class Run:
         above, full = (target.get(key) for key in ("above_full", "reference_loss"))
         if above is not None and full is not None:
             return float((1 + above) * full)
-        return None if target["loss"] is None else float(target["loss"])
+        return named_loss(None if target["loss"] is None else float(target["loss"]))
 
     @property
     def metric_target(self) -> float | None:
         return self.config["target"].get("metric")
+
+    @property
+    def parameter_target(self) -> float | None:
+        """The number of parameters that CoFi was given; None before the run is finished."""
+        cofi = (self.summary or {}).get("cofi", {})
+        return float(cofi["target"]) if cofi.get("objective") == "parameters" else None
 
     @property
     def fma_target(self) -> float:

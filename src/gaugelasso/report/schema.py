@@ -136,7 +136,8 @@ _OPTIONAL: Mapping[str, Schema] = {
         "next_to_go": CHANNELS, "costs": COSTS, "selection_metric": FIGURE,
         "reference": {"named": TEXT, "training_fma": FIGURE}, "method": TEXT,
         "training_work": {"own": FIGURE, "before": FIGURE, "total": FIGURE, "needs": WORD},
-        "source": {"training_fma": FIGURE}, "pruning": {}, "cofi": {}, "torch_pruning": {},
+        "source": {"training_fma": FIGURE}, "pruning": {}, "torch_pruning": {},
+        "cofi": {"objective": TEXT, "target": FINITE, "reached": FINITE},
     },
 }  # fmt: skip
 

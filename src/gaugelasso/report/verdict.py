@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gaugelasso.report.costs import work_format
 from gaugelasso.report.formats import DASH, mean_std, metric_format, ratio
-from gaugelasso.report.goal import ending, is_held, share_held
+from gaugelasso.report.goal import ending, is_held, names_target, share_held
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import unit
@@ -28,7 +28,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> tuple[bool | None, str]:
-    """Whether the target is held (None: not finished), and a sentence about it."""
+    """Whether the target is held (None: not finished, or no target), and a sentence about it."""
     ends = [outcome(run) for run in runs]
     unfinished = sum(not end.finished for end in ends)
     if unfinished:
@@ -36,7 +36,7 @@ def verdict(runs: Sequence[Run]) -> tuple[bool | None, str]:
             planned = runs[0].config["train"]["steps"]
             return None, f"Not finished: step {ends[0].steps:,} of at most {planned:,}."
         return None, f"{unfinished} of {len(runs)} runs are not finished; figures are preliminary."
-    held = [is_held(run) for run in runs]
+    held = [is_held(run) if names_target(run) else None for run in runs]
     if len(runs) == 1:
         return held[0], ending(runs[0])
-    return all(held), share_held(runs)
+    return None if None in held else all(held), share_held(runs)

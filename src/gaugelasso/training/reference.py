@@ -4,7 +4,6 @@ With `target.above_full` this is measured before the run: trained in the run's o
 from a finished run. Stopped and resumed like any run.
 """
 
-import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -82,9 +81,8 @@ def with_reference(
     if found is None:
         folder = out / REFERENCE
         if not team.on_rank0(lambda: exists(folder / "summary.json")):
-            told = None if on_progress is None else _without_target(on_progress)
             settings = plain(config, config.train.steps, config.train.cooldown)
-            build(settings, folder, "resume", told, team, structure).run()
+            build(settings, folder, "resume", on_progress, team, structure).run()
         found = team.on_rank0(lambda: _of_run(config, folder, own=True).to_dict())
     if not before:
         team.on_rank0(lambda: _write(out, found))
@@ -156,8 +154,3 @@ def _differing(config: Config, folder: Path, summary: Mapping[str, Any]) -> list
     if summary.get("fma_final") != summary.get("fma_initial"):
         differs.append("structure, as it was compressed")
     return differs
-
-
-def _without_target(on_progress: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """Show the progress of plain training, whose loss target is only a number to pass."""
-    return lambda progress: on_progress(dataclasses.replace(progress, loss_target=None))

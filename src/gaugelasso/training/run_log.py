@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gaugelasso.compress.courses.window import Measured
+from gaugelasso.runs.targets import named_loss
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import Progress
 
@@ -64,7 +65,7 @@ class RunLog(FolderLog):
         if self._on_progress is not None:
             end, target = driver.end, self._config.target
             left_s, work = (end - step) * step_s, target.fma if target.kind == "fma" else 0.0
-            context = (target.named, record.fma_initial, self.metric_name, left_s)
+            context = (named_loss(target.named), record.fma_initial, self.metric_name, left_s)
             counted = self._config.compress.accounting
             self._on_progress(Progress(row, end, *context, target.metric, work, counted))
 
