@@ -17,7 +17,7 @@ from gaugelasso.report.costs import known_kinds, named, work_format
 from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
 from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.layout import Table
-from gaugelasso.report.methods import OWN, families, held, names
+from gaugelasso.report.methods import OWN, families, held, names, work_target
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
@@ -75,6 +75,16 @@ class Comparison:
 
     def values(self, name: str, key: str) -> list[float | None]:
         return [member.value(key) for member in self.methods[name]]
+
+    def work_targets(self, name: str) -> list[float | None]:
+        """The works that the runs of a method name, in the accounting of each run."""
+        named = [work_target(member.run) for member in self.methods[name]]
+        return [None if each is None else each[1] for each in named]
+
+    @property
+    def work_targets_differ(self) -> bool:
+        """Whether a method has seeds with different work targets."""
+        return any(len(set(self.work_targets(name))) > 1 for name in self.methods)
 
     def missed(self, name: str) -> str:
         """How many runs of a method missed their target; empty if none did."""
@@ -157,28 +167,32 @@ def compare_table(found: Comparison) -> Table:
     """A row for each method with mean ± standard deviation, then a row for each of its seeds."""
     first = found.runs[0]
     metric = formats.metric_format(first.metric_name, digits=3)
-    columns: list[tuple[str, str, formats.Format]] = [
-        ("fma", "FMA per token", work_format("fma")),
-        *([("ms", "ms", formats.figure)] if found.ms_of else []),
-        ("loss", "held-out loss", formats.figure),
-        ("metric", first.metric_name, metric),
-    ]
+    tested: dict[str, tuple[str, formats.Format]] = {
+        "fma": ("FMA per token", work_format("fma")),
+        **({"ms": ("ms", formats.figure)} if found.ms_of else {}),
+        "loss": ("held-out loss", formats.figure),
+        "metric": (first.metric_name, metric),
+    }
+    forms = [form for _, form in tested.values()]
+    headers = ["method", "seed", *(head for head, _ in tested.values())]
+    if found.work_targets_differ:
+        headers, forms = [*headers, "work target"], [*forms, formats.short]
+    headers, forms = [*headers, "total training work", "target"], [*forms, formats.short]
     rows = []
     for name, members in found.methods.items():
         number = len(members)
-        training = [total_training(member.run.summary or {}) for member in members]
+        columns = [found.values(name, key) for key in tested]
+        columns += [found.work_targets(name)] if found.work_targets_differ else []
+        columns += [[total_training(member.run.summary or {}) for member in members]]
         rows.append([
             name, f"{number} seed{'' if number == 1 else 's'}",
-            *(over_seeds(found.values(name, key), form) for key, _, form in columns),
-            over_seeds(training, formats.short), _held_cell([member.held for member in members]),
-            *(known(found.p_value(name, key), formats.figure) for key, _, _ in columns),
+            *map(over_seeds, columns, forms), _held_cell([member.held for member in members]),
+            *(known(found.p_value(name, key), formats.figure) for key in tested),
         ])  # fmt: skip
-        for member, work in zip(members, training, strict=True):
-            cells = [known(member.value(key), form) for key, _, form in columns]
-            rows.append(["", str(member.run.seed), *cells, known(work, formats.short),
-                         _held_cell([member.held]), *("" for _ in columns)])  # fmt: skip
-    headers = ["method", "seed", *(head for _, head, _ in columns), "total training work"]
-    headers += ["target", *(f"p, {head}" for _, head, _ in columns)]
+        for member, values in zip(members, zip(*columns, strict=True), strict=True):
+            rows.append(["", str(member.run.seed), *map(known, values, forms),
+                         _held_cell([member.held]), *("" for _ in tested)])  # fmt: skip
+    headers += [f"p, {head}" for head, _ in tested.values()]
     note = f"Task {first.task}; mean ± standard deviation over seeds. "
     note += "Total training work: of a run and of the runs that it needs, as the full model that a "
     note += "rival begins with, or the run that found a structure; "

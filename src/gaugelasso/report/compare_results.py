@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gaugelasso.report.compare import TEST, TESTED, Comparison, Member
-from gaugelasso.report.methods import conditions
+from gaugelasso.report.methods import shared_conditions, work_target
 from gaugelasso.report.results import origin_of, run_result
 from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
@@ -45,7 +45,8 @@ def compare_results(found: Comparison) -> dict[str, Any]:
                 "held": [member.held for member in members],
                 **{key: _spread(found.values(name, key)) for key in TESTED},
                 "p": {key: found.p_value(name, key) for key in TESTED},
-                "conditions": conditions(members[0].run),
+                "work_target": _spread(found.work_targets(name)),
+                "conditions": shared_conditions([member.run for member in members]),
             }
             for name, members in found.methods.items()
         ],
@@ -56,7 +57,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
 def _run_result(member: Member) -> dict[str, Any]:
     run, summary = member.run, member.run.summary or {}
     before, after = run.initial.get("structure", {}), summary["structure"]
-    work = entry_in(summary)
+    work, named = entry_in(summary), work_target(run)
     return {
         "folder": str(run.path),
         **run_result(run),
@@ -68,6 +69,7 @@ def _run_result(member: Member) -> dict[str, Any]:
         TRAINING_WORK: work,
         "ms": member.ms,
         "held": member.held,
+        "work_target": None if named is None else named[1],
         "parameters_initial": summary["parameters_initial"],
         # As CoFi and the paper count them.
         "parameters_without_embedding_initial": _body(summary["parameters_initial"], before),

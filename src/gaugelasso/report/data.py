@@ -4,7 +4,7 @@ Reads files only: draws nothing, formats nothing. A run in progress is read up t
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -114,13 +114,13 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def condition_labels(
-    runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]] | None = None
+    runs: Sequence[Run], conditions: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Names of the conditions: what differs in `of`, or folders if that is much.
+    """Names of the conditions: what differs between them, or folders if that is much.
 
-    `of` gives the condition of a run, its settings by default.
+    `conditions` has that of each run, its settings by default.
     """
-    given = [(of or settings)(run) for run in runs]
+    given = [settings(run) for run in runs] if conditions is None else conditions
     common = [key for key in given[0] if all(key in one for one in given)]
     varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
     long = [", ".join(f"{key} = {_short_value(one[key])}" for key in varied) for one in given]

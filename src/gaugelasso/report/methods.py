@@ -21,6 +21,9 @@ _OPTIONS = ("pruning", "cofi", "torch_pruning")
 _FOUND = {
     "rounds_made", "version", "reached", "masks", "lambda_1", "lambda_2", "lambda_1_per_1000_steps",
 }  # fmt: skip
+# Work targets at most this much apart are one condition: each seed of a rival may be given the
+# work of another run with that seed.
+_SAME_WORK = 0.1
 # Settings that such a method sets from its options.
 _SET_BY_OPTIONS = ("target.", "train.steps", "train.warmup", "train.cooldown", "train.saturation")
 
@@ -52,11 +55,66 @@ def names(runs: Sequence[Run], of: Sequence[str]) -> list[str]:
     found = list(of)
     for family in dict.fromkeys(of):
         places = [place for place, each in enumerate(of) if each == family]
-        labels = condition_labels([runs[place] for place in places], conditions)
+        group = [runs[place] for place in places]
+        labels = condition_labels(group, _joined(group))
         if len(set(labels)) > 1:
             for place, label in zip(places, labels, strict=True):
                 found[place] = f"{family} ({label})"
     return found
+
+
+def _joined(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The conditions of each run; runs that differ in their work target alone have its range.
+
+    A seed that occurs twice says that the work is what is varied: such runs stay apart.
+    """
+    found = [conditions(run) for run in runs]
+    alike: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for place, run in enumerate(runs):
+        if (named := work_target(run)) is not None:
+            key, work = named
+            others = sorted((k, v) for k, v in found[place].items() if k != key)
+            alike.setdefault((key, repr(others)), []).append((work, place))
+    for (key, _), group in alike.items():
+        for close in _close(group):
+            seeds = {runs[place].seed for _, place in close}
+            if len(seeds) == len(close):
+                for _, place in close:
+                    found[place][key] = _range([work for work, _ in close])
+    return found
+
+
+def _close(works: Sequence[tuple[float, int]]) -> list[list[tuple[float, int]]]:
+    """Work targets with the places of their runs, in groups that count as one condition."""
+    groups: list[list[tuple[float, int]]] = []
+    for work, place in sorted(works):
+        if groups and work <= groups[-1][0][0] * (1 + _SAME_WORK):
+            groups[-1].append((work, place))
+        else:
+            groups.append([(work, place)])
+    return groups
+
+
+def _range(works: Sequence[float]) -> float | str:
+    """One work target, or the least and the largest of several."""
+    low, high = min(works), max(works)
+    return low if low == high else f"{low:g} to {high:g}"
+
+
+def shared_conditions(runs: Sequence[Run]) -> dict[str, Any]:
+    """The conditions of the runs of one method, whose work targets may differ a little."""
+    found, named = conditions(runs[0]), [each for run in runs if (each := work_target(run))]
+    if named:
+        found[named[0][0]] = _range([work for _, work in named])
+    return found
+
+
+def work_target(run: Run) -> tuple[str, float] | None:
+    """The work that a run names, after its key in `conditions`; None if it names none."""
+    found = conditions(run)
+    key = "target" if found.get("objective") == "fma" else "fma" if "fma" in found else "target.fma"
+    value = found.get(key)
+    return (key, float(value)) if isinstance(value, int | float) and value > 0 else None
 
 
 def conditions(run: Run) -> dict[str, Any]:

@@ -35,6 +35,7 @@ _CONTROL: Schema = {
 _OPTIONAL: Schema = {
     "method": TEXT, "family": TEXT, "steps": WHOLE, "fma_initial": NAMED, "compression": NAMED,
     "held": _FLAG, "target_reached_step": NAMED, "parameters_final": NAMED, "ms": NAMED,
+    "work_target": NAMED,
     "parameters_without_embedding_initial": NAMED, "parameters_without_embedding": NAMED,
 }  # fmt: skip
 _TABLES: Mapping[str, Schema] = {

@@ -1,0 +1,68 @@
+"""Which runs with different work targets `compare` takes for seeds of one method."""
+
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.report.compare import compare_table
+from gaugelasso.report.compare_results import compare_results
+from tests.report.test_compare import change_summary, compared, run_at
+
+
+def rivals_at(root: Path, works: dict[int, float], **options: Any) -> Path:
+    """Runs of post-hoc pruning, each seed with a work target of its own."""
+    for seed, work in works.items():
+        run = run_at(root / f"{work:g}-s{seed}", work, 0.03, seed=seed, method="post-hoc")
+        change_summary(run, pruning={"fma": work, "rounds": 8, "rounds_made": 8, **options})
+    return root
+
+
+def test_close_work_targets_are_one_method(tmp_path: Path) -> None:
+    works = {0: 600.0, 1: 630.0, 2: 660.0}
+    run_at(tmp_path / "ours", 600, 0.03)
+    found = compared(tmp_path / "ours", rivals_at(tmp_path / "rivals", works))
+    assert [*found.methods] == ["gaugelasso", "post-hoc"]
+    table = compare_table(found)
+    place = table.headers.index("work target")
+    assert [row[place] for row in table.rows] == ["—", "—", "630 ± 30", "600", "630", "660"]
+    data = compare_results(found)
+    assert [run["work_target"] for run in data["runs"]] == [None, *works.values()]
+    ours, rival = data["methods"]
+    assert ours["work_target"] is None
+    assert rival["work_target"] == {"mean": 630.0, "std": 30.0, "min": 600.0, "max": 660.0}
+    assert rival["conditions"]["fma"] == "600 to 660"
+
+
+def test_work_targets_of_cofi_and_of_a_config_are_joined_too(tmp_path: Path) -> None:
+    for seed, work in ((0, 500.0), (1, 520.0)):
+        changes = {"target": {"loss": None, "fma": work}}
+        run_at(tmp_path / f"ours{seed}", work, 0.03, seed=seed, changes=changes)
+        run = run_at(tmp_path / f"cofi{seed}", work, 0.03, seed=seed, method="cofi")
+        change_summary(run, cofi={"objective": "fma", "target": work, "reached": work})
+    found = compared(tmp_path)
+    assert {name: len(members) for name, members in found.methods.items()} == {
+        "cofi": 2, "gaugelasso": 2,
+    }  # fmt: skip
+    assert found.work_targets("cofi") == found.work_targets("gaugelasso") == [500.0, 520.0]
+
+
+def test_one_work_target_needs_no_column(tmp_path: Path) -> None:
+    found = compared(rivals_at(tmp_path, {0: 600.0, 1: 600.0}))
+    assert [*found.methods] == ["post-hoc"]
+    assert "work target" not in compare_table(found).headers
+    assert compare_results(found)["methods"][0]["conditions"]["fma"] == 600.0
+
+
+def test_other_works_and_other_options_stay_apart(tmp_path: Path) -> None:
+    """More than 10%, another option beside the work, or one seed at two works."""
+    far = compared(rivals_at(tmp_path / "far", {0: 600.0, 1: 630.0, 2: 900.0}))
+    assert {name: len(members) for name, members in far.methods.items()} == {
+        "post-hoc (fma = 600 to 630)": 2, "post-hoc (fma = 900)": 1,
+    }  # fmt: skip
+    one, other = tmp_path / "one", tmp_path / "other"
+    rivals_at(one, {0: 600.0})
+    rivals_at(other, {1: 630.0}, rounds=4)
+    assert [*compared(one, other).methods] == [
+        "post-hoc (fma = 600, rounds = 8)", "post-hoc (fma = 630, rounds = 4)",
+    ]  # fmt: skip
+    again = rivals_at(tmp_path / "again", {0: 630.0})
+    assert [*compared(one, again).methods] == ["post-hoc (fma = 600)", "post-hoc (fma = 630)"]
