@@ -14,7 +14,7 @@ from gaugelasso.baselines.cofi import CofiPlan
 from gaugelasso.baselines.cofi_cut import make_dense_
 from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
 from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters, teacher_of
-from gaugelasso.baselines.cofi_step import CofiStep, Distillation
+from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.source import Source
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.options import CompressorOptions
@@ -188,7 +188,7 @@ def test_distillation_is_the_divergence_at_temperature_2_or_the_squared_error() 
     p, q = (values.float().div(2).softmax(-1) for values in (wanted, outputs))
     divergence = 4 * (p * (p / q).log()).sum(-1).mean()
     for logits, expected in ((True, divergence), (False, (outputs - wanted).square().mean())):
-        taught = Distillation(model, 0.5, logits)
+        taught = CofiDistillation(model, 0.5, logits)
         assert float(taught.loss(wanted, wanted)) == pytest.approx(0, abs=1e-6)
         assert float(taught.loss(outputs, wanted)) == pytest.approx(float(expected), rel=1e-5)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.baselines.efficiency import Choice, Ranking, balanced
+from gaugelasso.baselines.efficiency import EfficiencyRanking, balanced
 from gaugelasso.baselines.post_hoc import PrunePlan
 from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
 from gaugelasso.baselines.source import Source
@@ -16,6 +16,7 @@ from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.options import CompressorOptions
 from gaugelasso.compress.penalty import ranked
+from gaugelasso.compress.ranking import DropPlanner
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -59,7 +60,7 @@ def start(
 def test_the_least_efficient_channel_goes_first(run: Path) -> None:
     state = Compressor(load_model(run), 0.0).state
     state.balance_(pressing=False)
-    ranking, order = Ranking(state), ranked(state.utility(), state.prices)
+    ranking, order = EfficiencyRanking(state), ranked(state.utility(), state.prices)
     decision = ranking.next(1)
     _, name, index = next(row for row in order if not decision.keeps[row[1]][row[2]])
     position = [row[1:] for row in order].index((name, index))
@@ -81,9 +82,9 @@ def test_channels_are_ranked_in_the_balanced_gauge_and_cut_in_their_own(run: Pat
     assert work is not None
     with balanced(state):
         assert not torch.equal(mlp.get_parameter("up"), was["operators.mlp_0.up"])
-        expected = Ranking(state).to_work(work).dropped()
+        expected = EfficiencyRanking(state).to_work(work).dropped()
     assert all(torch.equal(tensor, was[n]) for n, tensor in named_tensors(trainer.model).items())
-    assert Ranking(state).to_work(work).dropped() != expected
+    assert EfficiencyRanking(state).to_work(work).dropped() != expected
     trainer.driver.before_step()
     assert trainer.compressor.history[0].dropped == expected
     # What is left has the values that it had: no factor of a balance.
@@ -101,7 +102,7 @@ def test_an_index_that_the_model_needs_does_not_end_the_order(seed: int) -> None
     )
     model = Transformer(spec, seed)
     state = Compressor(model, 0.0).state
-    ranking = Ranking(state)
+    ranking = EfficiencyRanking(state)
     first = ranking.work(ranking._most)
     least = ranking.least_work
     assert least <= first
@@ -111,7 +112,7 @@ def test_an_index_that_the_model_needs_does_not_end_the_order(seed: int) -> None
 
 def test_drops_to_a_work_are_no_more_than_it_needs(run: Path) -> None:
     state = Compressor(load_model(run), 0.0).state
-    ranking = Ranking(state)
+    ranking = EfficiencyRanking(state)
     number = ranking._number_to(0.5 * state.fma)
     assert ranking.work(number) <= 0.5 * state.fma < ranking.work(number - 1)
     assert state.work_after(ranking.to_work(0.5 * state.fma)) == ranking.work(number)
@@ -120,7 +121,7 @@ def test_drops_to_a_work_are_no_more_than_it_needs(run: Path) -> None:
 
 def test_a_round_removes_as_many_as_multiples_of_widths_need(run: Path) -> None:
     state = Compressor(load_model(run), 0.0, CompressorOptions(multiple=4)).state
-    dropped = Ranking(state).next(1).dropped()
+    dropped = EfficiencyRanking(state).next(1).dropped()
     assert dropped
     widths = state.widths()
     assert all((widths[name] - count) % 4 == 0 for name, count in dropped.items() if name != "D")
@@ -194,7 +195,7 @@ def test_a_work_that_rounds_have_lost_is_refused_before_the_fine_tuning(run: Pat
         """From the third round on nothing can go."""
         if trainer.compressor.steps < 6:
             return made(work)
-        return Decision(Choice(trainer.compressor.state).keep_all())
+        return Decision(DropPlanner(trainer.compressor.state).keep_all())
 
     trainer.pruning.drops_to = none_left  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"--fma 200 cannot be reached from the model of step 6"):

@@ -15,7 +15,7 @@ from gaugelasso.baselines.torch_pruning_choice import (
     Mode,
     PackageChoice,
     PrunerOptions,
-    Ranking,
+    RankingScope,
 )
 from gaugelasso.baselines.torch_pruning_modules import plain_of
 from gaugelasso.baselines.torch_pruning_run import (
@@ -124,7 +124,7 @@ def test_also_those_of_a_model_whose_operators_read_and_write_some_sites() -> No
     [("magnitude", "global"), ("group-norm", "local"), ("magnitude", "isomorphic")],
 )
 def test_our_cut_is_the_model_that_the_package_has_pruned(
-    shape: dict[str, Any], mode: Mode, ranking: Ranking
+    shape: dict[str, Any], mode: Mode, ranking: RankingScope
 ) -> None:
     model = model_of(shape)
     state = compressor_of(model).state

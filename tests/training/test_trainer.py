@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.config.plain import plain as plain_config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import configure_cpu_
+from gaugelasso.training.records import Progress
 from gaugelasso.training.trainer import TargetMissed, Trainer, choose_device
 from tests.tiny import tiny
 from tests.tiny_runs import (
@@ -337,6 +339,14 @@ def test_progress_shows_every_row(tmp_path: Path) -> None:
     assert (last.end, last.loss_target, last.metric_name) == (40, 2.0, "accuracy")
     assert last.fma_initial == trainer.compressor.fma_initial
     assert (seen[0].seconds_left > 0, last.seconds_left) == (True, 0)
+
+
+def test_plain_training_shows_no_loss_target(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    config = plain_config(tiny(tmp_path), steps=20, cooldown=5)
+    Trainer(config, tmp_path / "run", on_progress=seen.append).run()
+    assert config.target.loss == 1e30
+    assert {progress.loss_target for progress in seen} == {None}
 
 
 # --- what goes wrong -----------------------------------------------------------------

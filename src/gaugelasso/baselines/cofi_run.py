@@ -9,7 +9,7 @@ from typing import Any
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms
 from gaugelasso.baselines.cofi_masks import Masks, parameter_terms
-from gaugelasso.baselines.cofi_step import CofiStep, Distillation
+from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, settings_of, transformer_of
 from gaugelasso.compress.compressor import Compressor
@@ -118,7 +118,7 @@ class CofiTrainer(RivalTrainer):
 
     def _new_step(self, model: Compressible, config: Config, device: str, team: Team) -> CofiStep:
         logits = self._teacher.initial_spec.input_kind == "tokens"
-        taught = Distillation(self._teacher.to(device), self.plan.distill, logits)
+        taught = CofiDistillation(self._teacher.to(device), self.plan.distill, logits)
         return CofiStep(model, config, device, team, self.first_batch, taught)
 
     def method_driver(self, state: RunState) -> CofiRun:

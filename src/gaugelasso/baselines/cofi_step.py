@@ -23,8 +23,12 @@ _MASKS = 100
 
 
 @dataclass(frozen=True)
-class Distillation:
-    """The loss is (1 - share) of the task's and `share` of the distance to the teacher."""
+class CofiDistillation:
+    """The loss is (1 - share) of the task's and `share` of the distance to the teacher.
+
+    `training.distillation`, which is for `train.distill`, has no temperature, and for tokens the
+    cross-entropy.
+    """
 
     teacher: Transformer
     share: float
@@ -52,7 +56,7 @@ class CofiStep(TrainingStep):
 
     def __init__(
         self, model: Compressible, config: Config, device: str, team: Team, first: int,
-        distillation: Distillation,
+        distillation: CofiDistillation,
     ):  # fmt: skip
         self.distillation = distillation
         super().__init__(model, config, device, team, first)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
+from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.penalty import ranked
+from gaugelasso.compress.ranking import DropPlanner
 
 
 @contextmanager
@@ -35,32 +36,11 @@ def balanced(state: ModelState) -> Iterator[None]:
         undo()
 
 
-class Choice:
-    """What may be removed from a model as it is now. Decides only; `ModelState.cut_` cuts."""
-
-    def __init__(self, state: ModelState):
-        self._state, self._tensors = state, state.readable()
-        self._rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
-
-    def keep_all(self) -> dict[str, Tensor]:
-        """Keep-sets without a drop."""
-        widths = self._state.widths()
-        return {name: torch.ones(size, dtype=torch.bool) for name, size in widths.items()}
-
-    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
-        """What keep-sets lead to; None if a required operator would go."""
-        state = self._state
-        multiples = state.options.multiple, state.plan.preferred
-        return close_and_round(state.table, self._tensors, keeps, self._rms, *multiples)
-
-    def work_of(self, decision: Decision | None) -> float:
-        """Work per token after a decision; -inf if a required operator would go."""
-        return -math.inf if decision is None else self._state.work_after(decision)
-
-
-class Ranking(Choice):
+class EfficiencyRanking(DropPlanner):
     """The indices of a model by efficiency. Drops are made from the front of the order.
 
+    Each index goes alone, and the number of drops is exact; `compress.ranking.Ranking` lets units
+    of indices go together, and finds a number that is near.
     Three kinds of indices stay: the strongest of an axis that does not silence its owner, as in a
     structural event; the strongest of each axis of an operator that may not be removed; and those
     whose drop, after all drops before it, would remove such an operator by the cascade.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from gaugelasso.baselines.efficiency import Ranking, balanced
+from gaugelasso.baselines.efficiency import EfficiencyRanking, balanced
 from gaugelasso.baselines.plain_driver import PlainDriver
 from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.courses.window import Measured
@@ -160,12 +160,12 @@ class PruneRun(PlainDriver):
 
     def _choose(self, work: float | None) -> Decision:
         if work is None:
-            return Ranking(self.compressor.state).next(self.plan.channels)
+            return EfficiencyRanking(self.compressor.state).next(self.plan.channels)
         return self.drops_to(work)
 
     def drops_to(self, work: float) -> Decision:
         """What to remove for this work per token, or all that can be removed."""
-        return Ranking(self.compressor.state).to_work(work)
+        return EfficiencyRanking(self.compressor.state).to_work(work)
 
     def _probe(self) -> float | None:
         """The loss of the last batch."""

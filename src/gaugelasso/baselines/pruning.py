@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.baselines.efficiency import Ranking, balanced
+from gaugelasso.baselines.efficiency import EfficiencyRanking, balanced
 from gaugelasso.baselines.post_hoc import PrunePlan, PruneRun
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, TrainedModel, settings_of
@@ -33,7 +33,7 @@ def prune_settings(source: Source, plan: PrunePlan, changes: Mapping[str, str]) 
 def _least_work(state: ModelState, wanted: float) -> float:
     """The least work that the first ranking can reach, which rounds rank again."""
     with balanced(state):
-        return Ranking(state).least_work
+        return EfficiencyRanking(state).least_work
 
 
 def pruning_config(

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.baselines.efficiency import Choice
 from gaugelasso.baselines.torch_pruning_modules import (
     Normaliser,
     PlainAttention,
@@ -25,12 +24,13 @@ from gaugelasso.baselines.torch_pruning_modules import (
 )
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.ranking import DropPlanner
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.models import Transformer
 from gaugelasso.models.layers import STREAM
 
 Mode = Literal["magnitude", "group-norm"]
-Ranking = Literal["global", "isomorphic", "local"]
+RankingScope = Literal["global", "isomorphic", "local"]
 # The package's own strength of regularisation.
 REG = 1e-4
 # The pruning ratio rises in about as many steps, and importance is measured again after each.
@@ -54,7 +54,7 @@ class PrunerOptions:
     """Which pruner of the package works, what it compares, and its strength of regularisation."""
 
     mode: Mode
-    ranking: Ranking
+    ranking: RankingScope
     reg: float
 
     def pruner(self, plain: PlainTransformer, steps: int = 1) -> Any:
@@ -86,7 +86,7 @@ class PrunerOptions:
             )
 
 
-class PackageChoice(Choice):
+class PackageChoice(DropPlanner):
     """The package's pruning of a model."""
 
     def __init__(self, state: ModelState, options: PrunerOptions):

@@ -12,7 +12,7 @@ from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings
 from gaugelasso.baselines.post_hoc import PrunePlan
 from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
 from gaugelasso.baselines.source import Source
-from gaugelasso.baselines.torch_pruning_choice import REG, Mode, PrunerOptions, Ranking
+from gaugelasso.baselines.torch_pruning_choice import REG, Mode, PrunerOptions, RankingScope
 from gaugelasso.baselines.torch_pruning_run import (
     TorchPruningPlan,
     TorchPruningTrainer,
@@ -185,7 +185,8 @@ def torch_pruning(
         Mode, typer.Option(help="Magnitudes after training, or group norms during training.")
     ] = "magnitude",
     ranking: Annotated[
-        Ranking, typer.Option(help="Channels that compete: all, those of equal layers, of a layer.")
+        RankingScope,
+        typer.Option(help="Channels that compete: all, those of equal layers, of a layer."),
     ] = "global",
     sparse: Annotated[
         int | None,

@@ -19,12 +19,34 @@ from gaugelasso.compress.units import units_of
 _EXACT = 1 / 4096
 
 
-class Ranking:
-    """The units of a model as it is now (`units.units_of`). Drops are made from the front."""
+class DropPlanner:
+    """What keep-sets lead to in a model as it is now. In which order indices go is a subclass's."""
 
-    def __init__(self, state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]):
+    def __init__(self, state: ModelState):
         self._state, self._tensors = state, state.readable()
         self.rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
+
+    def keep_all(self) -> dict[str, Tensor]:
+        """Keep-sets without a drop."""
+        widths = self._state.widths()
+        return {name: torch.ones(size, dtype=torch.bool) for name, size in widths.items()}
+
+    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
+        """What keep-sets lead to; None if a required operator would go."""
+        state = self._state
+        multiples = state.options.multiple, state.plan.preferred
+        return close_and_round(state.table, self._tensors, keeps, self.rms, *multiples)
+
+    def work_of(self, decision: Decision | None) -> float:
+        """Work per token after a decision; -inf if a required operator would go."""
+        return -math.inf if decision is None else self._state.work_after(decision)
+
+
+class Ranking(DropPlanner):
+    """The units of a model (`units.units_of`). Drops are made from the front."""
+
+    def __init__(self, state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]):
+        super().__init__(state)
         self._units = units_of(state, scores, held)
 
     def __len__(self) -> int:
@@ -32,10 +54,7 @@ class Ranking:
 
     def keeps(self, number: int) -> dict[str, Tensor]:
         """Keep-sets of all axes without the first `number` units."""
-        keeps = {
-            name: torch.ones(size, dtype=torch.bool) for name, size in self._state.widths().items()
-        }
-        units = self._units
+        keeps, units = self.keep_all(), self._units
         end = units.ends[number - 1] if number else 0
         axes, indices = units.axes[:end], torch.from_numpy(units.indices[:end])
         for axis in np.unique(axes):
@@ -43,16 +62,9 @@ class Ranking:
             keeps[self._state.table.axes[axis].name][going] = False
         return keeps
 
-    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
-        """What these keep-sets lead to; None if a required operator would go."""
-        state = self._state
-        multiples = state.options.multiple, state.plan.preferred
-        return close_and_round(state.table, self._tensors, keeps, self.rms, *multiples)
-
     def work(self, number: int) -> float:
         """Work per token after the first `number` drops."""
-        decision = self.closed(self.keeps(number))
-        return -math.inf if decision is None else self._state.work_after(decision)
+        return self.work_of(self.closed(self.keeps(number)))
 
     def number_to(self, target: float) -> int:
         """About the fewest drops that bring the work to `target`, at most all that are possible.
