@@ -15,7 +15,7 @@ from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.selection import Keeps, trim_to_work_target
 from gaugelasso.models import Transformer
 from gaugelasso.runs.reading import read_rows
-from tests.compress.test_compressor import FILTERS, SPEC, fade_, train
+from tests.compress.small_compressor import FILTERS, SPEC, fade_, train
 from tests.tiny_runs import finish, read
 
 SITES = "D"

@@ -13,7 +13,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.guard import Guard
 from gaugelasso.compress.options import CompressorOptions
-from tests.compress.test_compressor import FILTERS, fade_, start, train
+from tests.compress.small_compressor import FILTERS, fade_, start, train
 from tests.compress.test_split import TOKENS, relay
 from tests.tiny_runs import finish, rows
 

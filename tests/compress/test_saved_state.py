@@ -11,7 +11,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.compress.saved_state import SavedState
 from gaugelasso.models import Transformer
-from tests.compress.test_compressor import FILTERS, SPEC, fade_, task_loss
+from tests.compress.small_compressor import FILTERS, SPEC, fade_, task_loss
 from tests.compress.test_ungauged import TiedNet
 from tests.examples import example
 

@@ -13,7 +13,7 @@ from gaugelasso.inference import InferenceModel, Sampling, generate
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint
 from tests.contract.models import Case, make, transformer
-from tests.test_docs import DOCS, blocks
+from tests.docs.pages import DOCS, blocks
 
 STEPS = 40
 # Bytes of a text, as the page on serving has them.

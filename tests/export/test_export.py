@@ -14,8 +14,8 @@ from gaugelasso.export import comparison, export, read_source, to_native
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.runs.checkpoint import load_model
 from tests.command import Command, assert_user_error
+from tests.docs.pages import rows, under
 from tests.export.sources import STEPS, card_example, tiny, write_run
-from tests.test_docs import rows, under
 from tests.tiny_runs import contents, finish
 
 
