@@ -152,6 +152,8 @@ def test_the_report_reads_run_folders_only() -> None:
             "runs.reading",
             "runs.writing",
             "runs.step_time",
+            "runs.targets",
+            "runs.training_work",
             "runs.units",
             "files.untrusted",
         )
