@@ -184,3 +184,19 @@ def test_a_full_disk_leaves_nothing(
 
     monkeypatch.setattr("gaugelasso.inference.stored.write_new", full)
     refused(gaugelasso, run, "cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.5, True), (2.0, False)])
+def test_rounding_is_measured_where_a_model_amplifies_it(
+    made: Path, monkeypatch: pytest.MonkeyPatch, share: float, passes: bool
+) -> None:
+    """Outputs of float32 may be off by more than 1e-4, if float64 says that this is rounding."""
+    compared = comparison.Comparison(read_source(made), torch.float32)
+    assert 0 < compared._rounding_of_float32() < 1e-5
+    monkeypatch.setattr(compared, "_rounding_of_float32", lambda: 1e-3)
+    off = share * comparison.ROUNDING * 1e-3 * compared.spread
+    if passes:
+        assert compared.check("it", whole=lambda inputs: compared.exact(inputs) + off) > 1e-4
+    else:
+        with pytest.raises(UserError, match=r"it: its outputs are off by 0\.016 .* than 0\.008"):
+            compared.check("it", whole=lambda inputs: compared.exact(inputs) + off)
