@@ -10,17 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugelasso import kernels
-from gaugelasso.axes import Axis, Cost, Operation, Slot
-from gaugelasso.models.layers import Extractor, Injector, normal, size
-from gaugelasso.models.operators import Operator
+from gaugelasso.axes import Axis, Slot
+from gaugelasso.models.layers import Extractor, Injector, normal
+from gaugelasso.models.operators import Mlp
 from gaugelasso.models.spec import MlpSpec
 
 # GELU(z) = z Phi(z), with the normal distribution Phi itself, or with its approximation by tanh.
 Approximation = Literal["none", "tanh"]
 
 
-class GeluMlp(Operator):
+class GeluMlp(Mlp):
     """down(gelu(up(y) + up_bias)); with `write_bias`, what is written has biases."""
+
+    reading = "gelu read", 1
 
     def __init__(
         self,
@@ -70,23 +72,3 @@ class GeluMlp(Operator):
 
     def matrices(self, name: str) -> dict[str, int]:
         return {f"{name}.up": 1, f"{name}.down": 1}
-
-    def costs(self, name: str) -> list[Cost]:
-        d_mi, d_f, d_mo = (f"{name}.{kind}" for kind in ("d_mi", "d_f", "d_mo"))
-        return [
-            Cost("scale", 1, (d_mi,)),
-            Cost("matmul", 1, (d_mi, d_f)),
-            Cost("matmul", 1, (d_f, d_mo)),
-            Cost("scale", 1, (d_mo,)),
-        ]
-
-    def operations(self, name: str) -> list[Operation]:
-        d_mi, d_f, d_mo = (f"{name}.{kind}" for kind in ("d_mi", "d_f", "d_mo"))
-        return [
-            Operation("gelu read", (size(d_mi), size(d_f))),
-            Operation("write", (size(d_f), size(d_mo))),
-        ]
-
-    def spec(self) -> MlpSpec:
-        reads, writes = (tuple(t.sites.tolist()) for t in (self.read, self.write))
-        return MlpSpec(self.depth, reads, writes, self.up.shape[1])

@@ -3,6 +3,8 @@
 Activations are feature-major, and shapes are named as in layers.py.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -202,8 +204,41 @@ class Attention(Operator):
         )
 
 
-class SwiGLU(Operator):
+class Mlp(Operator):
+    """Maps that read, a nonlinearity for each filter, and a map that writes."""
+
+    reading: ClassVar[tuple[str, int]]  # the name of its first operation, and the number of maps
+    up: nn.Parameter
+
+    def costs(self, name: str) -> list[Cost]:
+        d_mi, d_f, d_mo = self._widths(name)
+        return [
+            Cost("scale", 1, (d_mi,)),
+            Cost("matmul", self.reading[1], (d_mi, d_f)),
+            Cost("matmul", 1, (d_f, d_mo)),
+            Cost("scale", 1, (d_mo,)),
+        ]
+
+    def operations(self, name: str) -> list[Operation]:
+        d_mi, d_f, d_mo = self._widths(name)
+        return [
+            Operation(self.reading[0], (size(d_mi), size(d_f))),
+            Operation("write", (size(d_f), size(d_mo))),
+        ]
+
+    def spec(self) -> MlpSpec:
+        reads, writes = (tuple(t.sites.tolist()) for t in (self.read, self.write))
+        return MlpSpec(self.depth, reads, writes, self.up.shape[1])
+
+    @staticmethod
+    def _widths(name: str) -> tuple[str, str, str]:
+        return f"{name}.d_mi", f"{name}.d_f", f"{name}.d_mo"
+
+
+class SwiGLU(Mlp):
     """down(up(y) * silu(gate(y))); with `write_bias`, what is written has biases."""
+
+    reading = "gated read", 2
 
     def __init__(
         self,
@@ -250,23 +285,3 @@ class SwiGLU(Operator):
 
     def matrices(self, name: str) -> dict[str, int]:
         return {f"{name}.up": 1, f"{name}.gate": 1, f"{name}.down": 1}
-
-    def costs(self, name: str) -> list[Cost]:
-        d_mi, d_f, d_mo = (f"{name}.{kind}" for kind in ("d_mi", "d_f", "d_mo"))
-        return [
-            Cost("scale", 1, (d_mi,)),
-            Cost("matmul", 2, (d_mi, d_f)),
-            Cost("matmul", 1, (d_f, d_mo)),
-            Cost("scale", 1, (d_mo,)),
-        ]
-
-    def operations(self, name: str) -> list[Operation]:
-        d_mi, d_f, d_mo = (f"{name}.{kind}" for kind in ("d_mi", "d_f", "d_mo"))
-        return [
-            Operation("gated read", (size(d_mi), size(d_f))),
-            Operation("write", (size(d_f), size(d_mo))),
-        ]
-
-    def spec(self) -> MlpSpec:
-        reads, writes = (tuple(t.sites.tolist()) for t in (self.read, self.write))
-        return MlpSpec(self.depth, reads, writes, self.up.shape[1])
