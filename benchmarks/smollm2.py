@@ -18,7 +18,7 @@ Methods, each with the same tokens, rate, schedule, and distillation from the or
 - plain: nothing goes
 
 A row has method, seed, ratio, fma, bytes, bits_per_byte on the first --tokens of the validation
-text, tokens and seconds; a row of the same method, seed and ratio is replaced. The first row is
+text, tokens and seconds; a row of the same method (and ranking), seed and ratio is replaced. The first row is
 that of the original. A run that was stopped goes on. --prompts names a file that gets the most
 likely continuations of ten prompts, for people to read.
 """
@@ -292,11 +292,11 @@ def write_prompts(given: argparse.Namespace, name: str, model: Transformer, devi
 
 
 def write_row(given: argparse.Namespace, row: dict[str, Any], device: str) -> None:
-    """Add a row to the results; one of the same method, seed and ratio is replaced."""
+    """Add a row to the results, in place of one of the same settings."""
     path: Path = given.results
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    same = ("method", "seed", "ratio")
-    rows = [old for old in rows if any(old[key] != row[key] for key in same)]
+    same = ("method", "seed", "ratio", "ranking")
+    rows = [old for old in rows if any(old.get(key) != row.get(key) for key in same)]
     make_folder(path.parent)
     write_json(path, {**environment(device), "rows": [*rows, row]})
     print(json.dumps(row))
