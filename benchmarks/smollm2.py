@@ -19,8 +19,8 @@ Methods, each with the same tokens, rate, schedule, and distillation from the or
 
 A row has method, seed, ratio, fma, bytes, bits_per_byte on the first --tokens of the validation
 text, tokens and seconds; a row of the same method, ranking, seed and ratio is replaced. The first
-row is that of the original. A run that was stopped goes on. --prompts names a file that gets the most
-likely continuations of ten prompts, for people to read.
+row is that of the original. A run that was stopped goes on. --prompts names a file that gets the
+most likely continuations of ten prompts, for people to read.
 """
 
 import argparse
