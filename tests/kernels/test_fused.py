@@ -154,6 +154,29 @@ def test_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) ->
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("feature_major", [True, False])
+@pytest.mark.parametrize("classes", [5, 300, 1111])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_soft_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtype) -> None:
+    batch, length = 3, 23
+    shape = (classes, batch * length) if feature_major else (batch * length, classes)
+    teacher = (5 * draw(*shape, seed=1)).to(dtype)
+    teacher[0] = float("-inf")  # a class, or all but the first of a token, that is impossible
+    if not feature_major:
+        teacher[0, 0] = 1.0
+
+    def lay(logits: Tensor) -> Tensor:
+        return (logits.T if feature_major else logits).view(batch, length, classes)
+
+    def run(logits: Tensor, fused: bool) -> Tensor:
+        if not fused:
+            return kernels.soft_cross_entropy(lay(logits), lay(teacher))
+        return entropy.SoftCrossEntropy.apply(lay(logits.to(dtype)), lay(teacher))
+
+    logits = [5 * draw(*shape)]
+    compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
+
+
 def test_a_class_out_of_range_gives_nan() -> None:
     logits = draw(1, 3, 5)
     for wrong in (5, -1):

@@ -31,7 +31,10 @@ def call_times(actions: Actions[Name], repeats: int) -> dict[Name, float]:
 
 def graph_times(actions: Actions[Name], repeats: int) -> dict[Name, float]:
     """As `call_times`, of actions on a GPU that are captured; the device's own clock counts."""
-    graphs = {name: capture_repeated(action, CALLS) for name, action in actions.items()}
+    graphs: dict[Name, torch.cuda.CUDAGraph] = {}
+    for name, action in actions.items():
+        first = next(iter(graphs.values()), None)
+        graphs[name] = capture_repeated(action, CALLS, first)
     times: dict[Name, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, graph in graphs.items():

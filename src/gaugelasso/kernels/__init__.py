@@ -2,12 +2,12 @@
 
 A function here is the readable reference. On a GPU with Triton, a kernel of the same name in
 `gpu/` computes the same. `gpu/` also holds the fused forms of what follows the backward pass;
-their references are in `compress` (`step_scalars`, `optim`, `penalty`, `gauge`). Kernels take
-tensors and numbers, and depend on no axes, tasks or phases.
+their references are in `compress` (`step_scalars`, `optim`, `penalty`, `groups`, `gauge`). Kernels
+take tensors and numbers, and depend on no axes, tasks or phases.
 """
 
 from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels
-from gaugelasso.kernels.entropy import cross_entropy
+from gaugelasso.kernels.entropy import cross_entropy, soft_cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
 from gaugelasso.kernels.maps import add_bias, deliver, project
 from gaugelasso.kernels.stream import embed, read, write
@@ -24,6 +24,7 @@ __all__ = [
     "project",
     "read",
     "reference_kernels",
+    "soft_cross_entropy",
     "split_heads",
     "swiglu",
     "write",

@@ -1,4 +1,4 @@
-"""Cross-entropy of classes."""
+"""Cross-entropy of classes: to one class, or to the probabilities of a teacher."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,3 +17,16 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         return CrossEntropy.apply(logits, targets)
     flat = logits.flatten(0, 1).float()
     return F.cross_entropy(flat, targets.flatten(), ignore_index=NO_TARGET)
+
+
+def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Mean over positions of -sum over classes of softmax(teacher) log softmax(logits).
+
+    Both [B, S, classes]; the result is float32, and the teacher gets no gradient.
+    """
+    if fused(logits):
+        from gaugelasso.kernels.gpu.entropy import SoftCrossEntropy
+
+        return SoftCrossEntropy.apply(logits, teacher)
+    chances = teacher.detach().float().softmax(-1)
+    return -(chances * logits.float().log_softmax(-1)).sum(-1).mean()

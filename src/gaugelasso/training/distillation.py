@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gaugelasso import kernels
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel, Folder
 from gaugelasso.training.evaluation import autocast
@@ -29,11 +30,11 @@ class Distillation:
     def minimised(self, inputs: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
         """From a batch, the outputs of the model, and the task's loss."""
         with torch.no_grad(), autocast(self._config, self._device):
-            wanted = self._teacher(inputs).float()
+            wanted = self._teacher(inputs)
         if self._over_tokens:
-            distance = -(wanted.softmax(-1) * outputs.float().log_softmax(-1)).sum(-1).mean()
+            distance = kernels.soft_cross_entropy(outputs, wanted)
         else:
-            distance = F.mse_loss(outputs.float(), wanted)
+            distance = F.mse_loss(outputs.float(), wanted.float())
         return (1 - self._share) * loss + self._share * distance
 
 
