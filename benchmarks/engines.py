@@ -13,6 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gaugelasso.export import to_gguf
+from gaugelasso.export.source import Source
+from gaugelasso.files.durable import write_new
 from gaugelasso.inference import Form, InferenceModel, Sampling, tuned
 from gaugelasso.inference.graphs import Decoder
 from gaugelasso.models import Transformer, TransformerSpec
@@ -215,7 +218,46 @@ def onnxruntime(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]
     return prefill, {"weight_bytes": served.weight_bytes}
 
 
-ENGINES = {"gaugelasso": gaugelasso, "transformers": transformers, "onnxruntime": onnxruntime}
+def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
+    """A GGUF file of the model in float16, in llama.cpp on a CPU, one sequence at a time."""
+    if case.device != "cpu" or case.batch != 1:
+        raise Impossible("only one sequence on a CPU is measured here")
+    llama_shapes(model.spec())
+    try:
+        from llama_cpp import Llama
+    except ImportError as error:
+        raise Impossible(f"llama-cpp-python is not installed ({error})") from None
+    source = Source(Path("random"), model.cpu().eval(), {"task": {"name": "random"}}, {}, {})
+    tokens = case.inputs(model.spec().inputs)[0].tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_new(path, to_gguf.content(source, torch.float16))
+        size = path.stat().st_size
+        engine = Llama(
+            str(path), n_ctx=case.length, n_batch=case.length, n_ubatch=case.length,
+            n_threads=case.threads, n_threads_batch=case.threads, verbose=False,
+        )  # fmt: skip
+    start = case.length - case.calls if case.phase == "decode" else 0
+    if start:
+        engine.eval(tokens[:start])
+
+    def forward() -> None:
+        engine.n_tokens = start
+        if case.phase == "prefill":
+            engine.eval(tokens)
+            return
+        for token in tokens[start:]:
+            engine.eval([token])
+
+    return forward, {"weight_bytes": size, "dtype": "float16"}
+
+
+ENGINES = {
+    "gaugelasso": gaugelasso,
+    "transformers": transformers,
+    "onnxruntime": onnxruntime,
+    "llama.cpp": llama_cpp,
+}
 
 
 def at_most(case: Case, length: int) -> Case:

@@ -42,12 +42,34 @@ CASE = ("work", "phase", "batch", "length", "device", "threads")
 
 @dataclass(frozen=True)
 class Work:
-    """A config, the result with a compressed structure, and the uniform model to compare with."""
+    """A config, the result with a compressed structure, and the uniform model to compare with.
 
-    config: str
+    Without a config: `sizes` are those of the ancestor and of the uniform model.
+    """
+
+    config: str | None
     result: str
     uniform: str | None = None
+    sizes: tuple[Mapping[str, int], Mapping[str, int]] | None = None
 
+    def plain_specs(self, work: float) -> tuple[TransformerSpec, TransformerSpec]:
+        """The ancestor, and the uniform model, of this work per token if there is no other."""
+        if self.config is None:
+            assert self.sizes is not None
+            first, second = (TransformerSpec.uniform(**each) for each in self.sizes)
+            return first, second
+        config = load_config(ROOT / self.config)
+        ancestor = config.model.spec(config.task)
+        if self.uniform is None:
+            return ancestor, uniform_like(config, work)
+        other = load_config(ROOT / self.uniform)
+        return ancestor, other.model.spec(other.task)
+
+
+SMOLLM2 = {
+    "layers": 30, "heads": 9, "kv_heads": 3, "d_k": 64, "d_v": 64,
+    "length": 512, "inputs": 49_152, "outputs": 49_152,
+}  # fmt: skip
 
 WORKS = {
     "charlm": Work(
@@ -56,6 +78,12 @@ WORKS = {
     "retrieval": Work("configs/retrieval/main.toml", "results/retrieval/main.json"),
     "division": Work("configs/ff31/main.toml", "results/ff31/main.json"),
     "demo": Work("configs/retrieval/demo.toml", "results/retrieval/demo.json"),
+    # The uniform model is that of the stock shape, at half of the work too.
+    "smollm2": Work(
+        None,
+        "results/smollm2/harm-2-structure.json",
+        sizes=(SMOLLM2 | {"width": 576, "d_f": 1536}, SMOLLM2 | {"width": 435, "d_f": 544}),
+    ),
 }
 
 
@@ -76,28 +104,21 @@ def models_of(
 ) -> dict[str, tuple[Transformer, str]]:
     """Ancestor, uniform and compressed model of a work, each with the origin of its weights."""
     work = WORKS[name]
-    config = load_config(ROOT / work.config)
-    compressed: tuple[Transformer, str]
     if run:
-        ancestor = load_spec(run / "initial.json")
         loaded = load_model(run)
         if not isinstance(loaded, Transformer):
             raise UserError(f"{str(run)!r}: its model is a {type(loaded).__name__}; give a run of "
                             "the built-in transformer")  # fmt: skip
-        compressed = (loaded, f"trained, {run}")
+        compressed, origin = loaded, f"trained, {run}"
     else:
-        ancestor = config.model.spec(config.task)
-        path = structure or ROOT / work.result
-        compressed = (Transformer(structure_in(path)), "random")
-    if work.uniform:
-        other = load_config(ROOT / work.uniform)
-        uniform = other.model.spec(other.task)
-    else:
-        uniform = uniform_like(config, work_per_token(compressed[0]))
+        compressed, origin = Transformer(structure_in(structure or ROOT / work.result)), "random"
+    ancestor, uniform = work.plain_specs(work_per_token(compressed))
+    if run:
+        ancestor = load_spec(run / "initial.json")
     return {
         "ancestor": (Transformer(ancestor), "random"),
         "uniform": (Transformer(uniform), "random"),
-        "compressed": compressed,
+        "compressed": (compressed, origin),
     }
 
 
@@ -218,6 +239,8 @@ def save(path: Path, device: str, rows: Sequence[Row], skipped: Sequence[Row]) -
     every = merged("rows", rows)
     found = environment(device)
     about = {key: found[key] for key in ("commit", "hardware", "date", "torch", "python")}
+    for row in rows:  # rows of another commit may stand beside these
+        row["commit"] = found["commit"]
     make_folder(path.parent)
     content = {**about, "rows": every, "skipped": merged("skipped", skipped)}
     write_json(path, {**content, "ratios": ratios(every)})

@@ -36,6 +36,29 @@ def test_the_works_have_the_structures_of_the_results() -> None:
         assert 0.5 < work["uniform"] / work["compressed"] < 2
 
 
+def test_smollm2_is_measured_as_original_stock_and_compressed() -> None:
+    work = serving.WORKS["smollm2"]
+    ancestor, stock = work.plain_specs(0.0)
+    compressed = serving.structure_in(serving.ROOT / work.result)
+    assert (len(ancestor.sites), len(stock.sites), len(compressed.sites)) == (576, 435, 563)
+    assert llama_shapes(stock)["intermediate_size"] == 544
+    assert len(ancestor.operators) == len(stock.operators) == len(compressed.operators) == 60
+    with pytest.raises(Impossible, match="whole stream"):
+        llama_shapes(compressed)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_llama_cpp_is_measured_where_it_is_installed(phase: Any) -> None:
+    case = Case(phase, 1, 20, "cpu", 1)
+    with pytest.raises(Impossible, match="one sequence"):
+        engines.llama_cpp(Transformer(uniform()), Case(phase, 2, 20, "cpu", 1))
+    pytest.importorskip("llama_cpp")
+    action, facts = engines.llama_cpp(Transformer(uniform()), case)
+    action()
+    action()
+    assert facts["weight_bytes"] > 2 * 9 * 8
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_case_gives_a_row_for_each_model_that_an_engine_can_hold(phase: Any) -> None:
     whole = Transformer(uniform())

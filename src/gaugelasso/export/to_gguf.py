@@ -3,6 +3,7 @@
 Matrices are in the chosen precision, norms in float32. Read back by this package's own importer.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,6 +30,16 @@ _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 
 def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
     """Write the file, read it again, and return the largest deviation."""
+    path = folder / NAME
+    write_new(path, content(source, dtype))
+    written = open_gguf(path)
+    check_tokenizer(source, written)
+    served = InferenceModel(build(written).eval())
+    return Comparison(source, dtype, in_float32=True).check(NAME, whole=served)
+
+
+def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, part by part."""
     check_causal_lm(source, "gguf")
     sizes = stock_sizes(source, "gguf")
     if sizes.bias:
@@ -46,12 +57,7 @@ def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str) ->
         **_settings(sizes),
         **tokenizer_metadata(source),
     }
-    path = folder / NAME
-    write_new(path, encoded(metadata, tensors))
-    written = open_gguf(path)
-    check_tokenizer(source, written)
-    served = InferenceModel(build(written).eval())
-    return Comparison(source, dtype, in_float32=True).check(NAME, whole=served)
+    return encoded(metadata, tensors)
 
 
 def _settings(sizes: Sizes) -> dict[str, Value]:
