@@ -266,7 +266,19 @@ def test_a_model_that_cannot_be_rebuilt_is_refused_at_the_start(
     own.write_text(text)
     with pytest.raises(UserError, match=message):
         start(own)
-    assert not list((own.parent.parent / "runs" / "run").glob("*.json"))
+    assert not (own.parent.parent / "runs" / "run").exists()
+
+
+def test_a_refused_model_does_not_cost_the_run_that_it_would_replace(
+    gaugelasso: Command, own: Path
+) -> None:
+    run = finish(own)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    own.write_text(own.read_text().replace("hidden = 24", "").replace(':build"', ':local"'))
+    code, _, err = gaugelasso("train", own, "--out", run, "--overwrite")
+    assert code == 2
+    assert "Local is defined inside a function" in err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_loop_of_the_user_saves_what_can_be_loaded(own: Path) -> None:

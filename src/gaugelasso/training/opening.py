@@ -3,11 +3,12 @@
 import logging
 from pathlib import Path
 
-from gaugelasso.config import Config
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.config import Config, ModelConfig
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
-from gaugelasso.runs.structures import Structure
+from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,19 @@ def check_base(
         )
     if existing != "resume" and structure is None:
         config.model.check(config.task)
+
+
+def check_own_model(config: Config, existing: Existing, structure: Structure | None) -> None:
+    """UserError if a model of the user's own cannot be built, saved or compressed.
+
+    A run that resumes has built it before, and one with a given structure builds another one.
+    """
+    built_in = isinstance(config.model, ModelConfig | BaseModel)
+    if built_in or existing == "resume" or structure is not None:
+        return
+    model = config.model.build(config.task, config.train.seed)
+    check_rebuildable(model)
+    Compressor(model, 0.0, config.compress)
 
 
 def check_data(config: Config, device: str) -> None:
