@@ -62,6 +62,16 @@ def test_a_run_is_held_if_both_are(
     assert verdict([run]) == (held, f"Held-out loss {loss:g}, {sentence}")
 
 
+def test_a_loop_of_the_user_has_one_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run_of(path)
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"evaluated_on": "held-out data"}))
+    assert verdict([load_run(path)])[1].endswith(
+        "; accuracy 99.960% on held-out data, which meets the target of 99.950%."
+    )
+
+
 def test_seeds_are_held_where_both_are(tmp_path: Path) -> None:
     """The median loss is within its target, and the median seed is not: two miss the metric."""
     runs = [

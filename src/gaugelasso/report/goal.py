@@ -137,11 +137,15 @@ def _parameter_ending(run: Run, target: float) -> str:
 
 
 def _metric_ending(run: Run) -> str:
-    """How the metric ended, on selection data, which decide, and on test data."""
+    """How the metric ended, on selection data, which decide, and on what else was measured."""
     form = metric_format(run.metric_name, digits=3)
     selection = known((run.summary or {}).get("selection_metric"), form)
     verb = "meets" if _meets_metric(run) else "misses"
-    return (
-        f"{run.metric_name} {selection} on selection data, which {verb} the target of "
-        f"{known(run.metric_target, form)}; {known(outcome(run).metric, form)} on test data"
+    # A loop of the user's own has one measurement, and says where it was made.
+    where = (run.summary or {}).get("evaluated_on", "test")
+    decides = "selection data" if where == "test" else where
+    told = (
+        f"{run.metric_name} {selection} on {decides}, which {verb} the target of "
+        f"{known(run.metric_target, form)}"
     )
+    return f"{told}; {known(outcome(run).metric, form)} on test data" if where == "test" else told
