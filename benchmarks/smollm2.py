@@ -231,6 +231,8 @@ def smaller_base(given: argparse.Namespace, target: float, device: str) -> Path:
 
 def trained(given: argparse.Namespace, target: float, device: str) -> Path:
     """The run of the method."""
+    if given.lr is None:  # the default follows the widths, and all methods have that of the whole
+        given.lr = config_of(given, given.base).compress.lr
     distilled = {"distill": given.distill}
     if given.method in ("harm", "stock", "pressure"):
         config = config_of(given, given.base, **distilled)
