@@ -68,6 +68,42 @@ def test_a_cut_leaves_layers_alike(share: float) -> None:
     assert keys <= {(3, 5)}  # 3 pairs; heads are not touched
 
 
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
+def test_widths_are_multiples_in_all_layers(share: float) -> None:
+    made = trained(compressor(multiple=4), 2)
+    spec = cut_to(made, share)
+    assert_stock(spec)
+    assert len(spec.sites) % 4 == 0
+    assert {op.filters % 4 for op in spec.operators if hasattr(op, "filters")} == {0}
+
+
+def test_a_hook_that_keeps_an_index_keeps_its_unit() -> None:
+    """One filter of one layer stays, so one of every layer does; a site stays everywhere."""
+    made = trained(compressor(), 3)
+    order = ranking(made)
+    keeps = order.keeps(len(order) // 2)
+    names = [axis.name for axis in made.state.table.axes if axis.kind == "d_f"]
+    first = next(name for name in names if not keeps[name].all())
+    keeps[first][int((~keeps[first]).nonzero()[0])] = True
+    decision = order.closed(keeps)
+    assert decision is not None
+    assert len({int(decision.keeps[name].sum()) for name in names}) == 1
+    made.state.cut_(decision, "in a test")
+    assert_stock(made.model.spec())  # type: ignore[attr-defined]
+
+
+def test_hooks_do_not_break_the_shape() -> None:
+    made = compressor(interval=2, lr=1e-3)
+
+    @made.on_drop
+    def only_some(drop: Any) -> Any:
+        return drop.indices[::2] if drop.axis.endswith("d_f") else None
+
+    trained(made, 12)
+    assert made.state.fma < made.history[0].fma_before
+    assert_stock(made.model.spec())  # type: ignore[attr-defined]
+
+
 def test_equally_many_filters_go_in_each_layer_those_of_the_least_harm() -> None:
     made = trained(compressor(), 3)
     assert made.state.harm is not None
@@ -116,6 +152,15 @@ def test_the_last_layer_stays() -> None:
     assert_stock(spec)
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+def test_all_but_one_layer_may_go_at_once(layers: int) -> None:
+    made = trained(compressor(model(layers=layers)), 2)
+    spec = cut_to(made, 0.0, D=1e9)
+    assert len(spec.operators) == 2
+    assert_stock(spec)
+    ranking(made)  # and there is an order of what is left
+
+
 def test_a_run_ends_in_the_shape_and_resumes_exactly(tmp_path: Path) -> None:
     changes = {"compress__removal": "harm", "compress__shape": "llama"}
     whole = finished(tmp_path, "whole", **changes)
@@ -153,6 +198,24 @@ def test_a_model_whose_layers_differ_is_refused() -> None:
     made.model.remove_operator("operators.mlp_0")
     with pytest.raises(UserError, match="1 of the 2 layers have a d_f"):
         compressor(made.model)  # type: ignore[arg-type]
+
+
+def test_normalisers_that_are_no_plain_means_are_refused() -> None:
+    network = model()
+    with torch.no_grad():
+        named_tensors(network)["operators.mlp_0.read.weight"][0] *= 2
+    with pytest.raises(UserError, match=r"plain mean .* 'operators\.mlp_0\.read\.weight' differ"):
+        compressor(network)
+
+
+def test_an_operator_that_reads_a_part_of_the_stream_is_refused() -> None:
+    spec = model().spec()
+    first = replace(spec.operators[0], reads=spec.operators[0].reads[1:])
+    others = [replace(each, reads=first.reads) for each in spec.operators[2::2]]
+    operators = list(spec.operators)
+    operators[0], operators[2::2] = first, others
+    with pytest.raises(UserError, match=r"the whole stream of 12 sites, and .*d_ai' has 11"):
+        compressor(Transformer(replace(spec, operators=tuple(operators))))
 
 
 def test_layers_name_owners() -> None:

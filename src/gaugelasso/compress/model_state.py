@@ -67,7 +67,7 @@ class ModelState:
         self.rebuilds = 0
         self.table = model.axis_table()
         self.table.check(named_tensors(model))
-        check_shape(options.shape, self.table, self.widths())
+        check_shape(options.shape, self.table, self.widths(), named_tensors(model))
         device = next(model.parameters(), torch.empty(0)).device
         self._timed = accountings.latency(options, device)
         self.cost_model = accountings.chosen(options, self._timed)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.shape import SHAPES, stock_grain
 from gaugelasso.compress.units import units_of
 
 # The number of drops is found up to this share of all of them: a decision takes a while in a large
@@ -54,13 +55,34 @@ class Ranking(DropPlanner):
 
     def keeps(self, number: int) -> dict[str, Tensor]:
         """Keep-sets of all axes without the first `number` units."""
-        keeps, units = self.keep_all(), self._units
-        end = units.ends[number - 1] if number else 0
-        axes, indices = units.axes[:end], torch.from_numpy(units.indices[:end])
+        return self._without(np.arange(number))
+
+    def _without(self, numbers: np.ndarray) -> dict[str, Tensor]:
+        """Keep-sets of all axes without some units."""
+        keeps, (axes, indices) = self.keep_all(), self._units.of(numbers)
         for axis in np.unique(axes):
-            going = indices[torch.from_numpy(axes == axis)]
+            going = torch.from_numpy(indices[axes == axis])
             keeps[self._state.table.axes[axis].name][going] = False
         return keeps
+
+    def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
+        """As of any planner. In a stock shape units go as a whole, and multiples are of units."""
+        state = self._state
+        shape = SHAPES[state.options.shape]
+        if shape is None:
+            return super().closed(keeps)
+        names = [axis.name for axis in state.table.axes]
+        going = self._units.complete([keeps[name].numpy() for name in names])
+        widths = state.widths()
+        for kind in (*shape.equal, *shape.single):
+            of_kind = going[self._units.kinds[going] == kind]
+            width = max((widths[a.name] for a in state.table.axes if a.kind == kind), default=0)
+            grain = stock_grain(shape, kind, state.table, state.options.multiple,
+                                state.plan.preferred)  # fmt: skip
+            # The last ones, which are the most useful, stay to make up a multiple.
+            back = min(-(width - len(of_kind)) % grain, len(of_kind))
+            going = np.setdiff1d(going, of_kind[len(of_kind) - back :])
+        return close_and_round(state.table, self._tensors, self._without(going), self.rms, 1)
 
     def work(self, number: int) -> float:
         """Work per token after the first `number` drops."""

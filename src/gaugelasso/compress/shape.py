@@ -4,14 +4,18 @@ A free shape is any. A stock shape is that of a known architecture with smaller 
 engines load: layers stay alike, and every operator reads and writes the whole stream.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Tensors
+from gaugelasso.axes import Axis, AxisTable, Tensors
 from gaugelasso.compress.harm import restore_levels_
 from gaugelasso.errors import UserError
+
+# Weights of a normaliser that differ by less than this share are equal but for rounding.
+_EQUAL = 1e-5
 
 
 @dataclass(frozen=True)
@@ -33,26 +37,59 @@ SHAPES: dict[str, Stock | None] = {
 }
 
 
-def check_shape(name: str, table: AxisTable, widths: Mapping[str, int]) -> None:
-    """UserError unless the model has the shape, as far as widths say."""
+def check_shape(name: str, table: AxisTable, widths: Mapping[str, int], tensors: Tensors) -> None:
+    """UserError unless the model has the shape: layers alike, and the whole stream everywhere."""
     if (shape := SHAPES[name]) is None:
         return
     if not table.layers:
         raise UserError(f"compress.shape = {name!r}: the model declares no layers; use 'free'")
     for kind in shape.equal:
-        found = {axis.name: widths[axis.name] for axis in table.axes if axis.kind == kind}
-        if len(found) != len(table.layers):
+        found = sum(axis.kind == kind for axis in table.axes)
+        if found != len(table.layers):
             raise UserError(
-                f"compress.shape = {name!r}: {len(found)} of the {len(table.layers)} layers have a "
+                f"compress.shape = {name!r}: {found} of the {len(table.layers)} layers have a "
                 f"{kind}; all of them need one, or use 'free'"
             )
-        first = next(iter(found))
-        for other, size in found.items():
-            if size != found[first]:
+    owners = {owner for layer in table.layers for owner in layer}
+    first: dict[str, str] = {}
+    for axis in table.axes:
+        alike = first.setdefault(axis.kind, axis.name)
+        if axis.owner in owners and widths[axis.name] != widths[alike]:
+            raise UserError(
+                f"compress.shape = {name!r}: layers must be alike, and {alike!r} has "
+                f"{widths[alike]} indices where {axis.name!r} has {widths[axis.name]}; use 'free'"
+            )
+        for home in _homes(table, axis) if axis.kind in shape.single else ():
+            if widths[home] != widths[axis.name]:
                 raise UserError(
-                    f"compress.shape = {name!r}: layers must be alike, and {first!r} has "
-                    f"{found[first]} indices where {other!r} has {size}; use 'free'"
+                    f"compress.shape = {name!r}: operators must read and write the whole stream of "
+                    f"{widths[axis.name]} sites, and {home!r} has {widths[home]}; use 'free'"
                 )
+    for norm in table.norms:
+        weight = tensors[norm.weight]
+        if len(weight) and float(weight.max() - weight.min()) > _EQUAL * float(weight.max()):
+            raise UserError(
+                f"compress.shape = {name!r}: a normaliser must be a plain mean of squares, and the "
+                f"weights {norm.weight!r} differ; use 'free'"
+            )
+
+
+def _homes(table: AxisTable, axis: Axis) -> set[str]:
+    """The axes of the operators that a site of the stream has positions on."""
+    return {table.home(slot) for slot in axis.linked()}
+
+
+def stock_grain(
+    shape: Stock, kind: str, table: AxisTable, multiple: int, preferred: Mapping[str, int]
+) -> int:
+    """The number that a width of this kind must be a multiple of.
+
+    Products run over the whole stream here, so its width is to be a multiple too.
+    """
+    names = {axis.name for axis in table.axes if axis.kind == kind}
+    if kind in shape.single:
+        names |= {home for axis in table.axes if axis.kind == kind for home in _homes(table, axis)}
+    return math.lcm(multiple, *(preferred.get(name, 1) for name in names))
 
 
 def settle_norms_(

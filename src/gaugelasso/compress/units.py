@@ -5,7 +5,7 @@ the stream is one, and a whole layer is one.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from gaugelasso.compress import pricing
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.shape import SHAPES, Stock
 
+_TINY = 1e-300
+
 
 @dataclass(frozen=True)
 class Units:
@@ -23,12 +25,28 @@ class Units:
     - axes, indices: the number of the axis, and the index on it
     - ends: how many indices the first unit has, the first two have, and so on
     - saved: the same of their prices
+    - kinds: the kind of axis that makes up the unit; empty for a whole layer
     """
 
     axes: np.ndarray
     indices: np.ndarray
     ends: np.ndarray
     saved: np.ndarray
+    kinds: np.ndarray
+
+    def complete(self, keeps: Sequence[np.ndarray]) -> np.ndarray:
+        """The numbers of the units of which no index is kept; keep-sets in the order of axes."""
+        starts = np.concatenate([[0], np.cumsum([len(keep) for keep in keeps])])
+        kept = np.concatenate([*keeps, np.zeros(0, dtype=bool)])
+        left = np.cumsum(kept[starts[self.axes] + self.indices])[self.ends - 1]
+        return np.flatnonzero(np.diff(left, prepend=0) == 0)
+
+    def of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The axes and indices of some units."""
+        chosen = np.zeros(len(self.ends), dtype=bool)
+        chosen[numbers] = True
+        places = np.repeat(chosen, np.diff(self.ends, prepend=0))
+        return self.axes[places], self.indices[places]
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,7 @@ class _Group:
     indices: np.ndarray
     scores: np.ndarray
     prices: np.ndarray
+    kind: str = ""
 
 
 def units_of(state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Units:
@@ -64,7 +83,7 @@ def units_of(state: ModelState, scores: Mapping[str, Tensor], held: Mapping[str,
 def _ordered(groups: list[_Group]) -> Units:
     if not groups:
         nothing = np.empty(0, dtype=int)
-        return Units(nothing, nothing, nothing, np.empty(0))
+        return Units(nothing, nothing, nothing, np.empty(0), np.empty(0, dtype=str))
     shares, prices, origins = [], [], []
     for number, group in enumerate(groups):
         share, priced = np.full(len(group.scores), math.inf), group.prices > 0
@@ -84,7 +103,8 @@ def _ordered(groups: list[_Group]) -> Units:
         rows = origin[1][order][places]
         to = starts[places][:, None] + np.arange(group.axes.shape[1])
         axes[to], indices[to] = group.axes[rows], group.indices[rows]
-    return Units(axes, indices, ends, np.cumsum(price[order]))
+    kinds = np.array([group.kind for group in groups])[origin[0][order]]
+    return Units(axes, indices, ends, np.cumsum(price[order]), kinds)
 
 
 def _singles(
@@ -95,19 +115,22 @@ def _singles(
         score = scores[axis.name]
         if len(score) and (kinds is None or axis.kind in kinds):
             column = np.arange(len(score))[:, None]
-            yield _Group(np.full_like(column, number), column, score, state.prices[axis.name])
+            price = state.prices[axis.name]
+            yield _Group(np.full_like(column, number), column, score, price, axis.kind)
 
 
 def _stock(state: ModelState, scores: Mapping[str, np.ndarray], shape: Stock) -> Iterator[_Group]:
     yield from _singles(state, scores, shape.single)
     for kind in shape.equal:
-        yield _in_step(state, scores, kind)
+        yield from _in_step(state, scores, kind)
     yield from _layers(state, scores)
 
 
-def _in_step(state: ModelState, scores: Mapping[str, np.ndarray], kind: str) -> _Group:
+def _in_step(state: ModelState, scores: Mapping[str, np.ndarray], kind: str) -> Iterator[_Group]:
     """The r-th unit has the index of the r-th least score of every layer; one unit stays."""
     numbers = [number for number, axis in enumerate(state.table.axes) if axis.kind == kind]
+    if not numbers:
+        return
     names = [state.table.axes[number].name for number in numbers]
     orders = np.stack([np.argsort(scores[name], kind="stable") for name in names], axis=1)[:-1]
     columns = range(len(names))
@@ -116,18 +139,17 @@ def _in_step(state: ModelState, scores: Mapping[str, np.ndarray], kind: str) -> 
         for values in (scores, state.prices)
     )
     axes = np.broadcast_to(np.array(numbers), orders.shape)
-    return _Group(axes, orders, score.sum(0), price.sum(0))
+    yield _Group(axes, orders, score.sum(0), price.sum(0), kind)
 
 
 def _layers(state: ModelState, scores: Mapping[str, np.ndarray]) -> Iterator[_Group]:
-    """One unit for each layer: all indices of its operators, as long as two layers are left.
+    """One unit for each layer but the most useful one: all indices of its operators.
 
     The score of an operator is the sum over an axis, the largest of these: each axis estimates the
     same harm. An index that is held does not hold its whole layer.
     """
     table, widths = state.table, state.widths()
-    if len(table.layers) < 2:
-        return
+    found = []
     owned = table.owners()
     numbers = {axis.name: number for number, axis in enumerate(table.axes)}
     for layer in table.layers:
@@ -137,7 +159,10 @@ def _layers(state: ModelState, scores: Mapping[str, np.ndarray]) -> Iterator[_Gr
         saved = state.fma - float(pricing.count(state.plan.terms, without))
         axes = np.concatenate([np.full(widths[name], numbers[name]) for name in names])
         indices = np.concatenate([np.arange(widths[name]) for name in names])
-        yield _Group(axes[None], indices[None], np.array([score]), np.array([saved]))
+        found.append(_Group(axes[None], indices[None], np.array([score]), np.array([saved])))
+    shares = [float(each.scores[0] / max(each.prices[0], _TINY)) for each in found]
+    stays = int(np.argmax(shares)) if shares else 0
+    yield from (each for number, each in enumerate(found) if number != stays)
 
 
 def _finite_sum(scores: np.ndarray) -> float:
