@@ -207,17 +207,19 @@ class Controls:
         """Write the rows of all runs that are finished."""
         path: Path = self.given.results
         with self._guard:
+            about = environment(self.given.device)
             old = json.loads(path.read_text())["runs"] if path.exists() else []
             rows = {(row["method"], row["seed"]): row for row in old}
             for name in self.work.arms:
                 for folder in self.given.out.glob(f"{name}-*"):
                     seed = folder.name.removeprefix(f"{name}-")
                     summary = summary_of(folder) if seed.isdigit() else None
-                    if summary:
-                        rows[name, int(seed)] = row_of(name, int(seed), summary)
+                    key = (name, int(seed)) if summary else None
+                    if key and rows.get(key, {}).get("wall_s") != summary["wall_s"]:
+                        rows[key] = row_of(*key, summary) | {"commit": about["commit"]}
             runs = [rows[key] for key in sorted(rows)]
             make_folder(path.parent)
-            write_json(path, {**environment(self.given.device), "runs": runs})
+            write_json(path, {**about, "runs": runs})
 
 
 def run_command(words: Sequence[str]) -> str:

@@ -236,6 +236,7 @@ def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
         engine = Llama(
             str(path), n_ctx=case.length, n_batch=case.length, n_ubatch=case.length,
             n_threads=case.threads, n_threads_batch=case.threads, verbose=False,
+            logits_all=case.phase == "prefill",  # of all positions, as the others
         )  # fmt: skip
     start = case.length - case.calls if case.phase == "decode" else 0
     if start:

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
 # What identifies a row: a later measurement replaces it.
 KEYS = ("work", "model", "engine", "phase", "batch", "length", "device", "threads")
-CASE = ("work", "phase", "batch", "length", "device", "threads")
+CASE = ("work", "phase", "batch", "length", "device", "threads", "dtype")
 
 
 @dataclass(frozen=True)
@@ -194,10 +194,13 @@ def _failing(actions: Mapping[str, Action]) -> dict[str, str]:
 
 
 def ratios(rows: Iterable[Row]) -> list[Row]:
-    """By case: how much faster the compressed model is, best engine against best engine."""
+    """By case: how much faster the compressed model is, best engine against best engine.
+
+    Of engines of one precision: llama.cpp's float16 is not compared with float32.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in CASE), []).append(row)
+        groups.setdefault(tuple(row.get(key) for key in CASE), []).append(row)
     found = []
     for case, group in groups.items():
         best: dict[str, Row] = {}

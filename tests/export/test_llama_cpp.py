@@ -49,7 +49,7 @@ def logits_agree(path: Path, expected: InferenceModel, share: float) -> None:
     assert (found - wanted).abs().max() < share * wanted.std()
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-3), ("float16", 2e-2)])
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-4), ("float16", 2e-2)])
 def test_a_cut_stock_model_has_the_same_logits(dtype: str, share: float, tmp_path: Path) -> None:
     done = export(write_run(tmp_path / "run", stock()), "gguf", dtype=dtype)
     logits_agree(done.folder / "model.gguf", InferenceModel(stock().eval()), share)
@@ -60,6 +60,7 @@ def test_a_cut_stock_model_continues_a_text_alike(tmp_path: Path) -> None:
     model = opened(done.folder / "model.gguf")
     assert model.tokenize(b"The ", add_bos=False) == PROMPT
     assert continued(model, 8) == greedy(stock(), [PROMPT], 8)[0]
+    assert model.token_eos() == 255  # no byte of a text
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}])
@@ -68,4 +69,4 @@ def test_an_imported_llama_has_the_same_logits(settings: dict[str, Any], tmp_pat
     write_imported(tmp_path / "model", tmp_path / "base")
     done = export(tmp_path / "base", "gguf", tmp_path / "out", dtype="float32")
     expected = load_model(tmp_path / "base")
-    logits_agree(done.folder / "model.gguf", InferenceModel(expected.eval()), 1e-3)
+    logits_agree(done.folder / "model.gguf", InferenceModel(expected.eval()), 1e-4)

@@ -177,6 +177,18 @@ def test_soft_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtyp
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
 
 
+def test_soft_cross_entropy_ignores_what_both_exclude() -> None:
+    logits, teacher = draw(1, 3, 5), draw(1, 3, 5, seed=1)
+    logits[..., 2] = teacher[..., 2] = -float("inf")
+    kept = [0, 1, 3, 4]
+    expected = kernels.soft_cross_entropy(logits[..., kept], teacher[..., kept])
+    with kernels.reference_kernels():
+        assert torch.allclose(kernels.soft_cross_entropy(logits, teacher), expected)
+    assert torch.allclose(entropy.SoftCrossEntropy.apply(logits, teacher), expected)
+    with pytest.raises(ValueError, match=r"\(1, 3, 5\) and \(1, 3, 4\)"):
+        kernels.soft_cross_entropy(logits, teacher[..., kept])
+
+
 def test_a_class_out_of_range_gives_nan() -> None:
     logits = draw(1, 3, 5)
     for wrong in (5, -1):

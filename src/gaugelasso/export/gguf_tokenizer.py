@@ -12,6 +12,7 @@ from gaugelasso.export.to_hf import TEXTS
 from gaugelasso.files.gguf import Value
 from gaugelasso.files.tokenizer import (
     NAME,
+    SETTINGS,
     Tokenizer,
     byte_names,
     load_tokenizer,
@@ -27,6 +28,10 @@ from gaugelasso.importing.source import Source as Written
 _KEY = "tokenizer.ggml."
 _IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _TEMPLATE = "chat_template.jinja"
+# A byte that no text in UTF-8 has. Where a file names no end of a text, llama.cpp takes token 11.
+_NO_BYTE = 255
+# Added tokens whose surroundings are compared.
+_COMPARED = 64
 
 
 def tokenizer_metadata(source: Source) -> dict[str, Value]:
@@ -35,7 +40,7 @@ def tokenizer_metadata(source: Source) -> dict[str, Value]:
         found = _of_run(source)
     elif source.is_text:  # without merges, the way of splitting has no effect
         found = {"model": "gpt2", "pre": "gpt-2", **_tokens(byte_names(), {}, [], source)}
-        found["add_bos_token"] = False
+        found |= {"add_bos_token": False, "bos_token_id": _NO_BYTE, "eos_token_id": _NO_BYTE}
     else:
         found = {"model": "no_vocab"}
     return {key if "." in key else f"{_KEY}{key}": value for key, value in found.items()}
@@ -49,7 +54,9 @@ def check_tokenizer(source: Source, written: Written) -> None:
     if isinstance(files, str):
         raise UserError(f"{str(source.run / NAME)!r}: {files}, so nothing was written")
     theirs, ours = parse_tokenizer(files[NAME], str(written.path)), load_tokenizer(source.run)
-    for text in TEXTS:
+    # Some tokenizers take spaces beside an added token with it, or want a word's end there.
+    added = [each.content for each in ours.inner.get_added_tokens_decoder().values()][:_COMPARED]
+    for text in (*TEXTS, *(f"a {token} b{token}c" for token in added)):
         if theirs.encode([text])[0].tolist() != ours.encode([text])[0].tolist():
             raise UserError(
                 f"{str(source.run / NAME)!r}: a GGUF file would have another tokenizer, so nothing "
@@ -74,7 +81,7 @@ def _of_run(source: Source) -> dict[str, Value]:
         "model": "gpt2",
         "pre": split,
         **_tokens(names, types, merges, source),
-        **_ids(ours, source),
+        **_ids(ours, source, [n for n in range(source.spec.inputs) if n not in used]),
     }
     template = token_settings(source.run).get("chat_template")
     beside = read_files(source.run, (_TEMPLATE,)).get(_TEMPLATE)
@@ -96,14 +103,23 @@ def _tokens(
     }
 
 
-def _ids(ours: Tokenizer, source: Source) -> dict[str, Value]:
+def _ids(ours: Tokenizer, source: Source, unused: list[int]) -> dict[str, Value]:
     numbers = {name: named_token(ours, source.run, f"{kind}_token") for kind, name in _IDS.items()}
-    found: dict[str, Value] = {
-        f"{name}_token_id": number for name, number in numbers.items() if number is not None
-    }
-    begins = ours.inner.encode("a", add_special_tokens=True).ids[:1]
+    whole = ours.inner.encode("a", add_special_tokens=True).ids
     # Written in any case, because readers take it from `pre` where it is missing.
-    return found | {"add_bos_token": begins == [numbers["bos"]]}
+    adds: dict[str, Value] = {"add_bos_token": whole[:1] == [numbers["bos"]]}
+    if numbers["eos"] is not None and whole[-1:] == [numbers["eos"]]:
+        adds["add_eos_token"] = True
+    if numbers["eos"] is None:
+        if not unused:
+            raise UserError(
+                f"{str(source.run / NAME)!r} has no eos_token, and llama.cpp would end a text at "
+                f"token 11; name one in {str(source.run / SETTINGS)!r}"
+            )
+        numbers["eos"] = unused[0]
+    numbers["bos"] = numbers["eos"] if numbers["bos"] is None else numbers["bos"]
+    found = {f"{name}_token_id": number for name, number in numbers.items() if number is not None}
+    return found | adds
 
 
 def _split(data: dict[str, Any], source: Source) -> str:

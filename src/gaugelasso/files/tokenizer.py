@@ -21,7 +21,8 @@ from gaugelasso.files.untrusted import read_json, read_plain
 NAME = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 # What a run keeps of a tokenizer, and what a folder may hold of it; copied as data.
-KEPT = (NAME, SETTINGS, "special_tokens_map.json", "chat_template.jinja")
+SPECIAL = "special_tokens_map.json"
+KEPT = (NAME, SETTINGS, SPECIAL, "chat_template.jinja")
 FILES = (*KEPT, "tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt")
 # Bytes of such a file, and tokens: several times what the largest vocabularies need.
 _LARGEST, _MOST_TOKENS = 2**27, 2**22
@@ -143,9 +144,9 @@ def read_files(folder: Path, names: Collection[str] = KEPT) -> dict[str, bytes]:
     return found
 
 
-def token_settings(folder: Path) -> dict[str, Any]:
+def token_settings(folder: Path, name: str = SETTINGS) -> dict[str, Any]:
     """The settings beside a tokenizer; empty if there are none."""
-    path = folder / SETTINGS
+    path = folder / name
     try:
         settings = read_json(path)
     except FileNotFoundError:
@@ -157,10 +158,13 @@ def token_settings(folder: Path) -> dict[str, Any]:
 
 def named_token(tokenizer: Tokenizer, folder: Path, name: str) -> int | None:
     """The token that the settings beside the tokenizer name, as `eos_token`; None without one."""
-    named = token_settings(folder).get(name)
-    content = named.get("content") if isinstance(named, dict) else named
-    found = tokenizer.inner.token_to_id(content) if isinstance(content, str) else None
-    return found if isinstance(found, int) else None
+    for file in (SETTINGS, SPECIAL):
+        named = token_settings(folder, file).get(name)
+        content = named.get("content") if isinstance(named, dict) else named
+        found = tokenizer.inner.token_to_id(content) if isinstance(content, str) else None
+        if isinstance(found, int):
+            return found
+    return None
 
 
 def end_token(tokenizer: Tokenizer, folder: Path) -> int | None:

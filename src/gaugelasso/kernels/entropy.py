@@ -24,9 +24,14 @@ def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
 
     Both [B, S, classes]; the result is float32, and the teacher gets no gradient.
     """
+    if logits.shape != teacher.shape:
+        shapes = f"{tuple(logits.shape)} and {tuple(teacher.shape)}"
+        raise ValueError(f"logits and those of the teacher have the shapes {shapes}")
     if fused(logits):
         from gaugelasso.kernels.gpu.entropy import SoftCrossEntropy
 
         return SoftCrossEntropy.apply(logits, teacher)
     chances = teacher.detach().float().softmax(-1)
-    return -(chances * logits.float().log_softmax(-1)).sum(-1).mean()
+    # A class that the teacher excludes counts nothing, also where the logits exclude it too.
+    logs = logits.float().log_softmax(-1).masked_fill(chances == 0, 0.0)
+    return -(chances * logs).sum(-1).mean()
