@@ -138,6 +138,17 @@ ROWS = [
     # GELU without biases of what is written, and SwiGLU with them.
     transformer("gelu", {"mlp": "gelu"}, causal=False),
     transformer("write_biases", {"write_bias": True, "head_bias": True}),
+    transformer(
+        "tied_head", PRETRAINED | {"tied_head": True}, width=8, inputs=7, outputs=7, eps=0.01
+    ),
+    # A tied table with what else may be on its axis: positions, and outputs with biases.
+    transformer(
+        "tied_head_biases",
+        {"tied_head": True, "head_bias": True},
+        inputs=6,
+        outputs=6,
+        positions=True,
+    ),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),
     transformer("masked", input_kind="masked_patches", positions=True, rope=False, causal=False),
@@ -199,15 +210,18 @@ def clone(model: Compressible, share_tensors: bool = False) -> Any:
     if not share_tensors:
         twins = {key: _copied(tensor) for key, tensor in twins.items()}
 
+    modules: dict[int, Any] = {}
+
     def twin(module: nn.Module) -> Any:
-        new = type(module).__new__(type(module))
+        new = modules[id(module)] = type(module).__new__(type(module))
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers"):
                 value = {key: None if x is None else twins[id(x)] for key, x in value.items()}
             elif name == "_modules":
                 value = {key: twin(part) for key, part in value.items()}
             elif "_hooks" not in name and not _is_frozen(value):
-                value = copy.deepcopy(value)
+                # A part may refer to another, as a tied classifier does to its embedding.
+                value = copy.deepcopy(value, dict(modules))
             vars(new)[name] = value
         return new
 

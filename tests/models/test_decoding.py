@@ -14,6 +14,7 @@ from tests.contract.models import TRANSFORMERS, Case, Row, difference, make, tra
 
 ROWS = list({case.row.name: case.row for case in TRANSFORMERS}.values())
 NAMES = {"rope", "rope_positions", "grouped_keys", "biases", "gpt2", "write_biases"}
+NAMES |= {"tied_head", "tied_head_biases"}
 CAUSAL = [row for row in ROWS if row.name in NAMES]
 CAUSAL += [
     transformer("no_rope", rope=False, positions=True),

@@ -89,6 +89,13 @@ class AxisTable:
     def _homes(self) -> dict[tuple[str, int], str]:
         return {(s.tensor, s.dim): axis.name for axis in self.axes for s in axis.direct()}
 
+    def uses(self, axis: Axis) -> dict[str, list[Slot]]:
+        """Home axis -> its slots on a linked axis: several where a tied table is used twice."""
+        found: dict[str, list[Slot]] = {}
+        for slot in axis.linked():
+            found.setdefault(self.home(slot), []).append(slot)
+        return found
+
     def links(self) -> list[str]:
         """The names of the position maps, each once."""
         return list(dict.fromkeys(str(s.link) for axis in self.axes for s in axis.linked()))

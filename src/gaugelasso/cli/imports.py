@@ -35,7 +35,7 @@ def import_(
     found = write_imported(source, out)
     print_line(
         f"parameters: {found.parameters:,} ({found.source_parameters:,} of the source; here writes "
-        "have scales, and a head that the source shares with its embedding is a copy)"
+        "have scales)"
     )
     print_line(f"FMA per token: {found.fma:,.0f} (mean over a context of {found.length:,} tokens)")
     if isinstance(found.difference, str):

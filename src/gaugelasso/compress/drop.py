@@ -171,6 +171,7 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
     - a position of a linked axis (a residual site) is removed with its index, and also if no
       later slot reads what it writes, or no earlier slot writes what it reads; the last position
       of an axis that does not silence its owner stays, with its index
+    - a position with several uses (of a tied table) stays, with their indices, until none is left
     - an index without positions is removed
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
@@ -247,16 +248,20 @@ def _connect_(
     reached = np.zeros_like(site_kept)
     changed = False
     writers = set(axis.side_a)
-    for slot in axis.linked():
-        home, sites, stage = table.home(slot), links[slot], _stage(axis, slot)
-        alive = last_read[sites] > stage if slot in writers else first_write[sites] < stage
+    for home, uses in table.uses(axis).items():
         before = keeps[home].numpy()
-        kept = before & alive & site_kept[sites]
-        if slot in lasting and before.any() and not kept.any():
+        alive = np.zeros_like(before)
+        for slot in uses:
+            sites, stage = links[slot], _stage(axis, slot)
+            in_use = last_read[sites] > stage if slot in writers else first_write[sites] < stage
+            alive |= in_use & site_kept[sites]
+        kept = before & alive
+        if uses[0] in lasting and before.any() and not kept.any():
             kept[before.argmax()] = True
         changed |= not np.array_equal(kept, before)
         keeps[home] = torch.from_numpy(kept)
-        reached[sites[kept]] = True
+        for slot in uses:
+            reached[links[slot][kept]] = True
     changed |= not np.array_equal(reached, site_kept)
     keeps[axis.name] = torch.from_numpy(reached)
     return changed

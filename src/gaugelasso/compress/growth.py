@@ -36,8 +36,8 @@ def room(table: AxisTable, axis: Axis, tensors: Tensors) -> float:
     """How many indices an axis can get; infinite without position maps."""
     if not can_grow(table, axis):
         return 0
-    links = [_free_indices(table, link, tensors) for link in _own_links(table, axis)]
-    return min((len(free) for free in links), default=math.inf)
+    free = _free_for_all(table, axis, tensors)
+    return math.inf if free is None else len(free)
 
 
 def can_grow(table: AxisTable, axis: Axis) -> bool:
@@ -143,10 +143,10 @@ class _Growing:
     def add_silent_(self, axis: Axis, number: int) -> None:
         """New indices without an effect, each at an index of the stream that its map lacks."""
         sites = {}
-        for link in _own_links(self._table, axis):
-            free = _free_indices(self._table, link, self.tensors)
+        free = _free_for_all(self._table, axis, self.tensors)
+        if free is not None:
             order = torch.randperm(len(free), generator=self._generator)[:number]
-            sites[link] = free[order]
+            sites = dict.fromkeys(_own_links(self._table, axis), free[order])
         silent = {slot.tensor for slot in _silent_side(axis)}
         self._add_(axis, number, silent, sites)
 
@@ -158,9 +158,9 @@ class _Growing:
         size = width(axis, self.tensors)
         silent = {slot.tensor for slot in axis.side_b}
         self._add_(axis, number, silent, {})
-        for home, link in {self._table.home(slot): slot.link for slot in axis.linked()}.items():
+        for home, slots in self._table.uses(axis).items():
             new = torch.arange(size, size + number)
-            self._add_(self._table[home], number, silent, {str(link): new})
+            self._add_(self._table[home], number, silent, {str(slot.link): new for slot in slots})
 
     def _add_(self, axis: Axis, number: int, silent: set[str], sites: Mapping[str, Tensor]) -> None:
         """Append indices to every tensor of an axis; state of what is new is zero."""
@@ -217,6 +217,15 @@ def _own_links(table: AxisTable, axis: Axis) -> list[str]:
     """The position maps whose positions are the indices of this axis."""
     links = set(table.links())
     return [slot.tensor for slot in axis.direct() if slot.tensor in links]
+
+
+def _free_for_all(table: AxisTable, axis: Axis, tensors: Tensors) -> Tensor | None:
+    """The indices of a stream that all position maps of an axis could name; None without maps.
+
+    A tied table has two: of what it writes and of what it reads.
+    """
+    maps = [set(_free_indices(table, link, tensors).tolist()) for link in _own_links(table, axis)]
+    return torch.tensor(sorted(set.intersection(*maps)), dtype=torch.long) if maps else None
 
 
 def _free_indices(table: AxisTable, link: str, tensors: Tensors) -> Tensor:

@@ -164,11 +164,16 @@ def _smooth(terms: Iterable[Term], widths: Widths) -> Value:
 
 
 def _touched(table: AxisTable, axis: Axis, size: int, tensors: Tensors) -> dict[str, np.ndarray]:
-    """Home axis -> for each index of a linked axis, 1 if it has a position there."""
+    """Home axis -> for each index of a linked axis, 1 if it has a position there.
+
+    A position with several uses counts where all of them are of one index: it goes with that one.
+    """
     found = {}
-    for home, link in {table.home(slot): slot.link for slot in axis.linked()}.items():
+    for home, slots in table.uses(axis).items():
+        first, *others = (tensors[str(slot.link)].cpu().numpy() for slot in slots)
+        alone = np.all([first == other for other in others], axis=0) if others else slice(None)
         touched = np.zeros(size, dtype=np.int64)
-        touched[tensors[str(link)].cpu().numpy()] = 1
+        touched[first[alone]] = 1
         found[home] = touched
     return found
 

@@ -23,7 +23,7 @@ class GaugelassoConfig(PreTrainedConfig):
     of sites that it `reads` and `writes`; an attention also with `heads`, `kv_heads`, `d_k`, `d_v`
     and the `frequencies` of its rotary pairs (or null), and `bias` if queries, keys and values have
     biases; an mlp with `filters`, and `gelu` ("none" or "tanh", the approximation) if it is not a
-    SwiGLU. `write_bias` says that what an operator writes has biases.
+    SwiGLU; `write_bias` if it writes biases. `tied_columns` has a table that is the head's map too.
     """
 
     model_type = "gaugelasso"
@@ -39,6 +39,7 @@ class GaugelassoConfig(PreTrainedConfig):
         classifier_reads: int = 1,
         rms_norm_eps: float = 0.0,
         classifier_bias: bool = False,
+        tied_columns: int = 0,
         operators: list[dict[str, Any]] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
@@ -51,6 +52,7 @@ class GaugelassoConfig(PreTrainedConfig):
         self.classifier_reads = classifier_reads
         self.rms_norm_eps = rms_norm_eps
         self.classifier_bias = classifier_bias
+        self.tied_columns = tied_columns
         self.operators = operators or []
         self.use_cache = use_cache
         # A cache has one layer for each attention operator; others may have been removed.
@@ -59,25 +61,34 @@ class GaugelassoConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
 
-class Read(nn.Module):
-    """maps^T n with n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal."""
+class Normaliser(nn.Module):
+    """n_j = x[s_j] / sqrt(eps + sum_i weight_i x[s_i]^2); 0 without signal."""
 
     sites: Tensor
     weight: Tensor
 
-    def __init__(self, reads: int, outputs: int, eps: float):
+    def __init__(self, reads: int, eps: float):
         super().__init__()
         self.eps = eps
         self.register_buffer("sites", torch.zeros(reads, dtype=torch.long))
         self.register_buffer("weight", torch.zeros(reads))
-        self.maps = nn.Parameter(torch.zeros(reads, outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, outputs]."""
+    def normalised(self, x: Tensor) -> Tensor:
         picked = x.index_select(-1, self.sites)
         level = picked.float().square() @ self.weight.float() + self.eps
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-        return (picked * factor.to(x.dtype)[..., None]) @ self.maps
+        return picked * factor.to(x.dtype)[..., None]
+
+
+class Read(Normaliser):
+    """maps^T n: [B, S, D] -> [B, S, outputs]."""
+
+    def __init__(self, reads: int, outputs: int, eps: float):
+        super().__init__(reads, eps)
+        self.maps = nn.Parameter(torch.zeros(reads, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalised(x) @ self.maps
 
 
 class Write(nn.Module):
@@ -98,18 +109,23 @@ class Write(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens [B, S] -> the stream [B, S, D]."""
+    """Tokens [B, S] -> the stream [B, S, D]; site d has the column spread_d of a tied table."""
+
+    spread: Tensor
 
     def __init__(self, config: GaugelassoConfig):
         super().__init__()
-        self.table = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
-        self.positions = None
-        if config.learned_positions:
-            rows = torch.zeros(config.max_position_embeddings, config.hidden_size)
-            self.positions = nn.Parameter(rows)
+        width, sites = config.tied_columns, config.hidden_size
+        self.table = nn.Parameter(torch.zeros(config.vocab_size, width or sites))
+        self.scale = nn.Parameter(torch.zeros(width)) if width else None
+        self.register_buffer("spread", torch.zeros(sites, dtype=torch.long) if width else None)
+        rows = torch.zeros(config.max_position_embeddings, sites)
+        self.positions = nn.Parameter(rows) if config.learned_positions else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, self.table)
+        if self.scale is not None:  # sites that are not written have one more column: zeros
+            x = F.pad(x * self.scale, (0, 1)).index_select(-1, self.spread)
         return x if self.positions is None else x + F.embedding(positions, self.positions)
 
 
@@ -197,6 +213,18 @@ class Classifier(nn.Module):
         return self.read(x) if self.bias is None else self.read(x) + self.bias
 
 
+class TiedClassifier(Normaliser):
+    """The map is the table of the embedding, after a gain."""
+
+    def __init__(self, config: GaugelassoConfig):
+        super().__init__(config.tied_columns, config.rms_norm_eps)
+        self.gain = nn.Parameter(torch.zeros(config.tied_columns))
+        self.bias = nn.Parameter(torch.zeros(config.outputs)) if config.classifier_bias else None
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.normalised(x) * self.gain, table, self.bias)
+
+
 class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
     """The whole model: embedding, operators around one residual stream, classifier."""
 
@@ -215,7 +243,7 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
             else:
                 mlp = GeluMlp if "gelu" in op else Mlp
                 self.operators[op["name"]] = mlp(op, config.rms_norm_eps)
-        self.classifier = Classifier(config)
+        self.classifier = (TiedClassifier if config.tied_columns else Classifier)(config)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -262,13 +290,12 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
                 x = operator(x, position_ids, visible, past_key_values)
             else:
                 x = operator(x)
-        logits = self.classifier(x[:, -logits_to_keep:] if logits_to_keep else x)
+        shared = (self.embedding.table,) if self.config.tied_columns else ()
+        logits = self.classifier(x[:, -logits_to_keep:] if logits_to_keep else x, *shared)
         loss: Any = None
         if labels is not None:
             predicted = logits[:, :-1].flatten(0, 1).float()
             loss = F.cross_entropy(predicted, labels[:, 1:].flatten())
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        if not return_dict:
-            parts = (loss, logits, past_key_values)
-            return tuple(part for part in parts if part is not None)
+        if not (self.config.return_dict if return_dict is None else return_dict):
+            return tuple(part for part in (loss, logits, past_key_values) if part is not None)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

@@ -19,9 +19,12 @@ from gaugelasso.models import AttentionSpec, MlpSpec, Transformer, TransformerSp
 from gaugelasso.models.layers import Extractor
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
 from gaugelasso.models.residual import EPS
+from gaugelasso.models.tied import TiedClassifier
 
 # Relative differences of normaliser weights that rounding explains.
 _ROUNDING = 1e-5
+# Of a tied table's scale: the weights of norms are stored in half precision too.
+_LARGEST_GAIN = 1e4
 _KINDS = ("attention", "mlp")
 # Fields of an operator's structure that all layers must share, and how they are named.
 _SHARED = {
@@ -74,7 +77,7 @@ def stock_sizes(source: Source, form: str) -> Sizes:
 def stock_weights(
     model: Transformer, sizes: Sizes, names: Names, *, interleaved: bool
 ) -> dict[str, Tensor]:
-    """The float32 weights under these names; no head where it equals the embedding table.
+    """The float32 weights under these names; no head where it is tied, or equals the table.
 
     With `interleaved`, the two of each RoPE pair are next to each other, as GGUF files of the
     architecture llama have them.
@@ -87,11 +90,14 @@ def stock_weights(
     def put_reading(what: str, rows: Tensor, depth: int) -> None:
         put(what, widened(rows, 1, sizes.width), depth)
 
-    table = widened(model.embedding.table * model.embedding.write.scale, 1, sizes.width)
+    scale, gain = model.embedding.write.scale, model.classifier.read.gain
+    table = widened(model.embedding.table * scale, 1, sizes.width)
     head = widened(model.classifier.out.T, 1, sizes.width)
+    # In a gauge with scales of 1, a tied table is both. The gain takes the scales.
+    tied = isinstance(model.classifier, TiedClassifier) and _divides(gain, scale)
     put("table", table)
-    put("classifier gain", _norm(model.classifier.read, sizes.width))
-    if not torch.equal(table, head):
+    put("classifier gain", _norm(model.classifier.read, sizes.width, scale if tied else None))
+    if not tied and not torch.equal(table, head):
         put("head", head)
     parts = list(model.operators.values())
     for depth, (attention, mlp) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
@@ -203,9 +209,15 @@ def _level(read: Extractor, width: int) -> float:
     return 1.0 if math.isclose(level, 1.0, rel_tol=_ROUNDING) else level
 
 
-def _norm(read: Extractor, width: int) -> Tensor:
-    """The weight of an RMSNorm of this width."""
-    return widened(read.gain / math.sqrt(_level(read, width)), 0, width)
+def _norm(read: Extractor, width: int, divisor: Tensor | None = None) -> Tensor:
+    """The weight of an RMSNorm of this width: the gain, over the divisors if there are any."""
+    gain = read.gain if divisor is None else read.gain / divisor
+    return widened(gain / math.sqrt(_level(read, width)), 0, width)
+
+
+def _divides(gain: Tensor, scale: Tensor) -> bool:
+    """Whether gain / scale is no larger than half precision holds: a scale may be near zero."""
+    return bool((gain.abs() <= _LARGEST_GAIN * scale.abs()).all() and scale.all())
 
 
 def _rows(pairs: Tensor, interleaved: bool) -> Tensor:

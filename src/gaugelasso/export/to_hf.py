@@ -139,6 +139,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         "classifier_reads": len(spec.classify),
         "rms_norm_eps": spec.eps,
         "classifier_bias": spec.head_bias,
+        "tied_columns": len(spec.embed) if spec.tied_head else 0,
         "operators": operators,
     }
 

@@ -35,8 +35,8 @@ def import_model(path: Path | str) -> Transformer:
     """The model of a Hugging Face folder or of a GGUF file, in float32 on the CPU.
 
     UserError names the file and the reason if it is damaged, or if it holds something that the
-    transformer cannot represent. Where the source shares its embedding with its head, the head is
-    a copy of it.
+    transformer cannot represent. Where the source shares its embedding with its head, so does the
+    model, except that of GPT-2.
     """
     return build(open_source(path))
 

@@ -3,9 +3,7 @@
 A family says which sizes and which names its tensors have. Every tensor of the source must have a
 place.
 
-Where the source shares its embedding with its head (`tie_word_embeddings`), the head is a copy of
-the embedding here, because the transformer does not share them yet. The outputs are the same, but
-the head counts as parameters of its own, and training moves the two apart.
+Where the source shares its embedding with its head (`tie_word_embeddings`), the model does too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -119,14 +117,15 @@ def build(
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes, names, tied)
     with errors_of(source.settings.path):
-        spec = for_pretrained(sizes.spec())
+        spec = for_pretrained(replace(sizes.spec(), tied_head=tied))
     check_fits_memory(spec, source.path)
     model = Transformer(spec)
     read = _reader(source, names)
     with torch.no_grad():
         model.embedding.table.copy_(read("table"))
         model.classifier.read.gain.copy_(read("classifier gain"))
-        model.classifier.out.copy_(read("table" if tied else "head").T)
+        if not tied:
+            model.classifier.out.copy_(read("head").T)
         for depth in range(sizes.layers):
             attention, mlp = (model.operators[f"{kind}_{depth}"] for kind in ("attention", "mlp"))
             assert isinstance(attention, Attention)

@@ -200,6 +200,7 @@ def _fill_(model: Transformer, source: Source, prefix: str, tied: bool) -> None:
             mlp, norm(f"{layer}.ln_2"), maps(f"{layer}.mlp.c_fc"), maps(f"{layer}.mlp.c_proj")
         )
     last = norm(f"{prefix}ln_f")
+    # A tied head is a copy: the embedding is centred, as LayerNorm centres it, and the head is not.
     head = table if tied else read(HEAD)
     model.classifier.read.gain.copy_(last.gain)
     model.classifier.out.copy_(head.T)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
@@ -15,8 +15,9 @@ from gaugelasso.inference.operators import (
     Mlp,
     Reader,
 )
+from gaugelasso.inference.tied import TiedClassifier, TiedEmbedding
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.models import SpecError, Transformer, gelu, operators
+from gaugelasso.models import SpecError, Transformer, gelu, layers, operators, tied
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Widths on a GPU are multiples of this: what a tensor core multiplies in half precision.
@@ -50,11 +51,17 @@ class FoldedModel(nn.Module):
         order = site_order(self.spec) if reorder else torch.arange(len(self.spec.sites))
         self.folding = folding = Folding(inverse(order), dtype, int8, align)
         self.order: list[int] = order.tolist()
-        self.embedding = Embedding(model.embedding, folding, stream)
+        self.embedding = (TiedEmbedding if self.spec.tied_head else Embedding)(
+            model.embedding, folding, stream
+        )
         self.operators = nn.ModuleDict()
         for name in model.operators:
             self.operators[name] = fold(model, name, folding, self.forms[name])
-        self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
+        self.classifier: Classifier | TiedClassifier
+        if isinstance(model.classifier, tied.TiedClassifier):
+            self.classifier = TiedClassifier(model.classifier, model.embedding, folding)
+        else:
+            self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
         self.eval()
         self.to(device)
 
@@ -69,7 +76,13 @@ class FoldedModel(nn.Module):
     @property
     def width(self) -> int:
         """The width of the stream."""
-        return self.embedding.table.shape[1]
+        return self.folding.size
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The stream [N, D] -> [N, outputs]."""
+        if isinstance(self.classifier, TiedClassifier):
+            return self.classifier(x, self.embedding.table)
+        return self.classifier(x)
 
     @property
     def weight_bytes(self) -> int:
@@ -88,7 +101,7 @@ class FoldedModel(nn.Module):
         return self.spec.input_kind == "tokens" and self.spec.causal
 
     def readers(self) -> dict[str, Reader]:
-        """The operators by name, and the classifier."""
+        """The operators by name, and the classifier unless it is tied: all that have forms."""
         parts = [*self.operators.items(), ("classifier", self.classifier)]
         return {name: part for name, part in parts if isinstance(part, Reader)}
 
@@ -128,6 +141,7 @@ class FoldedModel(nn.Module):
 def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
     """One operator of a trained model, or its classifier, on the CPU."""
     if name == "classifier":
+        assert isinstance(model.classifier, layers.Classifier)
         return Classifier(model.classifier, folding, form)
     part = model.operators[name]
     if isinstance(part, operators.Attention):

@@ -102,9 +102,9 @@ class InferenceModel(FoldedModel):
             else:
                 x = operator(x)
         if not last:
-            return self.classifier(x).unflatten(0, (batch, length))
+            return self.logits(x).unflatten(0, (batch, length))
         first = torch.arange(batch, device=inputs.device) * length
-        return self.classifier(x[first + (length if lengths is None else lengths) - 1])
+        return self.logits(x[first + (length if lengths is None else lengths) - 1])
 
     # --- with a cache -------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class InferenceModel(FoldedModel):
                     x = operator.step(x, rows, cache.positions, seen, mask)
                 else:
                     x = operator(x)
-            logits = self.classifier(x)
+            logits = self.logits(x)
         cache.positions += 1
         return logits
 
@@ -199,7 +199,7 @@ class InferenceModel(FoldedModel):
                 x = operator.deliver(x, mixed)
             else:
                 x = operator(x)
-        return self.classifier(x).unflatten(0, (batch, length)), present
+        return self.logits(x).unflatten(0, (batch, length)), present
 
     def empty_past(self, batch: int) -> list[tuple[Tensor, Tensor]]:
         """What `forward_past` takes as `past` for the first tokens."""

@@ -152,11 +152,7 @@ class Read(nn.Module):
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
         picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
-        level = picked.to(self.weight.dtype).square() @ self.weight
-        if self.eps:
-            level = level + self.eps
-        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-        return (picked * factor.to(x.dtype)[:, None]) @ self.maps()
+        return normalised(picked, self.weight, self.eps) @ self.maps()
 
 
 class Write(nn.Module):
@@ -239,6 +235,15 @@ class Write(nn.Module):
     def parts(self) -> tuple[Tensor, Tensor]:
         """Maps and sites."""
         return self.maps(), self.sites
+
+
+def normalised(picked: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(eps + sum_i weight_i x_i^2) of each row; 0 without signal."""
+    level = picked.to(weight.dtype).square() @ weight
+    if eps:
+        level = level + eps
+    factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+    return picked * factor.to(picked.dtype)[:, None]
 
 
 def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:

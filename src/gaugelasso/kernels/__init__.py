@@ -9,7 +9,7 @@ take tensors and numbers, and depend on no axes, tasks or phases.
 from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels
 from gaugelasso.kernels.entropy import cross_entropy, soft_cross_entropy
 from gaugelasso.kernels.heads import attend, merge_heads, split_heads
-from gaugelasso.kernels.maps import add_bias, deliver, project
+from gaugelasso.kernels.maps import add_bias, deliver, project, project_rows
 from gaugelasso.kernels.stream import embed, read, write
 from gaugelasso.kernels.swiglu import swiglu
 
@@ -22,6 +22,7 @@ __all__ = [
     "embed",
     "merge_heads",
     "project",
+    "project_rows",
     "read",
     "reference_kernels",
     "soft_cross_entropy",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import ALIGN, fused, work_dtype
+from gaugelasso.kernels.dispatch import ALIGN, aligned, fused, work_dtype
 
 
 def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
@@ -25,6 +25,17 @@ def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
         return Project.apply(inputs, gain, *maps)
     joined = torch.cat(list(maps), 1) if len(maps) > 1 else maps[0]
     return (gain[:, None] * joined).T @ inputs
+
+
+def project_rows(inputs: Tensor, gain: Tensor, rows: Tensor) -> Tensor:
+    """(rows gain) inputs: inputs [d, N], rows [c, d] -> [c, N], for a map stored by outputs.
+
+    The gain is folded into the inputs, which are fewer than the rows of a large vocabulary. The
+    fused form has no kernel of its own; it pads d, as a product of an odd width is slow.
+    """
+    if fused(inputs) and (missing := aligned(len(gain)) - len(gain)):
+        gain, rows = F.pad(gain, (0, missing)), F.pad(rows, (0, missing))
+    return rows @ (gain[:, None] * inputs).to(work_dtype(rows))
 
 
 def add_bias(rows: Tensor, biases: Sequence[Tensor]) -> Tensor:

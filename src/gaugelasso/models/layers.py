@@ -129,7 +129,8 @@ class Embedding(Part):
     """Rows of a table (tokens) or a linear map (patches), plus learned positions.
 
     Masked patches are [B, S, n + 1]: for a hidden patch the last value is 1 and the others are
-    0. So the last row of the table is the learned token of hidden patches.
+    0. So the last row of the table is the learned token of hidden patches. A `tied` table is the
+    map of the classifier too.
     """
 
     def __init__(
@@ -142,9 +143,11 @@ class Embedding(Part):
         positions: bool,
         generator: torch.Generator,
         hold_unseen: bool = False,
+        tied: bool = False,
     ):
         super().__init__()
         self.inputs = inputs
+        self.tied = tied
         self.tokens = kind == "tokens"
         self.hold_unseen = hold_unseen
         std = EMBED_STD if self.tokens else inputs**-0.5
@@ -187,6 +190,8 @@ class Embedding(Part):
         axis = (f"{name}.d_e",)
         # The row of the hidden patches' token costs no work, and is not in the paper's figures.
         costs = [Cost("lookup" if self.tokens else "matmul", self.inputs, axis)]
+        if self.tied:  # a cost of the classifier, where the table is counted once
+            costs = []
         if self.positions is not None:
             costs.append(Cost("lookup", self.positions.shape[0], axis))
         return [*costs, Cost("scale", 1, axis)]
@@ -197,8 +202,32 @@ class Embedding(Part):
         return [Operation("embed", (size(STREAM),), fixed)]
 
 
-class Classifier(Part):
-    """Extractor and one linear map to the outputs; with `bias`, these have biases."""
+class Head(Part):
+    """Extractor and a linear map to the outputs, which a subclass has; biases with `bias`."""
+
+    def __init__(self, read: Extractor, outputs: int, bias: bool):
+        super().__init__()
+        self.outputs, self.read = outputs, read
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def project(self, normalised: Tensor) -> Tensor:
+        """[d, N] -> [outputs, N], perhaps with further rows."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[D, N] -> [N, outputs]."""
+        _, normalised = self.read(x)
+        rows = self.project(normalised)
+        # A slice, even of all rows, costs a copy in the backward pass.
+        rows = rows if len(rows) == self.outputs else rows[: self.outputs]
+        return (rows if self.bias is None else rows + self.bias.to(rows.dtype)[:, None]).T
+
+    def fixed(self, name: str) -> list[Slot]:
+        return [] if self.bias is None else [Slot(f"{name}.bias")]
+
+
+class Classifier(Head):
+    """A head with a map of its own."""
 
     def __init__(
         self,
@@ -212,37 +241,26 @@ class Classifier(Part):
         elementwise: bool = False,
         bias: bool = False,
     ):
-        super().__init__()
+        super().__init__(Extractor(sites, tied=tied, eps=eps, by_token=by_token), outputs, bias)
         self.elementwise = elementwise
-        self.read = Extractor(sites, tied=tied, eps=eps, by_token=by_token)
         self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
-        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[D, N] -> [N, outputs]."""
-        _, normalised = self.read(x)
-        rows = kernels.project(normalised, self.read.gain, [self.out])
-        if self.bias is not None:
-            rows = kernels.add_bias(rows, [self.bias])
-        outputs = self.out.shape[1]
-        # A slice, even of all rows, costs a copy in the backward pass.
-        return (rows if len(rows) == outputs else rows[:outputs]).T
+    def project(self, normalised: Tensor) -> Tensor:
+        return kernels.project(normalised, self.read.gain, [self.out])
 
     def axes(self, name: str) -> list[Axis]:
         silences = self.bias is None
         return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),), silences=silences)]
 
     def fixed(self, name: str) -> list[Slot]:
-        out = Slot(f"{name}.out", 1)
-        return [out] if self.bias is None else [out, Slot(f"{name}.bias")]
+        return [Slot(f"{name}.out", 1), *super().fixed(name)]
 
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.elementwise else {f"{name}.out": 1}
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)
-        return [Cost("scale", 1, axis), Cost("matmul", self.out.shape[1], axis)]
+        return [Cost("scale", 1, axis), Cost("matmul", self.outputs, axis)]
 
     def operations(self, name: str) -> list[Operation]:
-        columns = Size(constant=self.out.shape[1])
-        return [Operation("read", (size(f"{name}.d_c"), columns))]
+        return [Operation("read", (size(f"{name}.d_c"), Size(constant=self.outputs)))]

@@ -17,6 +17,7 @@ _LARGEST = 2**40
 _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
     "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
+    "tied_head": False,
 }  # fmt: skip
 
 
@@ -75,13 +76,15 @@ class TransformerSpec:
     "tied" (the paper's prescaled RMS); `eps` is added to what it takes the root of.
     `mlp` is "swiglu", or "gelu" or "gelu_tanh": a GELU between two maps, with biases of its hidden
     channels. With `attention_bias`, queries, keys and values have biases; with `write_bias`, what
-    operators write; with `head_bias`, the outputs.
+    operators write; with `head_bias`, the outputs. With `tied_head` the token table is the map of
+    the classifier too; `embed` and `classify` then have one entry for each of its columns.
 
     The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
       that each "token" has normalised; the latter follow under pressure alone
     - `unseen_rows`: rows of the token table that a batch does not use are "pressed" or "held"
-    - `head_step`: the head is stepped as a "matrix" (Muon) or "elementwise" (Adam)
+    - `head_step`: the head is stepped as a "matrix" (Muon) or "elementwise" (Adam), as a tied one
+      always is
     """
 
     sites: tuple[int, ...]
@@ -104,6 +107,7 @@ class TransformerSpec:
     mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     write_bias: bool = False
     head_bias: bool = False
+    tied_head: bool = False
 
     @classmethod
     def uniform(
@@ -181,6 +185,7 @@ class TransformerSpec:
                 raise SpecError(f"site {shown(site)}: must be a whole number of 0 to {_LARGEST}")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
             _check_reach(who, reach, len(self.sites))
+        self._check_tied()
         seen: set[str] = set()
         for operator in self.operators:
             if operator.name in seen:
@@ -206,10 +211,25 @@ class TransformerSpec:
                     f"{operator.keys} RoPE pairs"
                 )
 
+    def _check_tied(self) -> None:
+        if not self.tied_head:
+            return
+        if self.input_kind != "tokens" or self.inputs != self.outputs:
+            raise SpecError(
+                f"tied_head: a table of {self.inputs} {self.input_kind} is no map to "
+                f"{self.outputs} outputs; it needs as many tokens as outputs"
+            )
+        if len(self.embed) != len(self.classify):
+            raise SpecError(
+                f"tied_head: the embedding writes {len(self.embed)} sites and the classifier reads "
+                f"{len(self.classify)}; each has one for every column of the table"
+            )
+
     @property
     def weights(self) -> int:
         """Elements of all matrices and tables; gains, scales and buffers are not counted."""
-        total = self.inputs * len(self.embed) + len(self.classify) * self.outputs
+        total = self.inputs * len(self.embed)
+        total += 0 if self.tied_head else len(self.classify) * self.outputs
         total += self.positions * self.length * len(self.embed)
         for op in self.operators:
             reads, writes = len(op.reads), len(op.writes)

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Operation, Slot
 from gaugelasso.models.gelu import GeluMlp
-from gaugelasso.models.layers import STREAM, Classifier, Embedding, Part
+from gaugelasso.models.layers import STREAM, Classifier, Embedding, Head, Part
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
 from gaugelasso.models.spec import AttentionSpec, OperatorSpec, SpecError, TransformerSpec
+from gaugelasso.models.tied import TiedClassifier, tied_axis
+
+_EMBEDDING, _CLASSIFIER = "embedding", "classifier"
 
 
 class Transformer(Compressible):
@@ -40,6 +43,7 @@ class Transformer(Compressible):
             positions=spec.positions,
             generator=generator,
             hold_unseen=spec.unseen_rows == "held",
+            tied=spec.tied_head,
         )
         self.operators = nn.ModuleDict()
         for op in spec.operators:
@@ -47,14 +51,19 @@ class Transformer(Compressible):
                 **norm, "shrink": shrink, "generator": generator, "write_bias": spec.write_bias
             }  # fmt: skip
             self.operators[op.name] = _operator(op, spec, common)
-        self.classifier = Classifier(
-            spec.classify,
-            spec.outputs,
-            generator=generator,
-            elementwise=spec.head_step == "elementwise",
-            bias=spec.head_bias,
-            **norm,
-        )
+        self.classifier: Classifier | TiedClassifier
+        norm["bias"] = spec.head_bias
+        if spec.tied_head:
+            axis = f"{_EMBEDDING}.d_e"
+            self.classifier = TiedClassifier(spec.classify, self.embedding, axis=axis, **norm)
+        else:
+            self.classifier = Classifier(
+                spec.classify,
+                spec.outputs,
+                generator=generator,
+                elementwise=spec.head_step == "elementwise",
+                **norm,
+            )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (or pixels) [B, S, outputs]."""
@@ -85,13 +94,16 @@ class Transformer(Compressible):
                 writers.append(
                     Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1)
                 )
-            if isinstance(part, Classifier | Operator):
+            if isinstance(part, Head | Operator):
                 link = f"{name}.read.sites"
                 readers.append(Slot(f"{name}.read.gain", link=link, stage=2 * stage))
                 # A site with larger values needs a smaller weight to keep the normaliser.
                 energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))
                 norms.append(part.read.norm(f"{name}.read"))
+        required = {_EMBEDDING, _CLASSIFIER}
+        if self.initial_spec.tied_head:  # its only axis is that of the embedding
+            axes, required = tied_axis(axes), {_EMBEDDING}
         sides = tuple(writers), tuple(readers)
         axes.append(Axis(STREAM, STREAM, *sides, tuple(energies), growth="permutation"))
         length = self.initial_spec.length
@@ -102,7 +114,7 @@ class Transformer(Compressible):
             lookups=tuple(lookups),
             norms=() if self.initial_spec.norm == "tied" else tuple(norms),
             costs=tuple(costs),
-            required=frozenset({"embedding", "classifier"}),
+            required=frozenset(required),
             context=(length, (length + 1) / 2 if self.initial_spec.causal else float(length)),
             operations=tuple(operations),
             layers=self._layers(),
@@ -119,10 +131,10 @@ class Transformer(Compressible):
         return (cast(Operator, part) for part in self.operators.values())
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
-        yield "embedding", self.embedding
+        yield _EMBEDDING, self.embedding
         for name, part in zip(self.operators, self._operators(), strict=True):
             yield f"operators.{name}", part
-        yield "classifier", self.classifier
+        yield _CLASSIFIER, self.classifier
 
     def remove_operator(self, name: str) -> None:
         del self.operators[name.removeprefix("operators.")]
