@@ -47,6 +47,12 @@ checkpoint_every = 10
 device = "cpu"
 """
 
+# The same with a tied head, for which a task needs as many tokens as outputs.
+TIED = TINY.replace(
+    TINY[TINY.index("[task]") : TINY.index("width")],
+    '[task]\nname = "ff31"\nmodulus = 2\ndegree = 1\n\n[model]\ntied_head = true\n',
+).replace("loss = 2.0", "loss = 2.6")
+
 # Changes with which channels go from the third step on, and a run has less than half the steps.
 QUICK: dict[str, Any] = {
     "compress__interval": 3,

@@ -158,10 +158,11 @@ class Crews:
 
     home: Path
     settings: tuple[str, ...] = CANONICAL
+    config: str = TINY
 
     def arguments(self, name: str, *options: str) -> list[str]:
         config = self.home / "tiny.toml"
-        config.write_text(TINY)
+        config.write_text(self.config)
         arguments = ["train", str(config), "--out", str(self.home / name), *options]
         return arguments + [part for setting in self.settings for part in ("--set", setting)]
 

@@ -10,8 +10,8 @@ from gaugelasso import Compressor, CompressorOptions, Transformer
 from gaugelasso.distributed import join
 from gaugelasso.tasks import Draw
 from tests.distributed.crews import CANONICAL, SETTINGS, STEPS, Crew, Crews, Fault, become
-from tests.tiny import tiny
-from tests.tiny_runs import assert_same_run, newest, outcome, read, rows
+from tests.tiny import TIED, tiny
+from tests.tiny_runs import assert_same_run, final_tensors, newest, outcome, read, rows
 
 # Rounding noise grows slowly here: a low rate, no Newton-Schulz, and trust that still drops.
 GENTLE = (*SETTINGS, "compress.lr=0.01", "compress.trust=16", 'compress.optimizer="adam"')
@@ -91,6 +91,14 @@ def test_tied_norms_are_the_same_too(tmp_path: Path) -> None:
     crews = Crews(tmp_path, (*CANONICAL, 'model.norm="tied"', "train.steps=13"))
     assert_same_run(crews.finish("1", 1), crews.finish("2", 2))
     assert rows(tmp_path / "2", "events.jsonl")
+
+
+def test_a_tied_head_is_the_same_too(tmp_path: Path) -> None:
+    crews = Crews(tmp_path, CANONICAL, TIED)
+    one, two = crews.finish("1", 1), crews.finish("2", 2)
+    assert_same_run(one, two)
+    assert outcome(one)["fma_final"] < outcome(one)["fma_initial"]
+    assert not any("classifier.out" in name for name in final_tensors(two))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

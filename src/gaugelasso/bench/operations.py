@@ -140,7 +140,7 @@ def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...])
     operator = AttentionSpec(0, (0,), (0,), heads, groups, keys, values, 1.0, angles)
     spec = replace(
         setting.spec, sites=(0,), embed=(0,), classify=(0,), operators=(operator,), positions=False,
-        causal=bool(causal), length=max(setting.length, 1), layers=1,
+        causal=bool(causal), length=max(setting.length, 1), layers=1, tied_head=False,
     )  # fmt: skip
     model = Transformer(spec).to(setting.device)
     made: dict[str, Action] = {}
@@ -170,7 +170,9 @@ def _decoding(setting: Setting, served: InferenceModel, part: Attention, rows: T
 
 def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
     sites = tuple(range(sizes[0]))
-    spec = replace(setting.spec, sites=sites, embed=sites, classify=(0,), operators=())
+    # A tied table is looked up in the same way; its factors take no time.
+    ends = {"embed": sites, "classify": (0,), "tied_head": False}
+    spec = replace(setting.spec, sites=sites, operators=(), **ends)
     model = Transformer(spec).to(setting.device)
     served = InferenceModel(
         model, dtype=setting.dtype, align=setting.align, stream=setting.order, reorder=False

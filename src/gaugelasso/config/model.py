@@ -1,7 +1,7 @@
 """The [model] section for the built-in transformer, and the limits on its size."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gaugelasso.errors import UserError
@@ -32,6 +32,7 @@ class ModelConfig:
     rope_base: float = 10_000.0
     positions: bool = False
     norm: Literal["slow", "tied"] = "slow"
+    tied_head: bool = False
 
     def __post_init__(self) -> None:
         for key in ("width", "heads", "d_k", "d_v", "d_f"):
@@ -46,7 +47,8 @@ class ModelConfig:
         task, kv_heads = sequences(task), self.kv_heads or self.heads
         heads = [self.heads * self.d_k, kv_heads * self.d_k, kv_heads * self.d_v]
         widths = [*heads, self.heads * self.d_v, self.d_f, self.d_f, self.d_f]
-        return [self.width * each for each in (task.inputs, task.outputs, *widths * self.layers)]
+        ends = [task.inputs] if self.tied_head else [task.inputs, task.outputs]
+        return [self.width * each for each in (*ends, *widths * self.layers)]
 
     def build(self, task: Task, seed: int) -> Transformer:
         return Transformer(self.spec(task), seed)
@@ -54,7 +56,7 @@ class ModelConfig:
     def spec(self, task: Task) -> TransformerSpec:
         task = sequences(task)
         try:
-            return TransformerSpec.uniform(
+            spec = TransformerSpec.uniform(
                 width=self.width,
                 layers=self.layers,
                 heads=self.heads,
@@ -72,6 +74,7 @@ class ModelConfig:
                 input_kind=task.input_kind,
                 causal=task.causal,
             )
+            return replace(spec, tied_head=self.tied_head)
         except SpecError as error:
             raise UserError(f"[model]: {error}") from None
 
