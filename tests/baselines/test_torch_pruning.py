@@ -36,7 +36,8 @@ from tests.command import Command, assert_user_error
 from tests.tiny_runs import assert_same_run, finished, read, rows, stop_at
 
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
-# Heads that share keys, with RoPE; one key for each head, without; patches and a tied normaliser.
+# Heads that share keys, with RoPE; one key for each head, without; patches and a tied normaliser;
+# a tied head.
 SHAPES: list[dict[str, Any]] = [
     {"kv_heads": 2},
     {"kv_heads": 4, "rope": False, "positions": True},
@@ -47,15 +48,18 @@ SHAPES: list[dict[str, Any]] = [
         "norm": "tied",
         "eps": 0.1,
     },
+    {"kv_heads": 2, "tied_head": True},
 ]
 
 
 def model_of(shape: dict[str, Any]) -> Transformer:
     """A small model with weights, gains, scales and normalisers that are all different."""
+    shape = dict(shape)
+    also = {"tied_head": shape.pop("tied_head", False)}
     spec = TransformerSpec.uniform(
         width=8, layers=2, heads=4, d_k=4, d_v=3, d_f=6, length=6, inputs=8, outputs=8, **shape
     )
-    model = Transformer(spec, seed=1).double().eval()
+    model = Transformer(replace(spec, **also), seed=1).double().eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
