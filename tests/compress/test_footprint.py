@@ -22,10 +22,10 @@ SPEC = TransformerSpec.uniform(
 )  # fmt: skip
 
 
-def measured() -> tuple[float, float]:
-    """Bytes of each parameter that are held after a step, and at the peak of the event."""
+def measured(tied: bool) -> tuple[int, float, float]:
+    """Parameters, bytes of each that are held after a step, and at the peak of the event."""
     with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiler:
-        model = Transformer(replace(SPEC, **PRETRAINED))
+        model = Transformer(replace(SPEC, **PRETRAINED, tied_head=tied))
         size = sum(parameter.numel() for parameter in model.parameters())
         compressor = Compressor(model, 100.0, CompressorOptions(lr=1e-3, interval=100))
         tokens = torch.arange(8)[None]
@@ -48,7 +48,7 @@ def measured() -> tuple[float, float]:
         now += change
         held = now if at < start else held
         peak = max(peak, now) if start <= at <= end else peak
-    return held / size, peak / size
+    return size, held / size, peak / size
 
 
 # A large model's bounds, and those of one whose elements have numbers.
@@ -57,6 +57,11 @@ def test_bytes_per_parameter(
     most_stored: int, held: float, peak: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(element_map, "MOST_STORED", most_stored)
-    found = measured()
-    assert 12 < found[0] < held
-    assert found[0] < found[1] < peak
+    sizes = []
+    for tied in (False, True):
+        size, *found = measured(tied)
+        assert 12 < found[0] < held
+        assert found[0] < found[1] < peak
+        sizes.append(size)
+    # A table of its own, with its gradient and its state, is what a tied head saves.
+    assert sizes[0] - sizes[1] == SPEC.inputs * len(SPEC.sites)

@@ -64,6 +64,9 @@ def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) ->
     here = sum(parameter.numel() for parameter in model.parameters())
     theirs = sum(parameter.numel() for parameter in llama(tie_word_embeddings=True).parameters())
     assert f"parameters: {here:,} ({theirs:,} of the source" in said
+    # A table and a head that are one stay one. Every write has a scale here.
+    scales = [p.numel() for name, p in model.named_parameters() if name.endswith("write.scale")]
+    assert here == theirs + sum(scales)
     difference = re.search(r"from transformers: (\S+) \((\S+) of", said)
     assert difference
     assert float(difference[2]) < 1e-5

@@ -38,6 +38,7 @@ def change(folder: Path, *removed: str, **keys: Any) -> None:
 
 SERVED = {
     "RoPE of Llama 3": lambda: llama(rope_parameters=LLAMA3),
+    "tied": lambda: llama(tie_word_embeddings=True),
     "Qwen2": qwen2,
     "GPT-2": gpt2,
 }
@@ -129,8 +130,10 @@ def test_qwen2(settings: dict[str, Any], tmp_path: Path) -> None:
 def test_gguf(family: Callable[..., Any], tied: bool, tmp_path: Path) -> None:
     theirs, path = family(tie_word_embeddings=tied), tmp_path / "m.gguf"
     write_gguf(path, metadata(theirs), gguf_tensors(theirs))
+    model = import_model(path)
+    assert model.initial_spec.tied_head == tied
     with torch.inference_mode():
-        assert distance(import_model(path)(tokens()), theirs(tokens()).logits) < 1e-5
+        assert distance(model(tokens()), theirs(tokens()).logits) < 1e-5
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8}

@@ -17,6 +17,7 @@ from gaugelasso.inference import (
     noise,
     operators,
     stream,
+    tied,
     tuning,
 )
 from gaugelasso.inference.attention import attend
@@ -41,7 +42,7 @@ SIZES = [(1, 1, 1), (5, 7, 3), (70, 40, 33), (20, 140, 530)]
 
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stream, operators, heads, folding):
+    for module in (stream, operators, heads, folding, tied):
         monkeypatch.setattr(module, "uses_kernels", lambda tensor: True)
 
 

@@ -16,6 +16,7 @@ from gaugelasso.compress.pricing import ACCOUNTINGS, prices, total_fma
 from gaugelasso.compress.split import Split, split_
 from gaugelasso.compress.surgery import cut_, swap_
 from gaugelasso.inference import InferenceModel
+from gaugelasso.kernels import maps
 from gaugelasso.models import SpecError, Transformer, TransformerSpec, same_network
 from tests.contract.models import difference, silence_
 
@@ -35,6 +36,23 @@ def model_of(spec: TransformerSpec = TIED) -> Transformer:
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 2, generator=generator)
     return model
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_the_fused_product_pads_what_is_odd(
+    padded: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no kernel, so that it runs on a CPU too; the inputs of a fused read are padded."""
+    generator = torch.Generator().manual_seed(0)
+    gain, rows, inputs = (torch.randn(s, generator=generator) for s in ((5,), (7, 5), (5, 4)))
+    expected = rows @ (gain[:, None] * inputs)
+    monkeypatch.setattr(maps, "fused", lambda _: True)
+    given = torch.cat([inputs, torch.zeros(3, 4)]) if padded else inputs
+    with torch.autocast("cpu", kind, enabled=kind is torch.bfloat16):
+        found = maps.project_rows(given.to(kind), gain, rows)
+    assert found.dtype is kind
+    assert difference(found.float(), expected) < (1e-6 if kind is torch.float32 else 0.03)
 
 
 # --- structure -----------------------------------------------------------------------------

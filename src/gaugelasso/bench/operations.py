@@ -171,8 +171,8 @@ def _decoding(setting: Setting, served: InferenceModel, part: Attention, rows: T
 def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
     sites = tuple(range(sizes[0]))
     # A tied table is looked up in the same way; its factors take no time.
-    ends = {"embed": sites, "classify": (0,), "tied_head": False}
-    spec = replace(setting.spec, sites=sites, operators=(), **ends)
+    plain = replace(setting.spec, tied_head=False)
+    spec = replace(plain, sites=sites, embed=sites, classify=(0,), operators=())
     model = Transformer(spec).to(setting.device)
     served = InferenceModel(
         model, dtype=setting.dtype, align=setting.align, stream=setting.order, reorder=False

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import ALIGN, aligned, fused, work_dtype
+from gaugelasso.kernels.dispatch import ALIGN, fused, work_dtype
 
 
 def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
@@ -19,12 +19,16 @@ def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
     if fused(inputs):
         from gaugelasso.kernels.gpu.maps import Project
 
-        inputs = inputs.to(work_dtype(inputs))
-        if odd := inputs.shape[0] % ALIGN:  # does not come from a fused read
-            inputs = F.pad(inputs, (0, 0, 0, ALIGN - odd))
+        inputs = _even(inputs.to(work_dtype(inputs)))
         return Project.apply(inputs, gain, *maps)
     joined = torch.cat(list(maps), 1) if len(maps) > 1 else maps[0]
     return (gain[:, None] * joined).T @ inputs
+
+
+def _even(inputs: Tensor) -> Tensor:
+    """Inputs [d, N] with rows of zeros up to a multiple, which those of a fused read have."""
+    odd = inputs.shape[0] % ALIGN
+    return F.pad(inputs, (0, 0, 0, ALIGN - odd)) if odd else inputs
 
 
 def project_rows(inputs: Tensor, gain: Tensor, rows: Tensor) -> Tensor:
@@ -33,9 +37,13 @@ def project_rows(inputs: Tensor, gain: Tensor, rows: Tensor) -> Tensor:
     The gain is folded into the inputs, which are fewer than the rows of a large vocabulary. The
     fused form has no kernel of its own; it pads d, as a product of an odd width is slow.
     """
-    if fused(inputs) and (missing := aligned(len(gain)) - len(gain)):
-        gain, rows = F.pad(gain, (0, missing)), F.pad(rows, (0, missing))
-    return rows @ (gain[:, None] * inputs).to(work_dtype(rows))
+    if fused(inputs):
+        inputs = _even(inputs)
+        if missing := len(inputs) - len(gain):
+            gain, rows = F.pad(gain, (0, missing)), F.pad(rows, (0, missing))
+    # Not left to autocast: it would keep the rows that it casts, also those of an earlier step.
+    kind = work_dtype(rows)
+    return rows.to(kind) @ (gain[:, None] * inputs).to(kind)
 
 
 def add_bias(rows: Tensor, biases: Sequence[Tensor]) -> Tensor:
