@@ -98,10 +98,9 @@ class Write(nn.Module):
 
     def __init__(self, inputs: int, op: dict[str, Any]):
         super().__init__()
-        writes = op["writes"]
-        self.register_buffer("sites", torch.zeros(writes, dtype=torch.long))
-        self.maps = nn.Parameter(torch.zeros(inputs, writes))
-        self.bias = nn.Parameter(torch.zeros(writes)) if op.get("write_bias") else None
+        self.register_buffer("sites", torch.zeros(op["writes"], dtype=torch.long))
+        self.maps = nn.Parameter(torch.zeros(inputs, op["writes"]))
+        self.bias = nn.Parameter(torch.zeros(op["writes"])) if op.get("write_bias") else None
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         u = h @ self.maps
@@ -119,8 +118,8 @@ class Embedding(nn.Module):
         self.table = nn.Parameter(torch.zeros(config.vocab_size, width or sites))
         self.scale = nn.Parameter(torch.zeros(width)) if width else None
         self.register_buffer("spread", torch.zeros(sites, dtype=torch.long) if width else None)
-        rows = torch.zeros(config.max_position_embeddings, sites)
-        self.positions = nn.Parameter(rows) if config.learned_positions else None
+        places = config.max_position_embeddings, sites
+        self.positions = nn.Parameter(torch.zeros(places)) if config.learned_positions else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, self.table)
