@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from gaugelasso.export import export, to_pt2
@@ -16,6 +17,7 @@ from gaugelasso.importing import import_model
 from gaugelasso.importing.decoder import FOLDER
 from gaugelasso.inference import InferenceModel
 from gaugelasso.models import Transformer
+from tests.compress.test_shape import compressor, cut_to
 from tests.export.sources import spread_of, stock, tiny, write_run
 
 TIED: dict[str, Any] = {"tied_head": True}
@@ -36,6 +38,7 @@ def test_the_file_holds_the_table_once(form: str, tmp_path: Path) -> None:
     assert done.deviation < 1e-4
     # The bias of the outputs is one more number for each word.
     columns = model.embedding.table.shape[1] + 1
+    assert "classifier is the table of the embedding" in (done.folder / "README.md").read_text()
     size = sum(path.stat().st_size for path in done.folder.glob("*.safetensors"))
     assert 4 * WORDS * columns < size < 4 * WORDS * 1.5 * columns
 
@@ -79,6 +82,26 @@ def test_a_stock_llama_is_tied(form: str, tmp_path: Path) -> None:
     # A file holds half precision, but for norms.
     within = 1e-4 if form == "llama" else 0.05
     assert spread_of(model, again(TOKENS), model(TOKENS)) < within
+
+
+def test_a_model_that_was_trained_and_cut_in_a_stock_shape_is_a_tied_llama(tmp_path: Path) -> None:
+    model = stock(also=TIED)
+    made = compressor(model, lr=0.01)
+    for _ in range(3):
+        made.step(lambda: F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()))
+    before = len(model.sites)
+    spec = cut_to(made, 0.6)
+    assert len(spec.sites) < before
+    assert spec.tied_head
+    done = export(write_run(tmp_path / "run", model), "llama", tmp_path / "out")
+    assert done.deviation < 1e-4
+    sizes = json.loads((done.folder / "config.json").read_text())
+    assert sizes["tie_word_embeddings"]
+    parameters = sum(each.numel() for each in load_file(done.folder / "model.safetensors").values())
+    # Each write has one more scale here, and the width is filled up for the heads.
+    widened = -(-len(spec.sites) // 4) * 4
+    assert sizes["hidden_size"] == widened
+    assert parameters < sum(each.numel() for each in model.parameters()) * widened / len(spec.sites)
 
 
 @pytest.mark.parametrize(("scale", "tied"), [(1e-3, True), (0.0, False), (1e-9, False)])

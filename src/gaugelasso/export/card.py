@@ -138,9 +138,10 @@ def _structure(source: Source) -> str:
             inner = (op.heads, op.kv_heads, d_k, op.values, "")
         rows.append((op.name, len(op.reads), *inner, len(op.writes)))
     rows.append(("classifier", len(spec.classify), *[""] * 6))
+    tied = " The map of the classifier is the table of the embedding." if spec.tied_head else ""
     return (
         f"A residual stream of {len(spec.sites)} sites. Every operator reads some of them and adds "
-        f"to some.\n\n{_table(head, rows)}"
+        f"to some.{tied}\n\n{_table(head, rows)}"
     )
 
 
