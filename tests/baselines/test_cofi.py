@@ -30,14 +30,12 @@ from tests.tiny_runs import assert_same_run, finished, read, rows, stop_at
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
 
 
-def model_of(
-    norm: str = "slow", kv_heads: int = 2, bias: bool = False, tied: bool = False
-) -> Transformer:
+def model_of(norm: str = "slow", kv_heads: int = 2, **also: bool) -> Transformer:
     spec = TransformerSpec.uniform(
         width=8, layers=2, heads=4, kv_heads=kv_heads, d_k=4, d_v=4, d_f=6, length=6, inputs=8,
         outputs=8, norm=norm,
     )  # fmt: skip
-    model = Transformer(replace(spec, attention_bias=bias, tied_head=tied), seed=1).double()
+    model = Transformer(replace(spec, **also), seed=1).double()
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if name.endswith("_bias"):
@@ -117,8 +115,14 @@ def test_open_masks_change_nothing_and_cost_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "bias", "tied"),
-    [("slow", False, False), ("tied", False, False), ("slow", True, False), ("slow", False, True)],
+    ("norm", "also"),
+    [
+        ("slow", None),
+        ("tied", None),
+        ("slow", "attention_bias"),
+        ("slow", "qk_norm"),
+        ("slow", "tied_head"),
+    ],
 )
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize(
@@ -133,9 +137,9 @@ def test_open_masks_change_nothing_and_cost_all() -> None:
     ],
 )
 def test_the_dense_model_is_the_masked_one(
-    norm: str, bias: bool, tied: bool, kv_heads: int, closed: dict[str, list[int]], owner: str
+    norm: str, also: str | None, kv_heads: int, closed: dict[str, list[int]], owner: str
 ) -> None:
-    model = model_of(norm, kv_heads, bias, tied)
+    model = model_of(norm, kv_heads, **({also: True} if also else {}))
     compressor, masks = masks_of(model)
     set_(masks, closed, owner)
     before = compressor.fma

@@ -95,10 +95,15 @@ def test_plain_modules_have_the_outputs_of_the_model(shape: dict[str, Any]) -> N
         ("write_bias", True, "write_bias = true"),
         ("head_bias", True, "head_bias = true"),
         ("mlp", "gelu", "mlp = 'gelu'"),
+        ("qk_norm", True, "qk_norm = true"),
+        ("window", 2, "a sliding window"),
     ],
 )
-def test_biases_and_gelu_are_refused(key: str, value: Any, named: str) -> None:
-    spec = replace(model_of(SHAPES[0]).spec(), **{key: value})
+def test_what_plain_modules_lack_is_refused(key: str, value: Any, named: str) -> None:
+    spec = model_of(SHAPES[0]).spec()
+    if key == "window":
+        key, value = "operators", (replace(spec.operators[0], window=2), *spec.operators[1:])
+    spec = replace(spec, **{key: value})
     with pytest.raises(UserError, match=named):
         plain_of(Transformer(spec))
 

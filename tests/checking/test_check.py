@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,10 +82,14 @@ def test_the_encoder_passes() -> None:
     assert result.passed, str(result)
 
 
-def test_the_transformer_passes() -> None:
+@pytest.mark.parametrize("qwen3", [False, True])
+def test_the_transformer_passes(qwen3: bool) -> None:
     spec = TransformerSpec.uniform(
         width=6, layers=1, heads=2, d_k=4, d_v=4, d_f=5, length=5, inputs=7, outputs=7
     )
+    if qwen3:
+        attention = replace(spec.operators[0], window=3)
+        spec = replace(spec, qk_norm=True, eps=0.01, operators=(attention, spec.operators[1]))
     tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
     result = gaugelasso.check(Transformer(spec), (tokens, tokens))
     assert result.passed, str(result)

@@ -26,7 +26,7 @@ from gaugelasso.training.evaluation import evaluate, final_figures
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_user_error, calling
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
-from tests.importing.sources import llama
+from tests.importing.sources import llama, qwen3
 from tests.tasks.tokenizers import byte_level
 from tests.tiny_runs import assert_same_run, contents, read, stop_at
 
@@ -49,6 +49,21 @@ def prose(sentences: int, seed: int) -> str:
     return " ".join(str(random.choice(part)) for _ in range(sentences) for part in words)
 
 
+def save_trained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Train a model a little on prose, and write it with its tokenizer."""
+    tokens = torch.tensor(tokenizer.encode(prose(400, 2)).ids)
+    windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for step in range(40):
+        batch = windows[torch.arange(8) + 8 * step % (len(windows) - 8)]
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar of progress
+        model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama, trained for some steps, as a Hugging Face folder; and texts."""
@@ -59,16 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Any = llama(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1
     )
-    tokens = torch.tensor(tokenizer.encode(prose(400, 2)).ids)
-    windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for step in range(40):
-        batch = windows[torch.arange(8) + 8 * step % (len(windows) - 8)]
-        optimizer.zero_grad()
-        model(input_ids=batch, labels=batch).loss.backward()
-        optimizer.step()
-    model.save_pretrained(folder / "model")
-    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    save_trained(model, tokenizer, folder / "model")
     tiny_gguf(folder / "other.gguf", tokenizer_metadata(tokenizer))
     return folder
 
@@ -185,6 +191,29 @@ def test_a_stock_shape_goes_to_stock_engines(place: Path, command: Command) -> N
     assert found.sites == tuple(range(after["hidden_size"]))
     answer = command("compress", "model", *changed("--form", "llama", "--resume"))
     assert_user_error(answer, "--form llama holds models whose layers are alike; add --set")
+
+
+QWEN3: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "head_dim": 8, "intermediate_size": 48,
+    "num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0,
+}  # fmt: skip
+
+
+def test_a_qwen3_model(place: Path, command: Command) -> None:
+    """With norms of heads and a window; no stock engine is offered what it cannot load."""
+    save_trained(qwen3(**QWEN3), byte_level(VOCABULARY), Path("qwen3"))
+    stock = ("--form", "gguf", "--set", "compress.shape=llama")
+    answer = command("compress", "qwen3", *changed("--steps", "20", *stock))
+    assert_user_error(answer, "is none: it normalises queries and keys; choose hf, onnx")
+    assert [path.name for path in Path("out").iterdir()] == ["base"]
+    more = ("--steps", "20", "--form", "native", "--resume")
+    code, said, error = command("compress", "qwen3", *changed(*more))
+    assert code == 0, error
+    assert "export: native: " in said
+    before, after = load_model("out/base").spec(), load_model("out/run").spec()
+    assert after.qk_norm
+    assert after.weights < before.weights
+    assert after.operators[0].window == 5
 
 
 # --- stages ---------------------------------------------------------------------------------

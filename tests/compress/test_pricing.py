@@ -1,5 +1,7 @@
 """The figures of the paper, and the real work of a small model counted by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -118,11 +120,17 @@ def attentions(model: Transformer) -> list[Attention]:
 def counted_parameters(model: Transformer) -> int:
     """All but the token of hidden patches, which the paper's figures leave out, and biases.
 
-    A bias is added, not multiplied.
+    A bias is added, not multiplied. Gains of norms of heads count once for each channel of a head.
     """
     token = model.embedding.table[model.initial_spec.inputs :].numel()
-    counted = (p for name, p in model.named_parameters() if not name.endswith("bias"))
-    return sum(parameter.numel() for parameter in counted) - token
+    named = model.named_parameters()
+    counted = (p for name, p in named if not name.endswith("bias") and "_norm." not in name)
+    normed = sum(
+        part.query[0].numel() + part.key[0].numel()
+        for part in attentions(model)
+        if part.head_norms()
+    )
+    return sum(parameter.numel() for parameter in counted) - token + normed
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
@@ -131,7 +139,8 @@ def test_paper_accounting_is_every_parameter_and_attention(case: Case) -> None:
     work = counted_parameters(model)
     for part in attentions(model):
         heads, keys, values = part.query.shape[1], part.query.shape[-1], part.value.shape[-1]
-        work += heads * model.initial_spec.length * (keys + values) + heads * keys * part.rope
+        seen = min(model.initial_spec.length, part.window or math.inf)
+        work += heads * seen * (keys + values) + heads * keys * part.rope
     assert total_fma(model.axis_table(), ACCOUNTINGS["paper"], named_tensors(model)) == work
 
 
@@ -144,8 +153,9 @@ def test_fma_accounting_is_every_multiplied_parameter_and_visible_keys(case: Cas
     if model.embedding.positions is not None:
         work -= model.embedding.positions.numel()
     length = model.initial_spec.length
-    visible = sum(range(1, length + 1)) / length if model.initial_spec.causal else length
     for part in attentions(model):
+        positions = range(1, length + 1) if model.initial_spec.causal else [length] * length
+        visible = sum(min(each, part.window or length) for each in positions) / length
         heads, values = part.query.shape[1], part.value.shape[-1]
         work += heads * visible * (part.query[0, 0].numel() + values)
     assert total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model)) == work

@@ -223,3 +223,22 @@ def test_layers_name_owners() -> None:
     table = replace(network.axis_table(), layers=(("operators.mlp_0", "operators.mlp_9"),))
     with pytest.raises(AxisError, match=r"layers: no axis is owned by 'operators\.mlp_9'"):
         table.check(named_tensors(network))
+
+
+def test_norms_of_heads_stay_as_they_are() -> None:
+    """A stock shape resets normalisers to plain means; no key channel of a head has gone."""
+    spec = replace(model().initial_spec, qk_norm=True)
+    made = trained(compressor(Transformer(spec, 1)), 2)
+    cut = cut_to(made, 0.6)
+    assert_stock(cut)
+    assert len(cut.sites) < len(spec.sites)
+    norms = [each for each in made.state.table.norms if "_norm." in each.weight]
+    assert norms
+    tensors = named_tensors(made.model)
+    for norm in norms:
+        weight = tensors[norm.weight]
+        assert torch.equal(weight, torch.full_like(weight, 1 / len(weight)))
+    fresh = Transformer(cut, 1)
+    assert fresh.initial_spec.qk_norm
+    weights = {name: each for name, each in named_tensors(fresh).items() if name in tensors}
+    assert all(torch.equal(tensors[norm.weight], weights[norm.weight]) for norm in norms)

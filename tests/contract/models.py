@@ -19,7 +19,7 @@ from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, spr
 from gaugelasso.compress import reference
 from gaugelasso.compress.drop import Decision, cascade
 from gaugelasso.compress.surgery import cut_
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models import AttentionSpec, Transformer, TransformerSpec
 from gaugelasso.plugins import NamedBy, Reference
 from tests.examples import example
 
@@ -56,8 +56,16 @@ PRETRAINED: dict[str, Any] = {
 GPT2 = {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True}
 
 
-def transformer(name: str, also: dict[str, Any] | None = None, **settings: Any) -> Row:
-    """`settings` are those of `TransformerSpec.uniform`, `also` other fields of the spec."""
+def transformer(
+    name: str,
+    also: dict[str, Any] | None = None,
+    windows: tuple[int | None, ...] = (),
+    **settings: Any,
+) -> Row:
+    """`settings` are those of `TransformerSpec.uniform`, `also` other fields of the spec.
+
+    `windows` are those of the attention of each layer.
+    """
 
     def build(shape: random.Random) -> Transformer:
         tiny = {
@@ -72,6 +80,12 @@ def transformer(name: str, also: dict[str, Any] | None = None, **settings: Any) 
             "outputs": shape.randint(3, 7),
         }
         spec = replace(TransformerSpec.uniform(**(tiny | settings)), **also or {})
+        if windows:
+            operators = (
+                replace(op, window=windows[op.depth]) if isinstance(op, AttentionSpec) else op
+                for op in spec.operators
+            )
+            spec = replace(spec, operators=tuple(operators))
         model = Transformer(spec, shape.randrange(1000))
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
@@ -134,6 +148,10 @@ ROWS = [
     transformer("rope_positions", positions=True),
     transformer("grouped_keys", PRETRAINED, heads=4, kv_heads=2, eps=0.01),
     transformer("biases", {"attention_bias": True}, heads=4, kv_heads=2),
+    # As Qwen3, with biases too, and without RoPE and eps.
+    transformer("qk_norm", PRETRAINED | {"qk_norm": True}, heads=4, kv_heads=2, d_k=8, eps=0.01),
+    transformer("qk_norm_no_rope", {"qk_norm": True, "attention_bias": True}, rope=False, d_k=6),
+    transformer("windows", windows=(2, None), length=8),
     transformer("gpt2", PRETRAINED | GPT2, width=8, positions=True, rope=False, eps=0.01),
     # GELU without biases of what is written, and SwiGLU with them.
     transformer("gelu", {"mlp": "gelu"}, causal=False),

@@ -163,8 +163,9 @@ def test_axes_say_how_they_may_grow() -> None:
     for case in TRANSFORMERS:
         model = make(case)
         for axis in model.axis_table().axes:
-            rope = axis.kind == "d_k" and model.get_submodule(str(axis.owner)).rope
-            linear = axis.kind == "d_v" or (axis.kind == "d_k" and not rope)
+            plain_keys = axis.kind == "d_k" and not model.initial_spec.qk_norm
+            rope = plain_keys and model.get_submodule(str(axis.owner)).rope
+            linear = axis.kind == "d_v" or (plain_keys and not rope)
             expected = "linear" if linear else "rotation" if rope else "permutation"
             assert axis.growth == expected, axis.name
 

@@ -88,6 +88,10 @@ OTHER: dict[str, Callable[[], Transformer]] = {
     "its MLPs are 'gelu'": lambda: stock(also={"mlp": "gelu"}),
     "its operators write biases": lambda: stock(also={"write_bias": True}),
     "its outputs have biases": lambda: stock(also={"head_bias": True}),
+    "it normalises queries and keys": lambda: stock(also={"qk_norm": True}),
+    "operators.attention_2 has a sliding window of 23 tokens": lambda: changed(
+        "attention_2", lambda part: setattr(part, "window", 23)
+    ),
     "operators.attention_0 has no RoPE": lambda: stock(rope=False),
     "it has 255 outputs for 256 tokens": lambda: stock(outputs=255),
     "no rope_theta gives the RoPE frequencies of operators.attention_0": lambda: odd_frequencies(),
@@ -106,6 +110,11 @@ def odd_frequencies() -> Transformer:
     for name in ("attention_0", "attention_2"):
         model.get_buffer(f"operators.{name}.frequencies")[0] *= 1.5
     return model
+
+
+def test_a_window_as_long_as_the_context_is_stock(tmp_path: Path) -> None:
+    model = changed("attention_2", lambda part: setattr(part, "window", 24))
+    assert export(write_run(tmp_path / "run", model), "llama").deviation < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def qwen2(**settings: Any) -> Any:
     return _random(Qwen2ForCausalLM, Qwen2Config, settings)
 
 
+def qwen3(**settings: Any) -> Any:
+    """As `llama`; queries of all heads are wider than the stream."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return _random(Qwen3ForCausalLM, Qwen3Config, {"head_dim": 24} | settings)
+
+
 def gpt2(**settings: Any) -> Any:
     """As `llama`; biases and means of rows are far from zero, so that each has an effect."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -96,13 +103,15 @@ _NAMES = {
     "model.layers": "blk", "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 
 
 def metadata(model: Any) -> dict[str, Any]:
     c = model.config
     kind = "llama" if c.model_type == "mistral" else c.model_type
+    d_k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return {
         "general.architecture": kind,
         "general.name": "tiny",
@@ -114,7 +123,9 @@ def metadata(model: Any) -> dict[str, Any]:
         f"{kind}.attention.head_count_kv": c.num_key_value_heads,
         f"{kind}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         f"{kind}.rope.freq_base": THETA,
-        f"{kind}.rope.dimension_count": c.hidden_size // c.num_attention_heads,
+        f"{kind}.rope.dimension_count": d_k,
+        f"{kind}.attention.key_length": d_k,
+        f"{kind}.attention.value_length": d_k,
         "tokenizer.ggml.tokens": [f"token {i}" for i in range(c.vocab_size)],
         "tokenizer.ggml.scores": [float(i) for i in range(c.vocab_size)],
     }

@@ -123,7 +123,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "rope_interleaved": {"rope_interleaved": True},
     "auto_map": {"auto_map": {"AutoModel": "code.Model"}},
     "quantization_config": {"quantization_config": {"bits": 4}},
-    "Qwen3ForCausalLM": {"architectures": ["Qwen3ForCausalLM"]},
+    "Qwen3MoeForCausalLM": {"architectures": ["Qwen3MoeForCausalLM"]},
     "GemmaForCausalLM": {"architectures": ["GemmaForCausalLM"]},
     "architectures": {"architectures": None},
     "num_hidden_layers": {"num_hidden_layers": 2.0},

@@ -5,6 +5,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from gaugelasso import UserError, import_model
 from gaugelasso.files.tokenizer import load_tokenizer
 from gaugelasso.importing import open_source
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
-from tests.importing.sources import gguf_tensors, gpt2, llama, metadata, write_gguf
+from tests.importing.sources import gguf_tensors, gpt2, llama, metadata, mistral, qwen3, write_gguf
 from tests.tasks.tokenizers import byte_level, save
 from tests.trust import damage
 from tests.trust.memory import Peak
@@ -63,7 +64,16 @@ def check(
     read(folder)
 
 
-@pytest.fixture(params=[llama, gpt2], ids=["llama", "gpt2"])
+WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "mistral": lambda: mistral(sliding_window=6),
+    "qwen3": lambda: qwen3(**WINDOWS),
+}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     request.param().save_pretrained(tmp_path)
     return tmp_path
@@ -93,8 +103,9 @@ def test_spoiled_indices(tmp_path: Path) -> None:
     check(path, tmp_path, [*damage.blind(path.stat().st_size, chance, often=40)], share=0.5)
 
 
-def test_spoiled_gguf(tmp_path: Path) -> None:
-    model, path, chance = llama(), tmp_path / "m.gguf", random.Random(4)
+@pytest.mark.parametrize("family", [llama, qwen3])
+def test_spoiled_gguf(family: Callable[[], Any], tmp_path: Path) -> None:
+    model, path, chance = family(), tmp_path / "m.gguf", random.Random(4)
     tensors = gguf_tensors(model)
     write_gguf(path, metadata(model), tensors)
     header = path.stat().st_size - sum(tensor.nbytes for tensor in tensors.values())

@@ -250,16 +250,22 @@ BIASED: dict[str, dict[str, Any]] = {
     "tied head": {"outputs": 11, "tied_head": True},
     "tied head with biases": {"outputs": 11, "tied_head": True, "head_bias": True},
     "GELU": {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True},
+    "norms of heads": {"qk_norm": True, "eps": 0.01},
 }
 
 
-@pytest.mark.parametrize("name", [*SPECS, *BIASED, "irregular"])
+@pytest.mark.parametrize("name", [*SPECS, *BIASED, "irregular", "windows"])
 @pytest.mark.usefixtures("fuse")
 def test_whole_models(name: str) -> None:
     spec = TransformerSpec.uniform(**UNIFORM | SPECS.get(name, {}))
     if name == "irregular":
         spec = IRREGULAR
     spec = replace(spec, **BIASED.get(name, {}))
+    if name == "windows":
+        attentions = [op for op in spec.operators if isinstance(op, AttentionSpec)]
+        windowed = {op.name: replace(op, window=3) for op in attentions}
+        operators = tuple(windowed.get(op.name, op) for op in spec.operators)
+        spec = replace(spec, operators=operators)
     model = Transformer(spec, 1)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

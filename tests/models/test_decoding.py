@@ -13,8 +13,10 @@ from gaugelasso.models.decoding import Decoder, sample
 from tests.contract.models import TRANSFORMERS, Case, Row, difference, make, transformer
 
 ROWS = list({case.row.name: case.row for case in TRANSFORMERS}.values())
-NAMES = {"rope", "rope_positions", "grouped_keys", "biases", "gpt2", "write_biases"}
-NAMES |= {"tied_head", "tied_head_biases"}
+NAMES = {
+    "rope", "rope_positions", "grouped_keys", "biases", "qk_norm", "qk_norm_no_rope", "windows",
+    "gpt2", "write_biases", "tied_head", "tied_head_biases",
+}  # fmt: skip
 CAUSAL = [row for row in ROWS if row.name in NAMES]
 CAUSAL += [
     transformer("no_rope", rope=False, positions=True),

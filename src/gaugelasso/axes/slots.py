@@ -150,18 +150,30 @@ class Cost:
 
     An accounting weights the term by its `kind`. `unit` is the number of channels in one index
     (2 for a RoPE pair). The kind `cache` is no work: it is the numbers that are kept of a token.
+    `window` is for scores and mixes of a causal attention whose queries see that many keys at most.
     """
 
     kind: CostKind
     factor: int
     axes: tuple[str, ...]
     unit: int = 1
+    window: int | None = None
 
     def __post_init__(self) -> None:
         known = typing.get_args(CostKind)
         if self.kind not in known:
             raise AxisError(f"cost kind {self.kind!r} is unknown; use one of {', '.join(known)}")
         check_tuple(f"cost {self.kind!r}: axes", self.axes, str)
+
+    def visible_keys(self, length: int, visible: float) -> float:
+        """The mean number of keys that a query sees, given the context of the table.
+
+        With a window w of a length l it is the mean of min(t, w) over the positions t = 1..l.
+        """
+        window = self.window
+        if window is None or window >= length:
+            return visible
+        return window - window * (window - 1) / (2 * length)
 
 
 @dataclass(frozen=True)

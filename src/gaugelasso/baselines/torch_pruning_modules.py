@@ -176,7 +176,8 @@ class PlainTransformer(nn.Module):
 def plain_of(model: Transformer) -> PlainTransformer:
     """A model in plain modules, with its weights, dtype and device.
 
-    UserError if it has biases, or MLPs of another kind than SwiGLU.
+    UserError if it has biases, norms of queries and keys, a sliding window, or MLPs of another kind
+    than SwiGLU.
     """
     spec = model.initial_spec
     for name in ("attention_bias", "write_bias", "head_bias"):
@@ -185,6 +186,9 @@ def plain_of(model: Transformer) -> PlainTransformer:
                 f"the model has {name} = true; for Torch-Pruning, models with biases are not "
                 "supported"
             )
+    if spec.qk_norm or any(isinstance(op, AttentionSpec) and op.window for op in spec.operators):
+        what = "qk_norm = true" if spec.qk_norm else "attention with a sliding window"
+        raise UserError(f"the model has {what}; for Torch-Pruning, that is not supported")
     if spec.mlp != "swiglu":
         raise UserError(
             f"the model has mlp = {spec.mlp!r}; for Torch-Pruning, only MLPs of the kind 'swiglu' "

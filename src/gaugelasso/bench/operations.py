@@ -134,10 +134,12 @@ def _sites(number: int, width: int) -> Tensor:
 
 
 def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
-    heads, groups, rope, causal = fixed
+    heads, groups, rope, causal, *window = fixed
     keys, values = sizes[0] // (2 if rope else 1), sizes[1]
     angles = tuple(1.0 / (1 + i) for i in range(keys)) if rope else None
     operator = AttentionSpec(0, (0,), (0,), heads, groups, keys, values, 1.0, angles)
+    if window:
+        operator = replace(operator, window=window[0])
     spec = replace(
         setting.spec, sites=(0,), embed=(0,), classify=(0,), operators=(operator,), positions=False,
         causal=bool(causal), length=max(setting.length, 1), layers=1, tied_head=False,

@@ -8,6 +8,7 @@ figures of an axis may leave them out, the figure of the whole model may not.
 
 import copy
 import math
+from collections.abc import Callable
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -89,14 +90,19 @@ def _check_axis(
 def _declared(table: AxisTable, widths: dict[str, int]) -> tuple[float, float, float]:
     """The work in matrix products by the table: with visible keys, with all keys, with none."""
 
-    def total(keys: float) -> float:
+    def total(keys: Callable[[Cost], float]) -> float:
         return sum(
-            cost.factor * _weight(cost, keys) * math.prod(widths[name] for name in cost.axes)
+            cost.factor * _weight(cost, keys(cost)) * math.prod(widths[name] for name in cost.axes)
             for cost in table.costs
         )
 
-    length, visible = table.context
-    return total(visible), total(float(length)), total(0.0)
+    context = table.context
+    every = float(context[0])
+    return total(lambda cost: cost.visible_keys(*context)), total(lambda _: every), total(_none)
+
+
+def _none(cost: Cost) -> float:
+    return 0.0
 
 
 def _weight(cost: Cost, keys: float) -> float:

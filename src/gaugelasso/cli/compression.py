@@ -5,6 +5,7 @@ Each stage is what the command of its name does. A stage that is finished is in 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,10 @@ from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.trainers import build_trainer
 from gaugelasso.compress.result import TargetMissed
+from gaugelasso.config.base import BaseModel
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.export import FORMS, STOCK
+from gaugelasso.export import FORMS, STOCK, check_like_llama
 from gaugelasso.export import export as write_export
 from gaugelasso.export.extras import check_extra
 from gaugelasso.report.layout import render
@@ -132,7 +134,7 @@ def compress(
     else:
         print_line(f"import: {stages.import_base(model)}")
     wanted = Wanted(data, valid, share, steps, batch, length, changes)
-    chosen, original = _measure_and_choose(stages, wanted, where)
+    chosen, original = _measure_and_choose(stages, wanted, where, form)
     print_line(f"train: {chosen.describe()}")
     _train(stages, chosen, original, resume)
     result = Result.load(original, stages.run)
@@ -163,13 +165,23 @@ def _check_form(form: str, changes: Mapping[str, str]) -> None:
     check_extra(form)
 
 
-def _measure_and_choose(stages: Stages, wanted: Wanted, device: str) -> tuple[Plan, Original]:
+def _check_family(form: str, chosen: Plan) -> None:
+    model = chosen.config.model
+    assert isinstance(model, BaseModel)
+    if form in STOCK:
+        check_like_llama(replace(model.base.spec, length=model.context), form, model.base.path)
+
+
+def _measure_and_choose(
+    stages: Stages, wanted: Wanted, device: str, form: str
+) -> tuple[Plan, Original]:
     """The config with its target, and the original's figures; both are written."""
     with (
         stop_requests() as request,
         request.interruptible("before the first step; go on with --resume"),
     ):
         chosen = plan(stages.base, wanted)
+        _check_family(form, chosen)
         if exists(stages.config):
             original = Original.load(stages.original)
             chosen = chosen.with_target(named_loss(original, wanted.share, chosen))

@@ -90,15 +90,19 @@ def temporarily_zeroed(
     """Within the context, side A of every dropped index is zero, as if the index were cut.
 
     Side B is zero too where a rider may be added to side A (a bias), or where there is no gauge:
-    an index with a zero side A may then still contribute. An index that is read through a
-    normaliser leaves the normaliser too. All values are restored afterwards.
+    an index with a zero side A may then still contribute. An index that is read through
+    normalisers, whose gains are on either side, leaves them too. All values are restored
+    afterwards.
     """
     slow = {norm.gain: norm.weight for norm in table.norms}
     saved = []
     for name, keep in keeps.items():
-        slots = () if bool(keep.all()) else _silencing(table[name])
-        weights = tuple(Slot(slow[slot.tensor]) for slot in slots if slot.tensor in slow)
-        for slot in slots + weights:
+        if bool(keep.all()):
+            continue
+        axis = table[name]
+        own = (slot.tensor for slot in axis.side_a + axis.side_b if slot.link is None)
+        weights = tuple(Slot(slow[tensor]) for tensor in own if tensor in slow)
+        for slot in _silencing(axis) + weights:
             tensor = tensors[slot.tensor].detach()
             saved.append((tensor, tensor.clone()))
             tensor.mul_(spread(keep.to(tensor), slot, tensors))

@@ -91,17 +91,17 @@ def _fma(cost: Cost, length: int, visible: float) -> float:
         case "matmul" | "scale":
             return 1.0
         case "scores" | "mix":
-            return visible * cost.unit
+            return cost.visible_keys(length, visible) * cost.unit
         case "lookup" | "rotation" | "cache":
             return 0.0
 
 
 def _paper(cost: Cost, length: int, visible: float) -> float:
     # Derived from the paper's figures: every parameter counts once, and attention runs over the
-    # whole length, with a RoPE pair as one channel.
+    # whole length (here: the window), with a RoPE pair as one channel.
     match cost.kind:
         case "scores" | "mix":
-            return float(length)
+            return float(length if cost.window is None else min(length, cost.window))
         case "matmul" | "scale" | "lookup" | "rotation":
             return 1.0
         case "cache":

@@ -14,6 +14,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.export.card import write_card
 from gaugelasso.export.extras import check_extra
 from gaugelasso.export.source import Source, read_source
+from gaugelasso.export.stock import check_like_llama
 from gaugelasso.export.to_gguf import write_gguf
 from gaugelasso.export.to_hf import write_hf
 from gaugelasso.export.to_llama import write_llama
@@ -86,4 +87,13 @@ def export(
     return Exported(out, form, deviation, size)
 
 
-__all__ = ["DTYPES", "FORMS", "STOCK", "Exported", "Source", "export", "read_source"]
+__all__ = [
+    "DTYPES",
+    "FORMS",
+    "STOCK",
+    "Exported",
+    "Source",
+    "check_like_llama",
+    "export",
+    "read_source",
+]

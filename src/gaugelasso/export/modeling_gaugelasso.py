@@ -21,9 +21,11 @@ class GaugelassoConfig(PreTrainedConfig):
 
     `operators` is a list of tables, each with `name`, `kind` ("attention" or "mlp") and the numbers
     of sites that it `reads` and `writes`; an attention also with `heads`, `kv_heads`, `d_k`, `d_v`
-    and the `frequencies` of its rotary pairs (or null), and `bias` if queries, keys and values have
-    biases; an mlp with `filters`, and `gelu` ("none" or "tanh", the approximation) if it is not a
-    SwiGLU; `write_bias` if it writes biases. `tied_columns` has a table that is the head's map too.
+    and the `frequencies` of its rotary pairs (or null), `bias` if queries, keys and values have
+    biases, `qk_norm` if queries and keys are normalised in each head, and a `window` if a query
+    sees no more keys than that; an mlp with `filters`, and `gelu` ("none" or "tanh", the
+    approximation) if it is not a SwiGLU; `write_bias` if it writes biases. `tied_columns` has a
+    table that is the head's map too.
     """
 
     model_type = "gaugelasso"
@@ -128,8 +130,27 @@ class Embedding(nn.Module):
         return x if self.positions is None else x + F.embedding(positions, self.positions)
 
 
+class HeadNorm(nn.Module):
+    """gain_c z_c / sqrt(eps + sum_c weight_c z_c^2) in each head, of queries and of keys."""
+
+    weight: Tensor
+
+    def __init__(self, d_k: int, heads: int, groups: int, eps: float):
+        super().__init__()
+        self.kinds, self.eps = [0] * heads + [1] * groups, eps
+        self.gain = nn.Parameter(torch.zeros(2, d_k))
+        self.register_buffer("weight", torch.zeros(2, d_k))
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """[B, H + G, S, d_k] -> the same, normalised."""
+        weight, gain = (each.float()[self.kinds, None] for each in (self.weight, self.gain))
+        level = (qk.float().square() * weight).sum(-1, keepdim=True) + self.eps
+        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        return (qk.float() * factor * gain).to(qk.dtype)
+
+
 class Attention(nn.Module):
-    """Attention with grouped keys; the softmax scale is in the queries' map."""
+    """Attention with grouped keys; the softmax scale is in the map or the norm of the queries."""
 
     def __init__(self, op: dict[str, Any], layer: int, eps: float):
         super().__init__()
@@ -139,6 +160,9 @@ class Attention(nn.Module):
         columns = (self.heads + self.groups) * self.d_k + self.groups * self.d_v
         self.read = Read(op["reads"], columns, eps)
         self.bias = nn.Parameter(torch.zeros(columns)) if op.get("bias") else None
+        self.window, self.norm = op.get("window"), None
+        if op.get("qk_norm"):
+            self.norm = HeadNorm(self.d_k, self.heads, self.groups, eps)
         self.write = Write(self.heads * self.d_v, op)
         # Not a buffer: the angles of late positions need float32, whatever the model is cast to.
         self._given = op["frequencies"]
@@ -152,6 +176,7 @@ class Attention(nn.Module):
         qk, v = rows.split(widths, dim=-1)
         qk = qk.unflatten(-1, (self.heads + self.groups, self.d_k)).transpose(1, 2)
         v = v.unflatten(-1, (self.groups, self.d_v)).transpose(1, 2)
+        qk = qk if self.norm is None else self.norm(qk)
         if self._given is not None:
             qk = self._rotated(qk, positions)
         q, k = qk.split([self.heads, self.groups], dim=1)
@@ -269,24 +294,28 @@ class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache(config=self.config)
         earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
         length = input_ids.shape[1]
+        end, most = earlier + length, self.config.max_position_embeddings
         if attention_mask is None:
-            attention_mask = input_ids.new_ones(len(input_ids), earlier + length)
-        if earlier + length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"{earlier + length} positions are more than the model's "
-                f"{self.config.max_position_embeddings}; shorten the text"
-            )
+            attention_mask = input_ids.new_ones(len(input_ids), end)
+        if end > most:
+            raise ValueError(f"{end} positions are more than the model's {most}; shorten the text")
         mask = attention_mask.bool()
+        place = mask.long().cumsum(1)  # of a token among those that are not padding
         if position_ids is None:
-            position_ids = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
-        ahead = torch.arange(earlier + length, device=mask.device) - earlier
+            position_ids = (place - 1).clamp(min=0)[:, -length:]
+        ahead = torch.arange(end, device=mask.device) - earlier
         here = torch.arange(length, device=mask.device)[:, None]
         # A padded token sees itself, because a softmax of nothing is NaN.
-        visible = (((ahead <= here) & mask[:, None]) | (ahead == here))[:, None]
+        own = ahead == here
+        visible = (((ahead <= here) & mask[:, None]) | own)[:, None]
         x = self.embedding(input_ids, position_ids)
         for operator in self.operators.values():
             if isinstance(operator, Attention):
-                x = operator(x, position_ids, visible, past_key_values)
+                seen = visible
+                if operator.window is not None:
+                    near = place[:, -length:, None] < place[:, None] + operator.window
+                    seen = visible & (near | own)[:, None]
+                x = operator(x, position_ids, seen, past_key_values)
             else:
                 x = operator(x)
         shared = (self.embedding.table,) if self.config.tied_columns else ()

@@ -6,6 +6,7 @@ scale become parts of the maps. The outputs are the same.
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,15 +34,24 @@ _SHARED = {
 }  # fmt: skip
 
 
+def check_like_llama(spec: TransformerSpec, form: str, path: Path) -> None:
+    """UserError if no cut makes this model a stock Llama; `path` is where it is."""
+    for why in _unlike_llama(spec):
+        raise UserError(f"{_none(form, path)}: {why}; choose hf, onnx, pt2 or native")
+
+
+def _none(form: str, path: Path) -> str:
+    return f"form {form!r} holds stock Llama models, and {str(path)!r} is none"
+
+
 def stock_sizes(source: Source, form: str) -> Sizes:
     """The settings of the Llama that the model is; UserError says which operator is in the way.
 
     transformers wants a width that is a multiple of the heads. Sites of zeros are added for it.
     """
     spec, model = source.spec, source.model
-    where = f"form {form!r} holds stock Llama models, and {str(source.run)!r} is none"
-    for why in _unlike_llama(spec):
-        raise UserError(f"{where}: {why}; choose hf, onnx, pt2 or native")
+    where = _none(form, source.run)
+    check_like_llama(spec, form, source.run)
     for why in _cut_apart(model, spec):
         raise UserError(
             f"{where}: {why}; compress with compress.shape = 'llama', or choose hf, onnx, pt2 or "
@@ -130,11 +140,15 @@ def _unlike_llama(spec: TransformerSpec) -> Iterator[str]:
         yield "it has learned positions"
     if spec.write_bias or spec.head_bias:
         yield f"{'its operators write' if spec.write_bias else 'its outputs have'} biases"
+    if spec.qk_norm:
+        yield "it normalises queries and keys"
     if spec.outputs != spec.inputs:
         yield f"it has {spec.outputs:,} outputs for {spec.inputs:,} tokens"
     for op in spec.operators:
         if isinstance(op, AttentionSpec) and op.frequencies is None:
             yield f"operators.{op.name} has no RoPE"
+        if isinstance(op, AttentionSpec) and op.window is not None and op.window < spec.length:
+            yield f"operators.{op.name} has a sliding window of {op.window:,} tokens"
 
 
 def _cut_apart(model: Transformer, spec: TransformerSpec) -> Iterator[str]:

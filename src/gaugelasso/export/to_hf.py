@@ -119,6 +119,8 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         if isinstance(op, AttentionSpec):
             rotary = op.frequencies is not None
             table |= {"bias": True} if spec.attention_bias else {}
+            table |= {"qk_norm": True} if spec.qk_norm else {}
+            table |= {"window": op.window} if op.window is not None else {}
             table |= {
                 "heads": op.heads,
                 "kv_heads": op.kv_heads,

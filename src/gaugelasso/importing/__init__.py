@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import gpt2, llama, mistral, qwen2
+from gaugelasso.importing import gpt2, llama, mistral, qwen2, qwen3
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -20,9 +20,11 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "LlamaForCausalLM": llama.from_folder,
     "MistralForCausalLM": mistral.from_folder,
     "Qwen2ForCausalLM": qwen2.from_folder,
+    "Qwen3ForCausalLM": qwen3.from_folder,
     "GPT2LMHeadModel": gpt2.from_folder,
     "llama": llama.from_gguf,
     "qwen2": qwen2.from_gguf,
+    "qwen3": qwen3.from_gguf,
 }
 
 # Encoders whose LayerNorm comes after each addition to the stream.

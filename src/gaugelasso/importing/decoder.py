@@ -17,6 +17,7 @@ from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.importing.rope import FACTORS, Rope
 from gaugelasso.importing.source import Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
+from gaugelasso.importing.windows import Windows
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention, SwiGLU
 from gaugelasso.models.spec import AttentionSpec
@@ -24,6 +25,8 @@ from gaugelasso.runs.structures import check_fits_memory
 
 # The maps that may have biases.
 BIASED = ("query", "key", "value")
+# The maps that may be followed by a norm of each head.
+NORMED = ("query", "key")
 # What a tensor is -> its name, {} for the number of the layer.
 Names = Mapping[str, str]
 FOLDER: Names = {
@@ -78,6 +81,10 @@ class Sizes:
     eps: float
     # Whether queries, keys and values have biases.
     bias: bool = False
+    # Whether queries and keys are normalised in each head.
+    qk_norm: bool = False
+    # None where every query sees all keys before it.
+    windows: Windows | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What a tensor is -> the shape that it has in the source: outputs, inputs."""
@@ -87,7 +94,8 @@ class Sizes:
         maps = {"query": (keys, d), "key": (values, d), "value": (values, d), "out": (d, keys)}
         mlp = {"gate": (self.d_f, d), "up": (self.d_f, d), "down": (d, self.d_f)}
         biases = {f"{what} bias": maps[what][:1] for what in BIASED} if self.bias else {}
-        return {**gains, **ends, **maps, **mlp, **biases}
+        norms = {f"{what} norm": (self.d_k,) for what in NORMED} if self.qk_norm else {}
+        return {**gains, **ends, **maps, **mlp, **biases, **norms}
 
     def spec(self) -> TransformerSpec:
         spec = TransformerSpec.uniform(
@@ -105,10 +113,16 @@ class Sizes:
         )
         frequencies = self.rope.frequencies(self.d_k // 2)
         operators = (
-            replace(op, frequencies=frequencies) if isinstance(op, AttentionSpec) else op
+            replace(op, frequencies=frequencies, window=self._window(op.depth))
+            if isinstance(op, AttentionSpec)
+            else op
             for op in spec.operators
         )
-        return replace(spec, operators=tuple(operators), attention_bias=self.bias)
+        spec = replace(spec, operators=tuple(operators))
+        return replace(spec, attention_bias=self.bias, qk_norm=self.qk_norm)
+
+    def _window(self, layer: int) -> int | None:
+        return None if self.windows is None else self.windows.of(layer)
 
 
 def build(
@@ -141,6 +155,10 @@ def build(
                 attention.query_bias.copy_(_pairs(query, heads, interleaved)[0])
                 attention.key_bias.copy_(_pairs(key, groups, interleaved)[0])
                 attention.value_bias.copy_(value.view(groups, -1))
+            for what, norm in zip(NORMED, attention.head_norms().values(), strict=False):
+                assert norm.channel is not None
+                gain = read(f"{what} norm", depth)[:, None]  # as a map of one input and one head
+                norm.channel.copy_(_pairs(gain, 1, interleaved)[0, 0])
             mlp.read.gain.copy_(read("mlp gain", depth))
             mlp.gate.copy_(read("gate", depth).T)
             mlp.up.copy_(read("up", depth).T)

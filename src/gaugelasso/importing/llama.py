@@ -1,8 +1,9 @@
 """Llama models: the settings of a Hugging Face folder or of a GGUF file.
 
-What the transformer cannot represent is refused by name: biases, a sliding window shorter than the
-context, partial RoPE, RoPE scaled otherwise than by `linear` and `llama3`, experts, other
-activations. Families that differ little from Llama read their settings with these functions.
+What a Llama does not have, or what the transformer cannot represent, is refused by name: biases, a
+sliding window shorter than the context, partial RoPE, RoPE scaled otherwise than by `linear` and
+`llama3`, experts, other activations. Families that differ little from Llama read their settings
+with these functions.
 """
 
 from collections.abc import Mapping

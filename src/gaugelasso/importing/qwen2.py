@@ -1,17 +1,15 @@
-"""Qwen2 models: Llama models with biases of queries, keys and values.
-
-A sliding window that a layer uses is refused by name, unless it is as long as the context.
-"""
+"""Qwen2 models: Llama models with biases of queries, keys and values, and windows in layers."""
 
 from dataclasses import replace
 from typing import Any
 
-from gaugelasso.importing import decoder, llama
+from gaugelasso.importing import decoder, llama, windows
+from gaugelasso.importing.decoder import Sizes
 from gaugelasso.importing.source import Settings, Source
 from gaugelasso.models import Transformer
 
 # What transformers assumes where a config does not have a key.
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
     "use_sliding_window": False,
@@ -22,12 +20,11 @@ _DEFAULTS: dict[str, Any] = {
 
 def from_folder(source: Source) -> Transformer:
     """The model of a Hugging Face folder with the architecture Qwen2ForCausalLM."""
-    config = Settings(source.settings.path, {**_DEFAULTS, **source.settings.table})
+    config = Settings(source.settings.path, {**DEFAULTS, **source.settings.table})
     # The biases of this family are no setting.
     config.require("attention_bias", (True,), "attention without biases")
-    window = config.table["sliding_window"] if _has_window(config) else None
-    plain = {**config.table, "attention_bias": None, "sliding_window": window}
-    sizes = replace(llama.folder_sizes(Settings(config.path, plain)), bias=True)
+    plain = Settings(config.path, {**config.table, "attention_bias": None})
+    sizes = replace(folder_sizes(plain), bias=True)
     names = decoder.with_biases(decoder.FOLDER)
     tied = config.switch("tie_word_embeddings", False)
     return decoder.build(source, sizes, names, tied=tied, interleaved=False)
@@ -41,10 +38,7 @@ def from_gguf(source: Source) -> Transformer:
     return decoder.build(source, sizes, names, tied=tied, interleaved=False)
 
 
-def _has_window(config: Settings) -> bool:
-    """Whether a layer has a window: `layer_types` says it, or the number of layers without one."""
-    kinds = config.table.get("layer_types")
-    if kinds is not None:
-        return "sliding_attention" in str(kinds)
-    used = config.switch("use_sliding_window", False)
-    return used and config.number("max_window_layers") < config.whole("num_hidden_layers")
+def folder_sizes(config: Settings) -> Sizes:
+    """As those of a Llama, and the windows; UserError names what cannot be represented."""
+    plain = Settings(config.path, {**config.table, "sliding_window": None})
+    return replace(llama.folder_sizes(plain), windows=windows.of_some_layers(config))

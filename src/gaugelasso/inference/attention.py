@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gaugelasso.kernels import band
+
 # sdpa: PyTorch's fused attention, with widths padded to a common one. cudnn: the same, by cuDNN.
 # blocks: scores of a block of queries at a time, for the keys that the block sees; faster on a CPU.
 # For a GPU with Triton, and elsewhere as sdpa: narrow, one kernel on the rows of the product, at
@@ -38,14 +40,18 @@ def attend(
     causal: bool = False,
     mask: Tensor | None = None,
     form: AttentionForm = "sdpa",
+    window: int | None = None,
 ) -> Tensor:
     """q [B, H, S, d_k], k [B, G, T, d_k], v [B, G, T, d_v] -> [B, H, S, d_v].
 
     The softmax scale is already in the queries. `mask` [B or 1, 1, S or 1, T] is True where a
-    query sees a key. `causal` needs S = T. Give one of them or none.
+    query sees a key. `causal` needs S = T. Give one of them or none. With `causal` and a `window`,
+    a query sees that many keys at most, up to its own.
     """
     if form == "blocks":
-        return _attend_blocks(q, k, v, causal, mask)
+        return _attend_blocks(q, k, v, causal, mask, window)
+    if causal and window is not None:
+        causal, mask = False, band(q.shape[2], window, q.device)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
@@ -71,7 +77,9 @@ def _wide(heads: Tensor, width: int) -> Tensor:
     return F.pad(heads, (0, missing)) if missing else heads  # padding by nothing is a copy
 
 
-def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+def _attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, window: int | None
+) -> Tensor:
     batch, heads, length, _ = q.shape
     groups, keys = k.shape[1:3]
     repeats = heads // groups
@@ -83,16 +91,24 @@ def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor |
     ahead = torch.full((BLOCK, BLOCK), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
-        size, seen = stop - start, stop if causal else keys
+        size, first, last = stop - start, 0, stop if causal else keys
+        if causal and window is not None:
+            first = max(0, start - window + 1)
+        seen = last - first
         scores = torch.bmm(
-            q[:, :, start:stop].reshape(-1, repeats * size, q.shape[3]), k[..., :seen]
+            q[:, :, start:stop].reshape(-1, repeats * size, q.shape[3]), k[..., first:last]
         )
         if causal:
-            scores.view(-1, repeats, size, seen)[..., start:] += ahead[:size, :size]
+            scores.view(-1, repeats, size, seen)[..., start - first :] += ahead[:size, :size]
+        if causal and window is not None:
+            # Of query i of the block, the keys up to i - window are behind the window.
+            behind = torch.ones(size, seen, dtype=torch.bool, device=q.device)
+            behind = behind.tril_(start - first - window)
+            scores.view(-1, repeats, size, seen).masked_fill_(behind, -math.inf)
         if mask is not None:
             rows = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
             every = scores.view(batch, -1, size, seen)
             every.masked_fill_(~rows, -math.inf)
-        share = torch.bmm(scores.softmax(2), v[:, :seen])
+        share = torch.bmm(scores.softmax(2), v[:, first:last])
         mixed[:, :, start:stop] = share.view(-1, repeats, size, v.shape[2])
     return mixed.view(batch, heads, length, v.shape[2])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gaugelasso.inference.attention import ROWS, AttentionForm, attend, fits_rows
 from gaugelasso.inference.cache import CacheRows
 from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
+from gaugelasso.inference.head_norm import HeadNorm
 from gaugelasso.inference.stream import uses_kernels
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.kernels.tiles import DECODING, Tile
@@ -16,7 +17,11 @@ from gaugelasso.models import operators
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped keys, as `models.operators.Attention`."""
+    """Multi-head attention with grouped keys, as `models.operators.Attention`.
+
+    Where it has norms of queries and keys, no form of a step is one kernel. A window that a query
+    can see the end of is left to PyTorch: the kernels have none.
+    """
 
     bias: Tensor | None
     cos: Tensor | None
@@ -30,6 +35,7 @@ class Attention(nn.Module):
         self.d_k, self.d_v = part.query[0, 0].numel(), part.value.shape[2]
         self.align, self.dtype = folding.align, folding.dtype
         self.rope = part.rope
+        self.window = part.window if part.window is not None and part.window < length else None
         self.wide_k, self.wide_v = self.widths(form.attention)
         # Channels from the first half of a rotated head to the second.
         padded = self._halves_padded(form.attention)
@@ -39,11 +45,11 @@ class Attention(nn.Module):
             biases = zip(leaves, part.biases(), strict=True)
             leaves = [torch.cat([leaf, bias[None]]) for leaf, bias in biases]
         query, key, value = leaves
-        # The softmax scale in the queries' map is exact: the rotation after it is linear.
-        heads = [query * part.softmax_scale, key]
-        if self.rope:
-            heads = [widened(each, 3, self.second) for each in heads]
-        maps = [widened(each.flatten(2), 2, self.wide_k) for each in heads]
+        # The softmax scale in the queries' map is exact: the rotation after it is linear. A norm is
+        # not: it has the scale in its gain.
+        norms = list(part.head_norms().values())
+        scale = 1.0 if norms else part.softmax_scale
+        maps = [self._wide_keys(each) for each in (query * scale, key)]
         maps.append(widened(value, 2, self.wide_v))
         self.features = sum(each[0].numel() for each in maps)
         if missing := folding.wide(self.features) - self.features:
@@ -53,6 +59,18 @@ class Attention(nn.Module):
             last = torch.cat([each[-1].flatten() for each in maps])
             maps, bias = [each[:-1] for each in maps], last.detach().cpu().to(folding.dtype)
         self.register_buffer("bias", bias)
+        self.norm: HeadNorm | None = None
+        if norms:
+            # As one head of one input each, padded as the maps are.
+            scales = (part.softmax_scale, 1.0)
+            gains = [norm.gains * each for norm, each in zip(norms, scales, strict=True)]
+            values = (gains, [norm.weights for norm in norms])
+            gain, weight = (
+                torch.cat([self._wide_keys(each[None, None])[0] for each in both])
+                for both in values
+            )
+            sizes = (self.heads, self.groups, norms[0].eps)
+            self.norm = HeadNorm(gain, weight, *sizes, folding.dtype)
         self.read = folding.read(part.read, maps, form)
         out = widened(part.out, 1, self.wide_v).flatten(0, 1)
         self.write = folding.write(part.write, out, form)
@@ -84,6 +102,11 @@ class Attention(nn.Module):
         wide = 2 * aligned(self.d_k // 2), aligned(self.d_v)
         return form == "direct" and self.rope and self.align > 1 and fits_rows(wide, self.dtype)
 
+    def _wide_keys(self, heads: Tensor) -> Tensor:
+        """A map [d, H, 2, P] or [d, H, d_k] of queries or keys -> [d, H, wide_k]."""
+        halves = widened(heads, 3, self.second) if self.rope else heads
+        return widened(halves.flatten(2), 2, self.wide_k)
+
     @property
     def angles(self) -> tuple[Tensor, Tensor] | None:
         return None if self.cos is None or self.sin is None else (self.cos, self.sin)
@@ -91,7 +114,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values of a stream [N, D], before they are rotated."""
         rows: Tensor = self.read(x)
-        return rows if self.bias is None else rows + self.bias
+        rows = rows if self.bias is None else rows + self.bias
+        return rows if self.norm is None else self.norm(rows)
 
     def real_keys(self, heads: Tensor) -> Tensor:
         """Queries or keys without padding: [..., d_k]."""
@@ -160,9 +184,10 @@ class Attention(nn.Module):
         self, x: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
     ) -> Tensor:
         """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
-        # The one kernel has no biases.
-        has_bias = self.bias is not None or self.write.bias is not None
-        if has_bias or not in_one_kernel(self.form, x):
+        # The one kernel has no biases, norms of heads or window.
+        more = self.norm is not None or self._ends(seen)
+        more = more or self.bias is not None or self.write.bias is not None
+        if more or not in_one_kernel(self.form, x):
             return self.write(x, self.mix_one(self.project(x), cache, positions, seen, mask))
         from gaugelasso.kernels.gpu import whole
 
@@ -205,7 +230,7 @@ class Attention(nn.Module):
         Keys and values are also stored in the `cache`. The rows may be changed.
         """
         form = self.form.attention
-        if form in ROWS and mask is None and uses_kernels(rows) and self._fits:
+        if form in ROWS and mask is None and uses_kernels(rows) and self._fits_rows(rows, batch):
             from gaugelasso.kernels.gpu import mixing
 
             turning = cache is None and self._halves_padded(form)
@@ -216,16 +241,21 @@ class Attention(nn.Module):
                 self.angles if turning else None, causal, tile or self._tile(step=False),
             )  # fmt: skip
         q, k, v = self.split(rows, batch, cache=cache)
-        return _merged(attend(q, k, v, causal=causal, mask=mask, form=form))
+        mixed = attend(q, k, v, causal=causal, mask=mask, form=form, window=self.window)
+        return _merged(mixed)
 
     def _tile(self, step: bool) -> Tile | None:
         """The tile that was measured, if it was for steps of decoding, or for sequences."""
         tile = self.form.attention_tile
         return tile if (tile in DECODING) == step else None
 
-    @property
-    def _fits(self) -> bool:
-        return self.align % 8 == 0 and fits_rows((self.wide_k, self.wide_v), self.dtype)
+    def _fits_rows(self, rows: Tensor, batch: int) -> bool:
+        wide = self.align % 8 == 0 and fits_rows((self.wide_k, self.wide_v), self.dtype)
+        return wide and not self._ends(len(rows) // batch)
+
+    def _ends(self, keys: int) -> bool:
+        """Whether there is a window that is shorter than so many keys."""
+        return self.window is not None and self.window < keys
 
     def mix_one(
         self,
@@ -240,7 +270,7 @@ class Attention(nn.Module):
 
         `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
         """
-        if uses_kernels(rows):
+        if uses_kernels(rows) and not self._ends(seen):
             from gaugelasso.kernels.gpu import decoding
 
             return decoding.attend_one(
@@ -249,6 +279,9 @@ class Attention(nn.Module):
                 tile or self._tile(step=True),
             )  # fmt: skip
         q, *_ = self.split(rows, len(rows), positions[:, None], cache)
+        if self.window is not None:
+            back = positions[:, None] - torch.arange(seen, device=rows.device)
+            mask = ((back >= 0) & (back < self.window))[:, None, None]
         seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
         mixed = self.attend(self.real_keys(q), *seen_by, mask=mask)
         return _merged(widened(mixed, 3, self.wide_v))

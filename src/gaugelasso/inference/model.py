@@ -183,10 +183,11 @@ class InferenceModel(FoldedModel):
         batch, length = tokens.shape
         earlier = mask.shape[1] - length
         ahead = torch.arange(mask.shape[1], device=tokens.device) - earlier
-        causal = ahead <= torch.arange(length, device=tokens.device)[:, None]
-        own = ahead == torch.arange(length, device=tokens.device)[:, None]
+        here = torch.arange(length, device=tokens.device)
+        causal, own = ahead <= here[:, None], ahead == here[:, None]
         # A padded token sees itself, because a softmax of nothing is NaN.
         visible = ((causal & mask[:, None]) | own)[:, None]
+        seen: dict[int | None, Tensor] = {None: visible}  # by window
         present = []
         x = self.embedding(tokens, positions)
         for index, operator in self.numbered():
@@ -195,7 +196,13 @@ class InferenceModel(FoldedModel):
                 new = [operator.real_keys(new[0]), new[1][..., : operator.d_v]]
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[index], new, strict=True))
                 present.append((k, v))
-                mixed = operator.attend(operator.real_keys(q), k, v, mask=visible)
+                window = operator.window
+                if window is not None and window not in seen:
+                    place = mask.cumsum(1)  # without padding
+                    # No slice from `earlier` on: a tracer does not know how long it is.
+                    own_place = place.index_select(1, earlier + here)[:, :, None]
+                    seen[window] = visible & ((own_place < place[:, None] + window) | own)[:, None]
+                mixed = operator.attend(operator.real_keys(q), k, v, mask=seen[window])
                 x = operator.deliver(x, mixed)
             else:
                 x = operator(x)

@@ -8,8 +8,15 @@ take tensors and numbers, and depend on no axes, tasks or phases.
 
 from gaugelasso.kernels.dispatch import NO_TARGET, reference_kernels
 from gaugelasso.kernels.entropy import cross_entropy, soft_cross_entropy
-from gaugelasso.kernels.heads import attend, merge_heads, split_heads
-from gaugelasso.kernels.maps import add_bias, deliver, project, project_rows
+from gaugelasso.kernels.heads import attend, band, merge_heads, normalise_heads, split_heads
+from gaugelasso.kernels.maps import (
+    add_bias,
+    deliver,
+    join_rows,
+    project,
+    project_rows,
+    split_rows,
+)
 from gaugelasso.kernels.stream import embed, read, write
 from gaugelasso.kernels.swiglu import swiglu
 
@@ -17,16 +24,20 @@ __all__ = [
     "NO_TARGET",
     "add_bias",
     "attend",
+    "band",
     "cross_entropy",
     "deliver",
     "embed",
+    "join_rows",
     "merge_heads",
+    "normalise_heads",
     "project",
     "project_rows",
     "read",
     "reference_kernels",
     "soft_cross_entropy",
     "split_heads",
+    "split_rows",
     "swiglu",
     "write",
 ]

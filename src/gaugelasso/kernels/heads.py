@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import aligned, check_offsets, fused
+from gaugelasso.kernels.stream import EPS
 
 # Largest padded head width of the fused attention here. For wider heads and long sequences,
 # PyTorch's attention is faster.
@@ -57,12 +58,55 @@ def rotate(x: Tensor, frequencies: Tensor, start: int = 0) -> Tensor:
     return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+def normalise_heads(
+    rows: Tensor,
+    gain: Tensor,
+    weight: Tensor,
+    energy: Tensor | None,
+    eps: float,
+    by_token: bool,
+) -> Tensor:
+    """gain_sp z_sp / sqrt(eps + sum_p weight_p mean_s z_sp^2) in each head; 0 without signal.
+
+    Rows [heads * d_k, N]; gain [2, P] or [P], the channels of a head; weight [P]. `energy` [P], if
+    given, receives the mean of z_sp^2 over s, heads and tokens, or with `by_token` that of the
+    normalised z. There is no fused form.
+    """
+    heads = rows.unflatten(0, (-1, *gain.shape))
+    square = heads.to(torch.promote_types(rows.dtype, torch.float32)).square()
+    if gain.ndim > 1:
+        square = square.mean(1)
+    level = (weight[:, None] * square).sum(1, keepdim=True) + eps
+    factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+    if energy is not None:
+        counted = square.detach()
+        if by_token:
+            counted = counted * factor.detach().square()
+        energy.copy_(counted.mean(dim=(0, 2)))
+    if gain.ndim > 1:
+        factor = factor[:, None]
+    return (heads * (factor * gain[..., None])).to(rows.dtype).flatten(0, -2)
+
+
+def band(length: int, window: int, device: torch.device) -> Tensor:
+    """[S, S], True where a query sees a key: its own and those before it, `window` in all."""
+    key = torch.arange(length, device=device)
+    query = key[:, None]
+    return (key <= query) & (key > query - window)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None = None
+) -> Tensor:
     """softmax(scale q k^T) v over [B, heads, S, d], with d_k and d_v of any size.
 
-    The result may be wider than v; the additional channels are zero.
+    With `window`, which needs `causal`, a query sees that many keys at most, up to its own. The
+    result may be wider than v; the additional channels are zero.
     """
-    if fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:
+    mask = None
+    if window is not None and window < q.shape[2]:  # no fused form of it here
+        mask = band(q.shape[2], window, q.device)
+    if mask is None and fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:
         from gaugelasso.kernels.gpu.attention import Attend
 
         batch, heads, length, _ = q.shape
@@ -79,7 +123,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
         if q.is_cuda:
             width = aligned(width)
         q, k, v = (_packed(F.pad(t, (0, width - t.shape[-1]))) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    causal = causal and mask is None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
 
 
 def _packed(x: Tensor) -> Tensor:

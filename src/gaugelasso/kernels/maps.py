@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.kernels.dispatch import ALIGN, fused, work_dtype
+from gaugelasso.kernels.dispatch import ALIGN, aligned, fused, work_dtype
 
 
 def project(inputs: Tensor, gain: Tensor, maps: Sequence[Tensor]) -> Tensor:
@@ -44,6 +44,20 @@ def project_rows(inputs: Tensor, gain: Tensor, rows: Tensor) -> Tensor:
     # Not left to autocast: it would keep the rows that it casts, also those of an earlier step.
     kind = work_dtype(rows)
     return rows.to(kind) @ (gain[:, None] * inputs).to(kind)
+
+
+def split_rows(rows: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """Rows [sum c_i, N] of `project` -> those of each map [c_i, N], without padding."""
+    taken = [aligned(width) if fused(rows) else width for width in widths]
+    parts = rows.split(taken)
+    return [part[:width] for part, width in zip(parts, widths, strict=True)]
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """The inverse of `split_rows`."""
+    if fused(parts[0]):
+        parts = [F.pad(part, (0, 0, 0, -len(part) % ALIGN)) for part in parts]
+    return torch.cat(list(parts))
 
 
 def add_bias(rows: Tensor, biases: Sequence[Tensor]) -> Tensor:

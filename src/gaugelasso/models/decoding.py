@@ -71,8 +71,12 @@ class Decoder:
         if start:
             new = [torch.cat(pair, dim=2) for pair in zip(self._cache[name], new, strict=True)]
         k, v = self._cache[name] = (new[0], new[1])
-        # A single last position sees all keys; only the first feed needs a causal mask.
-        return operator.project_out(x, kernels.attend(q, k, v, operator.softmax_scale, start == 0))
+        # A single last position sees all keys of its window; only the first feed needs a mask.
+        window = operator.window
+        if start and window is not None:
+            k, v, window = k[:, :, -window:], v[:, :, -window:], None
+        mixed = kernels.attend(q, k, v, operator.softmax_scale, start == 0, window)
+        return operator.project_out(x, mixed)
 
 
 def sample(

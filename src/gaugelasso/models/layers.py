@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Norm, Operation, Size, Slot
-from gaugelasso.models.spec import InputKind
+from gaugelasso.models.spec import InputKind, OperatorSpec
 
 # The axis of the residual sites.
 STREAM = "D"
@@ -115,8 +115,31 @@ class Part(nn.Module):
     def costs(self, name: str) -> list[Cost]:
         raise NotImplementedError
 
+    def norms(self, name: str) -> list[Norm]:
+        """The slow normalisers."""
+        return []
+
     def operations(self, name: str) -> list[Operation]:
         """What the part does in its inference form (`inference.operators`), for a profile."""
+        raise NotImplementedError
+
+
+class Operator(Part):
+    """A part that reads the stream and writes to it, and that compression may remove."""
+
+    depth: int  # the number of its layer
+    read: Extractor
+    write: Injector
+
+    def forward(self, x: Tensor, batch: int) -> Tensor:
+        """A stream [D, N] of `batch` sequences -> the stream plus this operator's output."""
+        raise NotImplementedError
+
+    def norms(self, name: str) -> list[Norm]:
+        return [self.read.norm(f"{name}.read")]
+
+    def spec(self) -> OperatorSpec:
+        """The operator's structure, taken from the shapes of its tensors."""
         raise NotImplementedError
 
 
@@ -257,6 +280,9 @@ class Classifier(Head):
 
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.elementwise else {f"{name}.out": 1}
+
+    def norms(self, name: str) -> list[Norm]:
+        return [self.read.norm(f"{name}.read")]
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)

@@ -17,8 +17,9 @@ _LARGEST = 2**40
 _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
     "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
-    "tied_head": False,
+    "tied_head": False, "qk_norm": False,
 }  # fmt: skip
+_LATER_OF_ATTENTION = {"window": None}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class AttentionSpec:
     """One attention operator.
 
     `keys` is the number of removable key indices: RoPE pairs where `frequencies`
-    are given, single channels otherwise. `scale` is the softmax scale of the initial width.
+    are given, single channels otherwise. `scale` is the softmax scale of the initial width. With a
+    `window`, a query sees that many keys at most, up to its own.
     """
 
     depth: int
@@ -38,6 +40,7 @@ class AttentionSpec:
     values: int
     scale: float
     frequencies: tuple[float, ...] | None = None
+    window: int | None = None
     kind: Literal["attention"] = "attention"
 
     @property
@@ -77,7 +80,8 @@ class TransformerSpec:
     `mlp` is "swiglu", or "gelu" or "gelu_tanh": a GELU between two maps, with biases of its hidden
     channels. With `attention_bias`, queries, keys and values have biases; with `write_bias`, what
     operators write; with `head_bias`, the outputs. With `tied_head` the token table is the map of
-    the classifier too; `embed` and `classify` then have one entry for each of its columns.
+    the classifier too; `embed` and `classify` then have one entry for each of its columns. With
+    `qk_norm`, queries and keys are normalised in each head, with the same `eps`.
 
     The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
@@ -108,6 +112,7 @@ class TransformerSpec:
     write_bias: bool = False
     head_bias: bool = False
     tied_head: bool = False
+    qk_norm: bool = False
 
     @classmethod
     def uniform(
@@ -177,6 +182,8 @@ class TransformerSpec:
                 raise SpecError(f"{name} = {shown(value)}: choose one of: {names}")
         if not 0 <= self.eps < math.inf:
             raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
+        if self.qk_norm and self.norm != "slow":
+            raise SpecError(f"norm = {self.norm!r}: a model with qk_norm has norm = 'slow'")
         _positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
             _positive(name, getattr(self, name))
@@ -210,6 +217,10 @@ class TransformerSpec:
                     f"{operator.name}: {len(operator.frequencies)} frequencies for "
                     f"{operator.keys} RoPE pairs"
                 )
+            if operator.window is not None:
+                _positive(f"{operator.name} window", operator.window)
+                if not self.causal:
+                    raise SpecError(f"{operator.name}: only a causal model can have a window")
 
     def _check_tied(self) -> None:
         if not self.tied_head:
@@ -243,8 +254,11 @@ class TransformerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data. Keys that were added later are left out where they say nothing."""
-        data = asdict(self)
-        return {k: v for k, v in data.items() if k not in _LATER or v != _LATER[k]}
+        data = _without_defaults(asdict(self), _LATER)
+        data["operators"] = tuple(
+            _without_defaults(each, _LATER_OF_ATTENTION) for each in data["operators"]
+        )
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerSpec":
@@ -257,14 +271,19 @@ class TransformerSpec:
         for entry in entries:
             kind = entry.get("kind") if isinstance(entry, Mapping) else None
             if kind == "attention":
-                operators.append(
-                    AttentionSpec(**checked_fields("attention operator", AttentionSpec, entry))
+                fields = checked_fields(
+                    "attention operator", AttentionSpec, entry, _LATER_OF_ATTENTION
                 )
+                operators.append(AttentionSpec(**fields))
             elif kind == "mlp":
                 operators.append(MlpSpec(**checked_fields("mlp operator", MlpSpec, entry)))
             else:
                 raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
         return cls(**plain, operators=tuple(operators))
+
+
+def _without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}
 
 
 def _positive(name: str, value: Any) -> None:

@@ -90,6 +90,7 @@ class Transformer(Compressible):
             operations += part.operations(name)
             matrices |= part.matrices(name)
             lookups += part.lookups(name)
+            norms += part.norms(name)
             if isinstance(part, Embedding | Operator):
                 writers.append(
                     Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1)
@@ -100,7 +101,6 @@ class Transformer(Compressible):
                 # A site with larger values needs a smaller weight to keep the normaliser.
                 energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
                 energies.append(Slot(f"{name}.read.energy", link=link, power=2))
-                norms.append(part.read.norm(f"{name}.read"))
         required = {_EMBEDDING, _CLASSIFIER}
         if self.initial_spec.tied_head:  # its only axis is that of the embedding
             axes, required = tied_axis(axes), {_EMBEDDING}
@@ -174,7 +174,8 @@ class Transformer(Compressible):
 
 def _operator(op: OperatorSpec, spec: TransformerSpec, common: dict[str, Any]) -> Operator:
     if isinstance(op, AttentionSpec):
-        return Attention(op, causal=spec.causal, bias=spec.attention_bias, **common)
+        own: dict[str, Any] = {"bias": spec.attention_bias, "qk_norm": spec.qk_norm}
+        return Attention(op, causal=spec.causal, **own, **common)
     if spec.mlp == "swiglu":
         return SwiGLU(op, **common)
     return GeluMlp(op, approximation="tanh" if spec.mlp == "gelu_tanh" else "none", **common)
