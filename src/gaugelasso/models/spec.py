@@ -255,9 +255,8 @@ class TransformerSpec:
     def to_dict(self) -> dict[str, Any]:
         """As JSON data. Keys that were added later are left out where they say nothing."""
         data = _without_defaults(asdict(self), _LATER)
-        data["operators"] = tuple(
-            _without_defaults(each, _LATER_OF_ATTENTION) for each in data["operators"]
-        )
+        parts = (_without_defaults(each, _LATER_OF_ATTENTION) for each in data["operators"])
+        data["operators"] = tuple(parts)
         return data
 
     @classmethod
@@ -271,10 +270,8 @@ class TransformerSpec:
         for entry in entries:
             kind = entry.get("kind") if isinstance(entry, Mapping) else None
             if kind == "attention":
-                fields = checked_fields(
-                    "attention operator", AttentionSpec, entry, _LATER_OF_ATTENTION
-                )
-                operators.append(AttentionSpec(**fields))
+                given = ("attention operator", AttentionSpec, entry, _LATER_OF_ATTENTION)
+                operators.append(AttentionSpec(**checked_fields(*given)))
             elif kind == "mlp":
                 operators.append(MlpSpec(**checked_fields("mlp operator", MlpSpec, entry)))
             else:
