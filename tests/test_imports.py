@@ -151,8 +151,10 @@ def test_the_root_holds_packages_and_few_modules() -> None:
 
 
 def test_no_module_is_long() -> None:
-    lengths = {path.relative_to(PACKAGE): path.read_text().count("\n") for path in FILES}
-    assert {str(path): length for path, length in lengths.items() if length > 300} == {}
+    """transformers loads one file with the code of a model, so that has all of the model."""
+    most = {"export/modeling_gaugelasso.py": 350}
+    lengths = {str(path.relative_to(PACKAGE)): path.read_text().count("\n") for path in FILES}
+    assert {path: long for path, long in lengths.items() if long > most.get(path, 300)} == {}
 
 
 def test_the_walk_sees_the_imports_there_are() -> None:

@@ -248,6 +248,9 @@ class Head(Part):
     def fixed(self, name: str) -> list[Slot]:
         return [] if self.bias is None else [Slot(f"{name}.bias")]
 
+    def norms(self, name: str) -> list[Norm]:
+        return [self.read.norm(f"{name}.read")]
+
 
 class Classifier(Head):
     """A head with a map of its own."""
@@ -280,9 +283,6 @@ class Classifier(Head):
 
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.elementwise else {f"{name}.out": 1}
-
-    def norms(self, name: str) -> list[Norm]:
-        return [self.read.norm(f"{name}.read")]
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)
