@@ -31,7 +31,8 @@ class Extractor(nn.Module):
     slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
     gain^2 / sum gain^2 instead: the paper's prescaled RMS. The energies that the weights follow
     are mean squares of x, or with `by_token` of n: where tokens differ by orders of magnitude, the
-    mean square of x is that of a few of them.
+    mean square of x is that of a few of them. `plain` reads x itself, for a stream that is normalised
+    in place.
     """
 
     sites: Tensor
@@ -39,31 +40,44 @@ class Extractor(nn.Module):
     energy: Tensor
 
     def __init__(
-        self, sites: tuple[int, ...], *, tied: bool, eps: float = 0.0, by_token: bool = False
+        self,
+        sites: tuple[int, ...],
+        *,
+        tied: bool,
+        eps: float = 0.0,
+        by_token: bool = False,
+        plain: bool = False,
     ):
         super().__init__()
-        self.tied, self.eps, self.by_token = tied, eps, by_token
+        self.tied, self.eps, self.by_token, self.plain = tied, eps, by_token, plain
         self.gain = nn.Parameter(torch.ones(len(sites)))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
+        if plain:
+            return
         self.register_buffer("weight", torch.full((len(sites),), 1 / len(sites)))
         self.register_buffer("energy", torch.ones(len(sites)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The stream, which replaces x from here on, and n [d, N]."""
+        if self.plain:
+            return x, x.index_select(0, self.sites)
         if self.tied:  # no slow weights, so no energies are needed
             weight, energy = self.gain.square() / self.gain.square().sum(), None
         else:
             weight, energy = self.weight, self.energy if self.training else None
         return kernels.read(x, self.sites, weight, energy, self.eps, self.by_token)
 
-    def norm(self, name: str) -> Norm:
+    def norms(self, name: str) -> list[Norm]:
+        """Its slow normaliser, if it has one."""
+        if self.plain or self.tied:
+            return []
         names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
-        return Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)
+        return [Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)]
 
-    @staticmethod
-    def axis(owner: str, kind: str, maps: tuple[Slot, ...], *, silences: bool = True) -> Axis:
+    def axis(self, owner: str, kind: str, maps: tuple[Slot, ...], *, silences: bool = True) -> Axis:
         """The inputs of an operator: side A is the gain, side B the maps that read them."""
-        riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
+        leaves = ("sites",) if self.plain else ("sites", "weight", "energy")
+        riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in leaves)
         gain, name = Slot(f"{owner}.read.gain"), f"{owner}.{kind}"
         sides = (gain,), maps, riders
         return Axis(name, kind, *sides, owner=owner, silences=silences, growth="permutation")
@@ -110,6 +124,10 @@ class Part(nn.Module):
 
     def lookups(self, name: str) -> list[str]:
         """Tables whose rows are pressed only by batches that use them."""
+        return []
+
+    def norms(self, name: str) -> list[Norm]:
+        """Its slow normalisers."""
         return []
 
     def costs(self, name: str) -> list[Cost]:
@@ -211,12 +229,18 @@ class Classifier(Part):
         by_token: bool = False,
         elementwise: bool = False,
         bias: bool = False,
+        plain: bool = False,
     ):
         super().__init__()
         self.elementwise = elementwise
-        self.read = Extractor(sites, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(sites, tied=tied, eps=eps, by_token=by_token, plain=plain)
         self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    @property
+    def hidden(self) -> int:
+        """Channels of a hidden layer; 0 without one."""
+        return 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[D, N] -> [N, outputs]."""
@@ -230,7 +254,7 @@ class Classifier(Part):
 
     def axes(self, name: str) -> list[Axis]:
         silences = self.bias is None
-        return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),), silences=silences)]
+        return [self.read.axis(name, "d_c", (Slot(f"{name}.out"),), silences=silences)]
 
     def fixed(self, name: str) -> list[Slot]:
         out = Slot(f"{name}.out", 1)
@@ -238,6 +262,9 @@ class Classifier(Part):
 
     def matrices(self, name: str) -> dict[str, int]:
         return {} if self.elementwise else {f"{name}.out": 1}
+
+    def norms(self, name: str) -> list[Norm]:
+        return self.read.norms(f"{name}.read")
 
     def costs(self, name: str) -> list[Cost]:
         axis = (f"{name}.d_c",)

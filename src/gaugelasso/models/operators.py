@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso import kernels
-from gaugelasso.axes import Axis, Cost, Operation, Size, Slot
+from gaugelasso.axes import Axis, Cost, Norm, Operation, Size, Slot
 from gaugelasso.models.layers import Extractor, Injector, Part, normal, size
 from gaugelasso.models.spec import AttentionSpec, MlpSpec, OperatorSpec
 
@@ -24,6 +24,9 @@ class Operator(Part):
     def forward(self, x: Tensor, batch: int) -> Tensor:
         """A stream [D, N] of `batch` sequences -> the stream plus this operator's output."""
         raise NotImplementedError
+
+    def norms(self, name: str) -> list[Norm]:
+        return self.read.norms(f"{name}.read")
 
     def spec(self) -> OperatorSpec:
         """The operator's structure, taken from the shapes of its tensors."""
@@ -53,6 +56,7 @@ class Attention(Operator):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        plain: bool = False,
         bias: bool = False,
         write_bias: bool = False,
     ):
@@ -64,7 +68,7 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
@@ -125,7 +129,7 @@ class Attention(Operator):
         silences = self.write.bias is None
         return [
             # With a bias of the values, an operator without inputs still writes a constant.
-            Extractor.axis(name, "d_ai", reads, silences=silences and not self.has_bias),
+            self.read.axis(name, "d_ai", reads, silences=silences and not self.has_bias),
             Axis(
                 f"{name}.d_k",
                 "d_k",
@@ -249,12 +253,13 @@ class SwiGLU(Mlp):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        plain: bool = False,
         write_bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
@@ -269,7 +274,7 @@ class SwiGLU(Mlp):
         silences = self.write.bias is None
         maps = Slot(f"{name}.up"), Slot(f"{name}.gate")
         return [
-            Extractor.axis(name, "d_mi", maps, silences=silences),
+            self.read.axis(name, "d_mi", maps, silences=silences),
             Axis(
                 f"{name}.d_f",
                 "d_f",

@@ -17,6 +17,7 @@ _LARGEST = 2**40
 _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
     "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
+    "post_norm": False, "head_hidden": 0,
 }  # fmt: skip
 
 
@@ -77,6 +78,10 @@ class TransformerSpec:
     channels. With `attention_bias`, queries, keys and values have biases; with `write_bias`, what
     operators write; with `head_bias`, the outputs.
 
+    With `post_norm`, a LayerNorm in place follows the embedding and each operator, and operators
+    and classifier read the stream as it is: an encoder like BERT. `head_hidden` channels, if any, are
+    a hidden layer of the classifier, with the GELU of the MLPs and a LayerNorm.
+
     The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
       that each "token" has normalised; the latter follow under pressure alone
@@ -104,6 +109,8 @@ class TransformerSpec:
     mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     write_bias: bool = False
     head_bias: bool = False
+    post_norm: bool = False
+    head_hidden: int = 0
 
     @classmethod
     def uniform(
@@ -173,6 +180,7 @@ class TransformerSpec:
                 raise SpecError(f"{name} = {shown(value)}: choose one of: {names}")
         if not 0 <= self.eps < math.inf:
             raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
+        self._check_encoder()
         _positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
             _positive(name, getattr(self, name))
@@ -206,10 +214,22 @@ class TransformerSpec:
                     f"{operator.keys} RoPE pairs"
                 )
 
+    def _check_encoder(self) -> None:
+        if self.post_norm and self.causal:
+            raise SpecError("post_norm = True needs causal = False: such a decoder is not built")
+        if self.post_norm and self.norm != "slow":
+            raise SpecError(f"post_norm = True needs norm = 'slow', not {self.norm!r}")
+        if self.head_hidden:
+            _positive("head_hidden", self.head_hidden)
+            if self.mlp == "swiglu":
+                raise SpecError("head_hidden needs an mlp with GELU, not 'swiglu'")
+
     @property
     def weights(self) -> int:
         """Elements of all matrices and tables; gains, scales and buffers are not counted."""
-        total = self.inputs * len(self.embed) + len(self.classify) * self.outputs
+        last = self.head_hidden or len(self.classify)
+        total = self.inputs * len(self.embed) + last * self.outputs
+        total += len(self.classify) * self.head_hidden
         total += self.positions * self.length * len(self.embed)
         for op in self.operators:
             reads, writes = len(op.reads), len(op.writes)
