@@ -6,6 +6,7 @@ Needs transformers, which a plain installation does not bring. Runs no code of t
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,12 @@ from gaugelasso.models import Transformer
 _BATCH, _LENGTH = 3, 32
 # Of the standard deviation of the logits: above what float32 rounds in a deep model.
 _LARGEST = 1e-3
+# The class of transformers that loads an architecture, what its outputs are called, and options.
+_CAUSAL: tuple[str, str, dict[str, Any]] = "AutoModelForCausalLM", "logits", {}
+_AS = {
+    "BertModel": ("AutoModel", "last_hidden_state", {"add_pooling_layer": False}),
+    "BertForMaskedLM": ("AutoModelForMaskedLM", "logits", {}),
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Difference:
         return f"{self.largest:.2g} ({self.share:.1g} of their standard deviation)"
 
 
-def compare(folder: Path, model: Transformer) -> Difference | str:
+def compare(folder: Path, architecture: str, model: Transformer) -> Difference | str:
     """Logits of random tokens in float32, or why they are not compared; UserError if they differ.
 
     A difference means that the folder has a setting that the import does not know.
@@ -41,7 +48,7 @@ def compare(folder: Path, model: Transformer) -> Difference | str:
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"
     try:
-        expected, tokens = _of_transformers(folder, model)
+        expected, tokens = _of_transformers(folder, architecture, model)
     # Whatever another library raises for a model that it cannot load.
     except Exception as error:
         return f"transformers cannot load it ({type(error).__name__}: {first_line(error)})"
@@ -59,26 +66,33 @@ def compare(folder: Path, model: Transformer) -> Difference | str:
     return found
 
 
-def _of_transformers(folder: Path, model: Transformer) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_transformers(
+    folder: Path, architecture: str, model: Transformer
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and tokens."""
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    kind, output, options = _AS.get(architecture, _CAUSAL)
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it lists the tensors of other heads
     try:
-        theirs = AutoModelForCausalLM.from_pretrained(
+        theirs = getattr(transformers, kind).from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            **options,
         )
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
     spec, generator = model.spec(), torch.Generator().manual_seed(0)
     size = (_BATCH, min(spec.length, _LENGTH))
     tokens = torch.randint(spec.inputs, size, generator=generator)
     with torch.inference_mode():
-        return theirs.eval()(tokens).logits, tokens
+        return getattr(theirs.eval()(tokens), output), tokens

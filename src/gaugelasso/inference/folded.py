@@ -7,16 +7,19 @@ from torch import nn
 
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
+from gaugelasso.inference.norms import Norm
 from gaugelasso.inference.operators import (
     Attention,
     Classifier,
     Embedding,
     GeluMlp,
+    HiddenClassifier,
     Mlp,
     Reader,
 )
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.models import SpecError, Transformer, gelu, operators
+from gaugelasso.models import SpecError, Transformer, gelu, hidden_head, operators
+from gaugelasso.models.centred_norm import StreamNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Widths on a GPU are multiples of this: what a tensor core multiplies in half precision.
@@ -54,7 +57,11 @@ class FoldedModel(nn.Module):
         self.operators = nn.ModuleDict()
         for name in model.operators:
             self.operators[name] = fold(model, name, folding, self.forms[name])
-        self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
+        self.norms = nn.ModuleDict()
+        for name, norm in model.norms.items():
+            assert isinstance(norm, StreamNorm)
+            self.norms[name] = Norm(norm.norm, folding, folding.place)
+        self.classifier = fold(model, "classifier", folding, self.forms["classifier"])
         self.eval()
         self.to(device)
 
@@ -118,17 +125,28 @@ class FoldedModel(nn.Module):
         return {n: part for n, part in self.operators.items() if isinstance(part, Attention)}
 
     def numbered(self) -> Iterator[tuple[int, nn.Module]]:
-        """The operators, each with the number of attention operators before it."""
+        """Operators and normalisers, each with the number of attention operators before it."""
         number = 0
-        for part in self.operators.values():
+        for part in self._middle():
             yield number, part
             number += isinstance(part, Attention)
+
+    def _middle(self) -> Iterator[nn.Module]:
+        if not self.norms:
+            yield from self.operators.values()
+        for name, norm in self.norms.items():
+            if name in self.operators:
+                yield self.operators[name]
+            yield norm
 
 
 def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
     """One operator of a trained model, or its classifier, on the CPU."""
     if name == "classifier":
-        return Classifier(model.classifier, folding, form)
+        last = model.classifier
+        if isinstance(last, hidden_head.HiddenClassifier):
+            return HiddenClassifier(last, folding, form)
+        return Classifier(last, folding, form)
     part = model.operators[name]
     if isinstance(part, operators.Attention):
         return Attention(part, folding, form, model.spec().length)

@@ -17,10 +17,10 @@ class CentredNorm(nn.Module):
         c_j = x_j - spread_j sum_i mean_i x_i
 
     Initially mean = spread = D^(-1/2) and weight = 1/D: the usual LayerNorm. `mean` reads every
-    channel and `spread` writes to it, so both are parameters on the two sides of the axis. A channel
-    that is zero on side A is then zero before and after, and can be cut: plain means over all
-    channels would write to it for ever, and would change with their number. The weights of the
-    squares are a buffer that follows the squares of `mean` slowly (gauge.SlowNorms).
+    channel and `spread` writes to it, so both are parameters, on the two sides of the axis. A
+    channel that is zero on side A is then zero before and after, and can be cut: a plain mean would
+    write to it for ever, and would change with the number of channels. The weights of the
+    squares are a buffer. A fading channel leaves the level as what is written to it fades.
     """
 
     weight: Tensor
@@ -65,16 +65,16 @@ class CentredNorm(nn.Module):
         return (Slot(f"{name}.mean", stage=stage),)
 
     def riders(self, name: str, gauge: bool) -> tuple[Slot, ...]:
-        """The gain is between a channel and itself, so that no rescale of the channel changes it."""
+        """The gain is between a channel and itself, so no rescale of the channel changes it."""
         powers = {"gain": 0, "weight": -2, "energy": 2}
         return tuple(
             Slot(f"{name}.{leaf}", power=power if gauge else 0) for leaf, power in powers.items()
         )
 
     def norm(self, name: str) -> Norm:
-        names = f"{name}.mean", f"{name}.weight", f"{name}.energy"
-        # As with an eps: the means are no factor of the outputs that could make up for a level.
-        return Norm(*names, has_eps=True, by_token=self.by_token)
+        names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
+        options = {"has_eps": self.eps > 0, "by_token": self.by_token}
+        return Norm(*names, **options, follows=False)
 
     @staticmethod
     def costs(axis: str) -> list[Cost]:

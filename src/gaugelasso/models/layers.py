@@ -31,8 +31,8 @@ class Extractor(nn.Module):
     slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
     gain^2 / sum gain^2 instead: the paper's prescaled RMS. The energies that the weights follow
     are mean squares of x, or with `by_token` of n: where tokens differ by orders of magnitude, the
-    mean square of x is that of a few of them. `plain` reads x itself, for a stream that is normalised
-    in place.
+    mean square of x is that of a few of them. `plain` reads x itself, for a stream that
+    is normalised in place.
     """
 
     sites: Tensor

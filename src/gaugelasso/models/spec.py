@@ -79,8 +79,8 @@ class TransformerSpec:
     operators write; with `head_bias`, the outputs.
 
     With `post_norm`, a LayerNorm in place follows the embedding and each operator, and operators
-    and classifier read the stream as it is: an encoder like BERT. `head_hidden` channels, if any, are
-    a hidden layer of the classifier, with the GELU of the MLPs and a LayerNorm.
+    and classifier read the stream as it is: an encoder like BERT. `head_hidden` channels, if any,
+    are a hidden layer of the classifier, with the GELU of the MLPs and a LayerNorm.
 
     The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
