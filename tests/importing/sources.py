@@ -82,6 +82,20 @@ def bert(masked_lm: bool = True, **settings: Any) -> Any:
     return _rough(BertForMaskedLM(config) if masked_lm else BertModel(config, False))
 
 
+def vit(classes: int | None = 7, **settings: Any) -> Any:
+    """As `gpt2`: a classifier of images, or without classes an encoder without a pooler."""
+    from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "image_size": 12, "patch_size": 4, "num_channels": 2,
+        "layer_norm_eps": 3e-3, "num_labels": classes or 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = ViTConfig(**{**sizes, **settings})
+    return _rough(ViTForImageClassification(config) if classes else ViTModel(config, False))
+
+
 def _rough(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():

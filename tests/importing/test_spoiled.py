@@ -12,7 +12,7 @@ from gaugelasso import UserError, import_model
 from gaugelasso.files.tokenizer import load_tokenizer
 from gaugelasso.importing import open_source
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
-from tests.importing.sources import bert, gguf_tensors, gpt2, llama, metadata, write_gguf
+from tests.importing.sources import bert, gguf_tensors, gpt2, llama, metadata, vit, write_gguf
 from tests.tasks.tokenizers import byte_level, save
 from tests.trust import damage
 from tests.trust.memory import Peak
@@ -63,7 +63,7 @@ def check(
     read(folder)
 
 
-@pytest.fixture(params=[llama, gpt2, bert], ids=["llama", "gpt2", "bert"])
+@pytest.fixture(params=[llama, gpt2, bert, vit], ids=["llama", "gpt2", "bert", "vit"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     request.param().save_pretrained(tmp_path)
     return tmp_path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import bert, gpt2, llama, mistral, qwen2
+from gaugelasso.importing import bert, gpt2, llama, mistral, qwen2, vit
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -23,6 +23,8 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "GPT2LMHeadModel": gpt2.from_folder,
     "BertModel": bert.from_folder,
     "BertForMaskedLM": bert.from_folder,
+    "ViTModel": vit.from_folder,
+    "ViTForImageClassification": vit.from_folder,
     "llama": llama.from_gguf,
     "qwen2": qwen2.from_gguf,
 }

@@ -73,8 +73,7 @@ class CentredNorm(nn.Module):
 
     def norm(self, name: str) -> Norm:
         names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
-        options = {"has_eps": self.eps > 0, "by_token": self.by_token}
-        return Norm(*names, **options, follows=False)
+        return Norm(*names, has_eps=self.eps > 0, by_token=self.by_token, follows=False)
 
     @staticmethod
     def costs(axis: str) -> list[Cost]:
