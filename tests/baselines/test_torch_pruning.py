@@ -91,10 +91,11 @@ def test_plain_modules_have_the_outputs_of_the_model(shape: dict[str, Any]) -> N
         ("write_bias", True, "write_bias = true"),
         ("head_bias", True, "head_bias = true"),
         ("mlp", "gelu", "mlp = 'gelu'"),
+        ("post_norm", True, "post_norm = true"),
     ],
 )
-def test_biases_and_gelu_are_refused(key: str, value: Any, named: str) -> None:
-    spec = replace(model_of(SHAPES[0]).spec(), **{key: value})
+def test_what_plain_modules_do_not_have_is_refused(key: str, value: Any, named: str) -> None:
+    spec = replace(model_of(SHAPES[0]).spec(), **{"causal": False, key: value})
     with pytest.raises(UserError, match=named):
         plain_of(Transformer(spec))
 

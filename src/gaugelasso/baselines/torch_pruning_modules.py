@@ -185,6 +185,11 @@ def plain_of(model: Transformer) -> PlainTransformer:
                 f"the model has {name} = true; for Torch-Pruning, models with biases are not "
                 "supported"
             )
+    if spec.post_norm:
+        raise UserError(
+            "the model has post_norm = true; for Torch-Pruning, only operators that normalise what "
+            "they read are supported"
+        )
     if spec.mlp != "swiglu":
         raise UserError(
             f"the model has mlp = {spec.mlp!r}; for Torch-Pruning, only MLPs of the kind 'swiglu' "
