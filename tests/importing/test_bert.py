@@ -261,7 +261,11 @@ def test_the_folder_and_its_exports(masked_lm: bool, tmp_path: Path) -> None:
         expected = theirs(inputs)[0]
         for found in (load_model(base).eval(), load(export(base, "native").folder)):
             assert distance(found(inputs), expected) < 1e-5
-    assert export(base, "onnx").deviation < 1e-4
+    exported = export(base, "onnx")
+    assert exported.deviation < 1e-4
+    card = (exported.folder / "README.md").read_text()
+    assert "A LayerNorm over all sites follows" in card
+    assert ("| classifier | 16 |  |  |  |  | 16 |  |" in card) is masked_lm
     for form in ("hf", "llama", "gguf"):
         with pytest.raises(UserError, match="every position sees the whole sequence"):
             export(base, form)
