@@ -222,7 +222,7 @@ def cut(given: argparse.Namespace) -> None:
     lr = PRETRAINED_RATE * default_lr(matrix_sizes(model)) if given.lr is None else given.lr
     compressor = Compressor(
         model,
-        options=CompressorOptions(lr=lr, removal="harm"),
+        options=CompressorOptions(lr=lr, removal="harm", optimizer=given.optimizer),
         steps=given.steps,
         fma_target=rows[0]["fma"] / given.ratio,
         evaluate=lambda: float(
@@ -245,6 +245,7 @@ def cut(given: argparse.Namespace) -> None:
     rows.append({**row("compressed"), "step": compressor.steps})
     widths = {name: len(sites) for name, sites in _sites(model).items()}
     settings = {"seed": given.seed, "steps": given.steps, "batch": given.batch, "lr": lr,
+                "optimizer": given.optimizer,
                 "sequences": given.sequences, "lengths": LENGTHS, "ratio": given.ratio}  # fmt: skip
     data = {
         **environment("cpu"),
@@ -277,6 +278,7 @@ def main() -> None:
     cutting.add_argument("--batch", type=int, default=16)
     cutting.add_argument("--sequences", type=int, default=768, help="to train on")
     cutting.add_argument("--lr", type=float)
+    cutting.add_argument("--optimizer", default="muon", help="adam is cheaper on a CPU")
     cutting.add_argument("--seed", type=int, default=42)
     cutting.add_argument("--results", type=Path, required=True)
     cutting.set_defaults(run=cut)
