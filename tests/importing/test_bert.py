@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from gaugelasso.axes import named_tensors, width
 from gaugelasso.compress.drop import cascade
 from gaugelasso.compress.surgery import cut_
 from gaugelasso.export import export
-from gaugelasso.importing.folder import write_imported
+from gaugelasso.importing.folder import write_imported, write_model
 from gaugelasso.inference import InferenceModel, load
-from gaugelasso.models.spec import SpecError
+from gaugelasso.models.spec import SpecError, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
 from tests.importing.sources import bert, distance, tokens
 from tests.importing.test_families import change
@@ -269,3 +270,16 @@ def test_the_folder_and_its_exports(masked_lm: bool, tmp_path: Path) -> None:
     for form in ("hf", "llama", "gguf"):
         with pytest.raises(UserError, match="every position sees the whole sequence"):
             export(base, form)
+
+
+def test_a_causal_model_with_a_hidden_layer_in_its_head_has_no_hf_form(tmp_path: Path) -> None:
+    sizes = {"width": 8, "layers": 1, "heads": 2, "d_k": 4, "d_v": 4, "d_f": 8, "length": 5}
+    spec = TransformerSpec.uniform(**sizes, inputs=9, outputs=9)
+    model = Transformer(replace(spec, mlp="gelu", head_hidden=6)).eval()
+    write_model(model, tmp_path / "base", "here", {})
+    with torch.inference_mode():
+        inputs = tokens()[:, :5] % 9
+        assert distance(InferenceModel(model)(inputs), model(inputs)) < 1e-5
+    for form in ("hf", "llama", "gguf"):
+        with pytest.raises(UserError, match="its head has a hidden layer"):
+            export(tmp_path / "base", form)
