@@ -255,6 +255,7 @@ def cut(given: argparse.Namespace) -> None:
         "sites": widths,
         "rows": rows,
     }
+    make_folder(given.results.parent)
     write_json(given.results, data)
 
 
