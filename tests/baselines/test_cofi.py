@@ -68,7 +68,11 @@ INPUTS = torch.arange(12).view(2, 6) % 8
 
 @pytest.mark.parametrize(
     ("also", "named"),
-    [({"write_bias": True}, "write_bias = true"), ({"mlp": "gelu"}, "mlp = 'gelu'")],
+    [
+        ({"write_bias": True}, "write_bias = true"),
+        ({"mlp": "gelu"}, "mlp = 'gelu'"),
+        ({"post_norm": True, "causal": False}, "post_norm = true"),
+    ],
 )
 def test_models_that_the_masks_do_not_fit_are_refused(
     also: dict[str, Any], named: str, tmp_path: Path

@@ -97,13 +97,15 @@ def test_plain_modules_have_the_outputs_of_the_model(shape: dict[str, Any]) -> N
         ("mlp", "gelu", "mlp = 'gelu'"),
         ("qk_norm", True, "qk_norm = true"),
         ("window", 2, "a sliding window"),
+        ("post_norm", True, "post_norm = true"),
     ],
 )
 def test_what_plain_modules_lack_is_refused(key: str, value: Any, named: str) -> None:
     spec = model_of(SHAPES[0]).spec()
     if key == "window":
         key, value = "operators", (replace(spec.operators[0], window=2), *spec.operators[1:])
-    spec = replace(spec, **{key: value})
+    causal = spec.causal and key != "post_norm"
+    spec = replace(spec, **{"causal": causal, key: value})
     with pytest.raises(UserError, match=named):
         plain_of(Transformer(spec))
 

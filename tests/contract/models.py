@@ -54,6 +54,9 @@ PRETRAINED: dict[str, Any] = {
 
 # What GPT-2 has.
 GPT2 = {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True}
+# What encoders like BERT have: the stream is normalised in place.
+BERT = {**GPT2, "mlp": "gelu", "post_norm": True}
+ENCODER: dict[str, Any] = {"positions": True, "rope": False, "causal": False}
 
 
 def transformer(
@@ -153,6 +156,9 @@ ROWS = [
     transformer("qk_norm_no_rope", {"qk_norm": True, "attention_bias": True}, rope=False, d_k=6),
     transformer("windows", windows=(2, None), length=8),
     transformer("gpt2", PRETRAINED | GPT2, width=8, positions=True, rope=False, eps=0.01),
+    transformer("bert", PRETRAINED | BERT, width=8, eps=0.01, **ENCODER),
+    transformer("bert_head", BERT | {"head_hidden": 6}, **ENCODER),
+    transformer("post_norm", {"post_norm": True}, causal=False),
     # GELU without biases of what is written, and SwiGLU with them.
     transformer("gelu", {"mlp": "gelu"}, causal=False),
     transformer("write_biases", {"write_bias": True, "head_bias": True}),

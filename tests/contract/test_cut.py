@@ -256,7 +256,7 @@ def test_sites_keep_their_names_through_a_cut(case: Case) -> None:
     model = make(case)
     table, tensors = model.axis_table(), named_tensors(model)
     (stream,) = (axis for axis in table.axes if axis.linked())
-    (names,) = (s.tensor for s in stream.direct())
+    (names,) = (s.tensor for s in stream.direct() if not tensors[s.tensor].is_floating_point())
     links = {slot.link for slot in stream.linked()}
     decision = random_decision(model, torch.Generator().manual_seed(6))
     before = {link: tensors[names][tensors[link]] for link in links}

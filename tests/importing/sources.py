@@ -73,7 +73,37 @@ def gpt2(**settings: Any) -> Any:
         "n_positions": 40, "layer_norm_epsilon": 3e-3, "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     torch.manual_seed(0)
-    model: Any = GPT2LMHeadModel(GPT2Config(**{**sizes, **settings}))
+    return _rough(GPT2LMHeadModel(GPT2Config(**{**sizes, **settings})))
+
+
+def bert(masked_lm: bool = True, **settings: Any) -> Any:
+    """As `gpt2`: a masked language model, or an encoder without a pooler."""
+    from transformers import BertConfig, BertForMaskedLM, BertModel
+
+    sizes = {
+        "vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "max_position_embeddings": 40, "layer_norm_eps": 3e-3,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = BertConfig(**{**sizes, **settings})
+    return _rough(BertForMaskedLM(config) if masked_lm else BertModel(config, False))
+
+
+def vit(classes: int | None = 7, **settings: Any) -> Any:
+    """As `gpt2`: a classifier of images, or without classes an encoder without a pooler."""
+    from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "image_size": 12, "patch_size": 4, "num_channels": 2,
+        "layer_norm_eps": 3e-3, "num_labels": classes or 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = ViTConfig(**{**sizes, **settings})
+    return _rough(ViTForImageClassification(config) if classes else ViTModel(config, False))
+
+
+def _rough(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

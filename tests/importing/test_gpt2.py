@@ -156,9 +156,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "'transformer.h.1.attn.c_attn.bias' has no place": {"n_layer": 1},
     "'transformer.wpe.weight' has the shape": {"n_positions": 41},
     "the architecture 'GPT2Model' cannot be imported": {"architectures": ["GPT2Model"]},
-    "'BertForMaskedLM' cannot be imported, because .*post-norm": {
-        "architectures": ["BertForMaskedLM"]
-    },
 }
 
 

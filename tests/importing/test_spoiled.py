@@ -13,7 +13,17 @@ from gaugelasso import UserError, import_model
 from gaugelasso.files.tokenizer import load_tokenizer
 from gaugelasso.importing import open_source
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
-from tests.importing.sources import gguf_tensors, gpt2, llama, metadata, mistral, qwen3, write_gguf
+from tests.importing.sources import (
+    bert,
+    gguf_tensors,
+    gpt2,
+    llama,
+    metadata,
+    mistral,
+    qwen3,
+    vit,
+    write_gguf,
+)
 from tests.tasks.tokenizers import byte_level, save
 from tests.trust import damage
 from tests.trust.memory import Peak
@@ -68,6 +78,8 @@ WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 6, "max
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "gpt2": gpt2,
+    "bert": bert,
+    "vit": vit,
     "mistral": lambda: mistral(sliding_window=6),
     "qwen3": lambda: qwen3(**WINDOWS),
 }

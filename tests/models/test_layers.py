@@ -204,7 +204,7 @@ def test_energy_by_token_counts_every_token_alike() -> None:
     assert torch.allclose(read.energy, normalised.detach().square().mean(1))
     expected = x[[3, 0, 4]].square() / (x[[3, 0, 4]].square().mean(0) + 0.3)
     assert torch.allclose(read.energy, expected.mean(1))
-    assert read.norm("here").by_token
+    assert read.norms("here")[0].by_token
 
 
 def test_following_by_token_keeps_the_mean_ratio_of_the_normaliser() -> None:

@@ -225,3 +225,6 @@ class Norm:
     # each other without a change of outputs.
     has_eps: bool = False
     by_token: bool = False
+    # Whether the slow weights follow the gain, for channels that leave the normaliser while they
+    # are still written. A normaliser in place has no such channels, and its weights stay.
+    follows: bool = True

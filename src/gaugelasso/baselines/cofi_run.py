@@ -37,11 +37,15 @@ def teacher_of(run: Path) -> Transformer:
     model = transformer_of(run, "CoFi has masks for")
     spec = model.initial_spec
     # A closed mask zeroes a map. A bias after it would still be written.
-    if spec.write_bias or spec.mlp != "swiglu":
+    reason = ""
+    if spec.post_norm:  # which is a mean over all sites, masked or not
+        reason = "post_norm = true"
+    elif spec.write_bias or spec.mlp != "swiglu":
         reason = "write_bias = true" if spec.write_bias else f"mlp = {spec.mlp!r}"
+    if reason:
         raise UserError(
-            f"the model of {str(run)!r} has {reason}; CoFi has masks for operators without output "
-            "biases and for MLPs of the kind 'swiglu' only"
+            f"the model of {str(run)!r} has {reason}; CoFi has masks for operators that normalise "
+            "what they read, without output biases, and for MLPs of the kind 'swiglu' only"
         )
     return model
 

@@ -189,6 +189,11 @@ def plain_of(model: Transformer) -> PlainTransformer:
     if spec.qk_norm or any(isinstance(op, AttentionSpec) and op.window for op in spec.operators):
         what = "qk_norm = true" if spec.qk_norm else "attention with a sliding window"
         raise UserError(f"the model has {what}; for Torch-Pruning, that is not supported")
+    if spec.post_norm:
+        raise UserError(
+            "the model has post_norm = true; for Torch-Pruning, only operators that normalise what "
+            "they read are supported"
+        )
     if spec.mlp != "swiglu":
         raise UserError(
             f"the model has mlp = {spec.mlp!r}; for Torch-Pruning, only MLPs of the kind 'swiglu' "

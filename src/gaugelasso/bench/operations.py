@@ -15,12 +15,14 @@ from torch import Tensor
 
 from gaugelasso.inference import InferenceModel
 from gaugelasso.inference.candidates import TILED, attention_forms, label, read_forms, write_forms
-from gaugelasso.inference.folding import StreamOrder
+from gaugelasso.inference.folding import Folding, StreamOrder
 from gaugelasso.inference.heads import Attention
+from gaugelasso.inference.norms import Norm
 from gaugelasso.inference.stream import Read, Write, statistics_dtype
 from gaugelasso.kernels.dispatch import ALIGN, available
 from gaugelasso.kernels.tiles import Tile, candidates
 from gaugelasso.models import AttentionSpec, Transformer, TransformerSpec
+from gaugelasso.models.centred_norm import CentredNorm
 
 Action = Callable[[], object]
 Actions = Mapping[str, Action]
@@ -189,6 +191,12 @@ def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> 
     return {"embed": partial(served.embedding, inputs, at)}
 
 
+def _norm(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
+    folding = Folding(torch.arange(sizes[0]), setting.dtype, align=setting.align)
+    part = Norm(CentredNorm(sizes[0], eps=0.0, by_token=False), folding).to(setting.device)
+    return {"norm": partial(part, setting.stream(setting.padded(sizes[0])))}
+
+
 _KINDS: Mapping[str, Callable[[Setting, tuple[int, ...], tuple[int, ...]], Actions]] = {
     "read": _read,
     "gated read": _gated_read,
@@ -196,4 +204,5 @@ _KINDS: Mapping[str, Callable[[Setting, tuple[int, ...], tuple[int, ...]], Actio
     "write": _write,
     "attention": _attention,
     "embed": _embed,
+    "norm": _norm,
 }

@@ -16,15 +16,15 @@ def import_(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
 ) -> None:
-    """Import a pretrained language model: write it as a folder to train from and to evaluate.
+    """Import a pretrained model: write it as a folder to train from and to evaluate.
 
     A Hugging Face folder has config.json and safetensors; pickled weights and models with code of
     their own are refused. Where transformers is installed, the logits of such a folder are
     compared with those of transformers. Tokenizer files are copied. From the tokenizer of a GGUF
     file a tokenizer.json is made.
 
-    Llama, Mistral, Qwen2, Qwen3 and GPT-2 models are read. A model that the transformer here
-    cannot represent exactly is refused.
+    Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT and ViT models are read. A model that the transformer
+    here cannot represent exactly is refused.
 
     Example: gaugelasso import models/SmolLM2-135M --out bases/smol
 

@@ -172,11 +172,17 @@ def cascade(table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> Dec
       later slot reads what it writes, or no earlier slot writes what it reads; the last position
       of an axis that does not silence its owner stays, with its index
     - a position with several uses (of a tied table) stays, with their indices, until none is left
-    - an index without positions is removed
+    - an index without positions is removed, unless a tensor of a side has it without a link: a
+      normaliser of the whole stream, which reads and writes all that is there
     """
     keeps = {name: keep.clone() for name, keep in keeps.items()}
     links = {
-        slot: tensors[str(slot.link)].cpu().numpy() for axis in table.axes for slot in axis.linked()
+        slot: np.arange(width(axis, tensors))
+        if slot.link is None
+        else tensors[str(slot.link)].cpu().numpy()
+        for axis in table.axes
+        if axis.linked()
+        for slot in axis.side_a + axis.side_b
     }
     owners = table.owners()
     gone: list[str] = []
@@ -245,7 +251,8 @@ def _connect_(
             # A position map names no index twice.
             sites = links[slot][keeps[table.home(slot)].numpy()]
             when[sites] = nearer(when[sites], _stage(axis, slot))
-    reached = np.zeros_like(site_kept)
+    whole = any(slot.link is None for slot in axis.side_a + axis.side_b)
+    reached = site_kept.copy() if whole else np.zeros_like(site_kept)
     changed = False
     writers = set(axis.side_a)
     for home, uses in table.uses(axis).items():

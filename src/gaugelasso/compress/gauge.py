@@ -132,6 +132,7 @@ class SlowNorms:
 
     def __init__(self, norms: Sequence[Norm], tensors: Tensors, rounded: bool = False):
         self._rounded = rounded  # anchor by powers of two
+        norms = [norm for norm in norms if norm.follows]
         self._names = [norm.gain for norm in norms]
         self._gains = [tensors[norm.gain].detach() for norm in norms]
         self._weights = [tensors[norm.weight] for norm in norms]

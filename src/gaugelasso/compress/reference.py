@@ -205,7 +205,10 @@ def follow_(norm: Norm, tensors: Tensors, rate: float) -> None:
     """nu2 <- (1 - rate) nu2 + rate s gamma2, with s = sum(nu2 E) / sum(gamma2 E).
 
     E is the mean square of the normaliser's inputs; s keeps the normaliser's mean where it is.
+    Weights that do not follow stay as they are, and so do their levels.
     """
+    if not norm.follows:
+        return
     aim, weight = tensors[norm.gain].detach().square(), tensors[norm.weight]
     energy = tensors[norm.energy].to(aim.dtype)
     contribution = (aim * energy).sum()
@@ -230,7 +233,7 @@ def anchor_(
     output, gamma2 E. The level falls to no less than `least` of what it was. A normaliser with an
     eps stays as it is.
     """
-    if norm.has_eps:
+    if norm.has_eps or not norm.follows:
         return
     gain, weight = tensors[norm.gain], tensors[norm.weight]
     energy = tensors[norm.energy].to(gain.dtype)

@@ -137,11 +137,12 @@ def _structure(source: Source) -> str:
             d_k = op.keys if op.frequencies is None else 2 * op.keys
             inner = (op.heads, op.kv_heads, d_k, op.values, "")
         rows.append((op.name, len(op.reads), *inner, len(op.writes)))
-    rows.append(("classifier", len(spec.classify), *[""] * 6))
+    rows.append(("classifier", len(spec.classify), *[""] * 4, spec.head_hidden or "", ""))
     tied = " The map of the classifier is the table of the embedding." if spec.tied_head else ""
+    norms = " A LayerNorm over all sites follows the embedding and each operator."
     return (
         f"A residual stream of {len(spec.sites)} sites. Every operator reads some of them and adds "
-        f"to some.{tied}\n\n{_table(head, rows)}"
+        f"to some.{tied}{norms if spec.post_norm else ''}\n\n{_table(head, rows)}"
     )
 
 

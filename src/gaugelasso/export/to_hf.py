@@ -101,6 +101,8 @@ def check_causal_lm(source: Source, form: str) -> None:
         why = "every position sees the whole sequence"
     elif spec.outputs > spec.inputs:
         why = f"it has {spec.outputs} outputs for {spec.inputs} tokens and cannot read them"
+    elif spec.head_hidden:
+        why = "its head has a hidden layer"
     if why:
         raise UserError(
             f"form {form!r} holds causal language models, and {str(source.run)!r} is none: {why}; "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import gpt2, llama, mistral, qwen2, qwen3
+from gaugelasso.importing import bert, gpt2, llama, mistral, qwen2, qwen3, vit
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -22,15 +22,14 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "Qwen2ForCausalLM": qwen2.from_folder,
     "Qwen3ForCausalLM": qwen3.from_folder,
     "GPT2LMHeadModel": gpt2.from_folder,
+    "BertModel": bert.from_folder,
+    "BertForMaskedLM": bert.from_folder,
+    "ViTModel": vit.from_folder,
+    "ViTForImageClassification": vit.from_folder,
     "llama": llama.from_gguf,
     "qwen2": qwen2.from_gguf,
     "qwen3": qwen3.from_gguf,
 }
-
-# Encoders whose LayerNorm comes after each addition to the stream.
-_POST_NORM = tuple(
-    f"{family}{head}" for family in ("Bert", "Roberta", "DistilBert") for head in ("Model", "For")
-)
 
 
 def import_model(path: Path | str) -> Transformer:
@@ -58,15 +57,9 @@ def check_known(source: Source) -> None:
     """UserError if no model of this architecture can be imported."""
     name = source.architecture
     if name not in ARCHITECTURES:
-        reason = ""
-        if name.startswith(_POST_NORM):
-            reason = (
-                ", because it normalises the stream after each addition (post-norm), and the "
-                "transformer here normalises what an operator reads"
-            )
         raise UserError(
-            f"{str(source.settings.path)!r}: the architecture {name[:60]!r} cannot be imported"
-            f"{reason}; known are: {', '.join(ARCHITECTURES)}"
+            f"{str(source.settings.path)!r}: the architecture {name[:60]!r} cannot be imported; "
+            f"known are: {', '.join(ARCHITECTURES)}"
         )
 
 

@@ -62,7 +62,9 @@ def write_imported(path: Path, out: Path) -> Imported:
     model = build(source)
     files = source.tokenizer()
     tokenizer = _tokens(files, path, model.initial_spec.inputs)
-    difference = compare(path, model) if is_folder(path) else "a GGUF file is not compared"
+    difference: Difference | str = "a GGUF file is not compared"
+    if is_folder(path):
+        difference = compare(path, source.architecture, model)
     write_model(model, out, str(path), {} if isinstance(files, str) else files)
     return Imported(
         folder=out,

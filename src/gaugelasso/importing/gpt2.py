@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError, errors_of
-from gaugelasso.importing.layer_norm import LayerNorm, write_bias_, write_centred_
+from gaugelasso.importing.layer_norm import (
+    LayerNorm,
+    Maps,
+    fill_attention_,
+    fill_mlp_,
+    write_centred_,
+)
 from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.importing.source import MASKS, Settings, Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
@@ -24,8 +30,6 @@ from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
 from gaugelasso.runs.structures import check_fits_memory
 
-# A map and its bias.
-Maps = tuple[Tensor, Tensor]
 HEAD = "lm_head.weight"
 # The names that transformers has for GELU, and its two ways to compute it.
 GELU: Mapping[str, Literal["gelu", "gelu_tanh"]] = {
@@ -190,13 +194,13 @@ def _fill_(model: Transformer, source: Source, prefix: str, tied: bool) -> None:
         assert isinstance(attention, Attention)
         assert isinstance(mlp, GeluMlp)
         layer = f"{prefix}h.{depth}"
-        _fill_attention_(
+        fill_attention_(
             attention,
             norm(f"{layer}.ln_1"),
             maps(f"{layer}.attn.c_attn"),
             maps(f"{layer}.attn.c_proj"),
         )
-        _fill_mlp_(
+        fill_mlp_(
             mlp, norm(f"{layer}.ln_2"), maps(f"{layer}.mlp.c_fc"), maps(f"{layer}.mlp.c_proj")
         )
     last = norm(f"{prefix}ln_f")
@@ -206,25 +210,3 @@ def _fill_(model: Transformer, source: Source, prefix: str, tied: bool) -> None:
     model.classifier.out.copy_(head.T)
     assert model.classifier.bias is not None
     model.classifier.bias.copy_(last.bias_after(head.T))
-
-
-def _fill_attention_(attention: Attention, norm: LayerNorm, joined: Maps, out: Maps) -> None:
-    """`joined` are queries, keys and values side by side."""
-    attention.read.gain.copy_(norm.gain)
-    bias = norm.bias_after(*joined)
-    leaves = (attention.query, attention.key, attention.value)
-    for leaf, values in zip(leaves, joined[0].chunk(3, dim=1), strict=True):
-        leaf.copy_(values.view(leaf.shape))
-    query_bias, _, value_bias = bias.chunk(3)
-    attention.query_bias.copy_(query_bias.view(attention.query_bias.shape))
-    attention.value_bias.copy_(value_bias.view(attention.value_bias.shape))
-    write_centred_(attention.out, out[0])
-    write_bias_(attention.write, out[1])
-
-
-def _fill_mlp_(mlp: GeluMlp, norm: LayerNorm, up: Maps, down: Maps) -> None:
-    mlp.read.gain.copy_(norm.gain)
-    mlp.up.copy_(up[0])
-    mlp.up_bias.copy_(norm.bias_after(*up))
-    write_centred_(mlp.down, down[0])
-    write_bias_(mlp.write, down[1])

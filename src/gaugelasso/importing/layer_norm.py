@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.models import centred
+from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.layers import Injector
+from gaugelasso.models.operators import Attention
+
+# A map [inputs, outputs] and its bias.
+Maps = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -39,3 +44,29 @@ def write_centred_(parameter: nn.Parameter, values: Tensor) -> None:
 def write_bias_(write: Injector, values: Tensor) -> None:
     assert write.bias is not None
     write.bias.copy_(centred(values))
+
+
+@torch.no_grad()
+def fill_attention_(attention: Attention, norm: LayerNorm, joined: Maps, out: Maps) -> None:
+    """`joined` are queries, keys and values side by side."""
+    attention.read.gain.copy_(norm.gain)
+    bias = norm.bias_after(*joined)
+    leaves = (attention.query, attention.key, attention.value)
+    for leaf, values in zip(leaves, joined[0].chunk(3, dim=1), strict=True):
+        leaf.copy_(values.view(leaf.shape))
+    query_bias, _, value_bias = bias.chunk(3)
+    attention.query_bias.copy_(query_bias.view(attention.query_bias.shape))
+    attention.value_bias.copy_(value_bias.view(attention.value_bias.shape))
+    write_centred_(attention.out, out[0])
+    assert out[1] is not None
+    write_bias_(attention.write, out[1])
+
+
+@torch.no_grad()
+def fill_mlp_(mlp: GeluMlp, norm: LayerNorm, up: Maps, down: Maps) -> None:
+    mlp.read.gain.copy_(norm.gain)
+    mlp.up.copy_(up[0])
+    mlp.up_bias.copy_(norm.bias_after(*up))
+    write_centred_(mlp.down, down[0])
+    assert down[1] is not None
+    write_bias_(mlp.write, down[1])

@@ -7,17 +7,20 @@ from torch import Tensor, nn
 
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
+from gaugelasso.inference.norms import Norm
 from gaugelasso.inference.operators import (
     Attention,
     Classifier,
     Embedding,
     GeluMlp,
+    HiddenClassifier,
     Mlp,
     Reader,
 )
 from gaugelasso.inference.tied import TiedClassifier, TiedEmbedding
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.models import SpecError, Transformer, gelu, layers, operators, tied
+from gaugelasso.models import SpecError, Transformer, gelu, heads, hidden_head, operators, tied
+from gaugelasso.models.centred_norm import StreamNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Widths on a GPU are multiples of this: what a tensor core multiplies in half precision.
@@ -57,11 +60,15 @@ class FoldedModel(nn.Module):
         self.operators = nn.ModuleDict()
         for name in model.operators:
             self.operators[name] = fold(model, name, folding, self.forms[name])
-        self.classifier: Classifier | TiedClassifier
+        self.norms = nn.ModuleDict()
+        for name, norm in model.norms.items():
+            assert isinstance(norm, StreamNorm)
+            self.norms[name] = Norm(norm.norm, folding, folding.place)
+        self.classifier: Reader | TiedClassifier
         if isinstance(model.classifier, tied.TiedClassifier):
             self.classifier = TiedClassifier(model.classifier, model.embedding, folding)
         else:
-            self.classifier = Classifier(model.classifier, folding, self.forms["classifier"])
+            self.classifier = fold(model, "classifier", folding, self.forms["classifier"])
         self.eval()
         self.to(device)
 
@@ -131,18 +138,29 @@ class FoldedModel(nn.Module):
         return {n: part for n, part in self.operators.items() if isinstance(part, Attention)}
 
     def numbered(self) -> Iterator[tuple[int, nn.Module]]:
-        """The operators, each with the number of attention operators before it."""
+        """Operators and normalisers, each with the number of attention operators before it."""
         number = 0
-        for part in self.operators.values():
+        for part in self._middle():
             yield number, part
             number += isinstance(part, Attention)
+
+    def _middle(self) -> Iterator[nn.Module]:
+        if not self.norms:
+            yield from self.operators.values()
+        for name, norm in self.norms.items():
+            if name in self.operators:
+                yield self.operators[name]
+            yield norm
 
 
 def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
     """One operator of a trained model, or its classifier, on the CPU."""
     if name == "classifier":
-        assert isinstance(model.classifier, layers.Classifier)
-        return Classifier(model.classifier, folding, form)
+        last = model.classifier
+        assert isinstance(last, heads.Classifier)
+        if isinstance(last, hidden_head.HiddenClassifier):
+            return HiddenClassifier(last, folding, form)
+        return Classifier(last, folding, form)
     part = model.operators[name]
     if isinstance(part, operators.Attention):
         return Attention(part, folding, form, model.spec().length)

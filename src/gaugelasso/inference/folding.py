@@ -76,10 +76,12 @@ class Folding(NamedTuple):
         sites, order = self.place[part.sites.cpu()].sort()
         gain = part.gain.detach().cpu()
         # Without slow weights the paper's, which depend on the gain alone: computed once.
-        weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
+        weight = None
+        if not part.plain:
+            weight = gain.square() / gain.square().sum() if part.tied else part.weight.cpu()
+            weight = weight[order].to(statistics_dtype(self.dtype))
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
-        weight = weight[order].to(statistics_dtype(self.dtype))
         options = (form.read, self.int8, self.align, form.read_tile, part.eps)
         return Read(sites, weight, folded, *options)
 

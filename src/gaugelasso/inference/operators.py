@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from gaugelasso.inference.folding import Folding, Form, StreamOrder, counters, in_one_kernel
 from gaugelasso.inference.heads import Attention
-from gaugelasso.inference.stream import uses_kernels
-from gaugelasso.models import gelu, layers, operators
+from gaugelasso.inference.norms import Norm
+from gaugelasso.inference.stream import Matrix, uses_kernels
+from gaugelasso.models import gelu, heads, hidden_head, layers, operators
 
 
 class Embedding(nn.Module):
@@ -61,8 +62,9 @@ class Mlp(nn.Module):
         self.register_buffer("counters", counters(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The one kernel has no biases.
-        if self.write.bias is not None or not in_one_kernel(self.form, x):
+        # The one kernel has no biases, and normalises what it reads.
+        apart = self.write.bias is not None or self.read.weight is None
+        if apart or not in_one_kernel(self.form, x):
             return self.write(x, self.read(x, gated=True))
         from gaugelasso.kernels.gpu import whole
 
@@ -92,15 +94,40 @@ class Classifier(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, part: layers.Classifier, folding: Folding, form: Form):
+    def __init__(self, part: heads.Classifier, folding: Folding, form: Form):
         super().__init__()
         self.outputs = part.out.shape[1]
-        self.read = folding.read(part.read, [folding.widened(part.out, 1)], form)
+        self.read = folding.read(part.read, [folding.widened(self._maps(part), 1)], form)
         bias = None if part.bias is None else part.bias.detach().cpu()
         self.register_buffer("bias", None if bias is None else bias.to(folding.dtype, copy=True))
 
+    @staticmethod
+    def _maps(part: heads.Classifier) -> Tensor:
+        """What reads the stream."""
+        return part.up if isinstance(part, hidden_head.HiddenClassifier) else part.out
+
     def forward(self, x: Tensor) -> Tensor:
         rows = self.read(x)[:, : self.outputs]
+        return rows if self.bias is None else rows + self.bias
+
+
+class HiddenClassifier(Classifier):
+    """[N, D] -> [N, outputs] by a hidden layer with a GELU and a LayerNorm."""
+
+    hidden_bias: Tensor
+
+    def __init__(self, part: hidden_head.HiddenClassifier, folding: Folding, form: Form):
+        super().__init__(part, folding, form)
+        self.approximation = part.approximation
+        hidden_bias = folding.widened(part.up_bias.detach().cpu(), 0)
+        self.register_buffer("hidden_bias", hidden_bias.to(folding.dtype, copy=True))
+        self.norm = Norm(part.norm, folding)
+        out = folding.widened(folding.widened(part.out, 1), 0).detach().cpu()
+        self.out = Matrix(out.to(folding.dtype, copy=True), folding.int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.read(x) + self.hidden_bias, approximate=self.approximation)
+        rows = (self.norm(hidden) @ self.out())[:, : self.outputs]
         return rows if self.bias is None else rows + self.bias
 
 

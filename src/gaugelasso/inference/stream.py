@@ -76,16 +76,16 @@ class Read(nn.Module):
     The gain is folded into the rows of `maps`. That is exact, as nothing stands between them.
     The slow weights stay: they cannot be folded into the stream, because another reader of the
     same site has another weight, nor into the maps, because the sum of squares does not pass
-    through them.
+    through them. Without weights n = x: the stream of a post-norm model is normalised already.
     """
 
     sites: Tensor
-    weight: Tensor
+    weight: Tensor | None
 
     def __init__(
         self,
         sites: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         maps: Tensor,
         form: ReadForm,
         int8: bool = False,
@@ -104,11 +104,13 @@ class Read(nn.Module):
         self.window = form in WINDOWS
         self.start, self.stop = stretch(sites, align if self.window else 1)
         if self.window:
-            weight = placed(weight, sites - self.start, self.stop - self.start)
+            if weight is not None:
+                weight = placed(weight, sites - self.start, self.stop - self.start)
             maps = placed(maps, sites - self.start, self.stop - self.start)
             sites = torch.arange(self.start, self.stop)
         else:
-            sites, weight, maps = (padded(each, align) for each in (sites, weight, maps))
+            sites, maps = padded(sites, align), padded(maps, align)
+            weight = None if weight is None else padded(weight, align)
         # The first of adjacent sites, which a kernel reads without looking each one up.
         self.first = self.start if self.stop - self.start == len(sites) else None
         self.register_buffer("sites", sites)
@@ -117,7 +119,8 @@ class Read(nn.Module):
 
     def forward(self, x: Tensor, gated: bool = False, tile: Tile | None = None) -> Tensor:
         """[N, D] -> [N, c]; `gated`: the first half of the columns times silu of the second."""
-        if self.form not in ("gather", "window") and uses_kernels(x):
+        plain = self.form in ("gather", "window") or self.weight is None
+        if not plain and uses_kernels(x):
             return self._kernels(x, gated, tile or applies(self.tile, len(x)))
         out = self._plain(x)
         if not gated:
@@ -128,6 +131,7 @@ class Read(nn.Module):
     def _kernels(self, x: Tensor, gated: bool, tile: Tile | None) -> Tensor:
         from gaugelasso.kernels.gpu import products
 
+        assert self.weight is not None
         maps, where = self.maps(), (x, self.sites, self.weight)
         if self.form in ("staged", "staged_gated"):
             in_product = gated and self.form == "staged_gated"
@@ -147,11 +151,14 @@ class Read(nn.Module):
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sites, weight and maps."""
+        assert self.weight is not None
         return self.sites, self.weight, self.maps()
 
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
         picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
+        if self.weight is None:
+            return picked @ self.maps()
         return normalised(picked, self.weight, self.eps) @ self.maps()
 
 

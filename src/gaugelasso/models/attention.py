@@ -39,6 +39,7 @@ class Attention(Operator):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        plain: bool = False,
         bias: bool = False,
         write_bias: bool = False,
         qk_norm: bool = False,
@@ -51,7 +52,7 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
@@ -130,7 +131,7 @@ class Attention(Operator):
         silences = self.write.bias is None
         return [
             # With a bias of the values, an operator without inputs still writes a constant.
-            Extractor.axis(name, "d_ai", reads, silences=silences and not self.has_bias),
+            self.read.axis(name, "d_ai", reads, silences=silences and not self.has_bias),
             self._key_axis(name, channels("query", pairs_dim), channels("key", pairs_dim)),
             Axis(
                 f"{name}.d_v",

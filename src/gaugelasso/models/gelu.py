@@ -34,12 +34,13 @@ class GeluMlp(Mlp):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        plain: bool = False,
         write_bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth, self.approximation = spec.depth, approximation
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.up_bias = nn.Parameter(torch.zeros(spec.filters))
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
@@ -54,7 +55,7 @@ class GeluMlp(Mlp):
     def axes(self, name: str) -> list[Axis]:
         return [
             # Without inputs, the GELU of the biases is still written.
-            Extractor.axis(name, "d_mi", (Slot(f"{name}.up"),), silences=False),
+            self.read.axis(name, "d_mi", (Slot(f"{name}.up"),), silences=False),
             # gelu(c z) is not c gelu(z): no gauge. gelu(0) = 0, so a filter whose weights and bias
             # are zero writes nothing.
             Axis(

@@ -31,7 +31,8 @@ class Extractor(nn.Module):
     slowly (gauge.SlowNorms), which keeps every coupling exactly bilinear. `tied` uses
     gain^2 / sum gain^2 instead: the paper's prescaled RMS. The energies that the weights follow
     are mean squares of x, or with `by_token` of n: where tokens differ by orders of magnitude, the
-    mean square of x is that of a few of them.
+    mean square of x is that of a few of them. `plain` reads x itself, for a stream that
+    is normalised in place.
     """
 
     sites: Tensor
@@ -39,31 +40,44 @@ class Extractor(nn.Module):
     energy: Tensor
 
     def __init__(
-        self, sites: tuple[int, ...], *, tied: bool, eps: float = 0.0, by_token: bool = False
+        self,
+        sites: tuple[int, ...],
+        *,
+        tied: bool,
+        eps: float = 0.0,
+        by_token: bool = False,
+        plain: bool = False,
     ):
         super().__init__()
-        self.tied, self.eps, self.by_token = tied, eps, by_token
+        self.tied, self.eps, self.by_token, self.plain = tied, eps, by_token, plain
         self.gain = nn.Parameter(torch.ones(len(sites)))
         self.register_buffer("sites", torch.tensor(sites, dtype=torch.long))
+        if plain:
+            return
         self.register_buffer("weight", torch.full((len(sites),), 1 / len(sites)))
         self.register_buffer("energy", torch.ones(len(sites)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The stream, which replaces x from here on, and n [d, N]."""
+        if self.plain:
+            return x, x.index_select(0, self.sites)
         if self.tied:  # no slow weights, so no energies are needed
             weight, energy = self.gain.square() / self.gain.square().sum(), None
         else:
             weight, energy = self.weight, self.energy if self.training else None
         return kernels.read(x, self.sites, weight, energy, self.eps, self.by_token)
 
-    def norm(self, name: str) -> Norm:
+    def norms(self, name: str) -> list[Norm]:
+        """Its slow normaliser, if it has one."""
+        if self.plain or self.tied:
+            return []
         names = f"{name}.gain", f"{name}.weight", f"{name}.energy"
-        return Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)
+        return [Norm(*names, has_eps=self.eps > 0, by_token=self.by_token)]
 
-    @staticmethod
-    def axis(owner: str, kind: str, maps: tuple[Slot, ...], *, silences: bool = True) -> Axis:
+    def axis(self, owner: str, kind: str, maps: tuple[Slot, ...], *, silences: bool = True) -> Axis:
         """The inputs of an operator: side A is the gain, side B the maps that read them."""
-        riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in ("sites", "weight", "energy"))
+        leaves = ("sites",) if self.plain else ("sites", "weight", "energy")
+        riders = tuple(Slot(f"{owner}.read.{leaf}") for leaf in leaves)
         gain, name = Slot(f"{owner}.read.gain"), f"{owner}.{kind}"
         sides = (gain,), maps, riders
         return Axis(name, kind, *sides, owner=owner, silences=silences, growth="permutation")
@@ -136,7 +150,7 @@ class Operator(Part):
         raise NotImplementedError
 
     def norms(self, name: str) -> list[Norm]:
-        return [self.read.norm(f"{name}.read")]
+        return self.read.norms(f"{name}.read")
 
     def spec(self) -> OperatorSpec:
         """The operator's structure, taken from the shapes of its tensors."""
@@ -223,70 +237,3 @@ class Embedding(Part):
         # At inference the table is as wide as the stream, whatever it writes.
         fixed = (self.inputs, int(self.tokens), int(self.positions is not None))
         return [Operation("embed", (size(STREAM),), fixed)]
-
-
-class Head(Part):
-    """Extractor and a linear map to the outputs, which a subclass has; biases with `bias`."""
-
-    def __init__(self, read: Extractor, outputs: int, bias: bool):
-        super().__init__()
-        self.outputs, self.read = outputs, read
-        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-
-    def project(self, normalised: Tensor) -> Tensor:
-        """[d, N] -> [outputs, N], perhaps with further rows."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[D, N] -> [N, outputs]."""
-        _, normalised = self.read(x)
-        rows = self.project(normalised)
-        # A slice, even of all rows, costs a copy in the backward pass.
-        rows = rows if len(rows) == self.outputs else rows[: self.outputs]
-        return (rows if self.bias is None else rows + self.bias.to(rows.dtype)[:, None]).T
-
-    def fixed(self, name: str) -> list[Slot]:
-        return [] if self.bias is None else [Slot(f"{name}.bias")]
-
-    def norms(self, name: str) -> list[Norm]:
-        return [self.read.norm(f"{name}.read")]
-
-
-class Classifier(Head):
-    """A head with a map of its own."""
-
-    def __init__(
-        self,
-        sites: tuple[int, ...],
-        outputs: int,
-        *,
-        tied: bool,
-        generator: torch.Generator,
-        eps: float = 0.0,
-        by_token: bool = False,
-        elementwise: bool = False,
-        bias: bool = False,
-    ):
-        super().__init__(Extractor(sites, tied=tied, eps=eps, by_token=by_token), outputs, bias)
-        self.elementwise = elementwise
-        self.out = normal((len(sites), outputs), len(sites) ** -0.5, generator)
-
-    def project(self, normalised: Tensor) -> Tensor:
-        return kernels.project(normalised, self.read.gain, [self.out])
-
-    def axes(self, name: str) -> list[Axis]:
-        silences = self.bias is None
-        return [Extractor.axis(name, "d_c", (Slot(f"{name}.out"),), silences=silences)]
-
-    def fixed(self, name: str) -> list[Slot]:
-        return [Slot(f"{name}.out", 1), *super().fixed(name)]
-
-    def matrices(self, name: str) -> dict[str, int]:
-        return {} if self.elementwise else {f"{name}.out": 1}
-
-    def costs(self, name: str) -> list[Cost]:
-        axis = (f"{name}.d_c",)
-        return [Cost("scale", 1, axis), Cost("matmul", self.outputs, axis)]
-
-    def operations(self, name: str) -> list[Operation]:
-        return [Operation("read", (size(f"{name}.d_c"), Size(constant=self.outputs)))]

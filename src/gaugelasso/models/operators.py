@@ -62,12 +62,13 @@ class SwiGLU(Mlp):
         generator: torch.Generator,
         eps: float = 0.0,
         by_token: bool = False,
+        plain: bool = False,
         write_bias: bool = False,
     ):
         super().__init__()
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token)
+        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
@@ -82,7 +83,7 @@ class SwiGLU(Mlp):
         silences = self.write.bias is None
         maps = Slot(f"{name}.up"), Slot(f"{name}.gate")
         return [
-            Extractor.axis(name, "d_mi", maps, silences=silences),
+            self.read.axis(name, "d_mi", maps, silences=silences),
             Axis(
                 f"{name}.d_f",
                 "d_f",

@@ -44,4 +44,5 @@ def round_up(spec: TransformerSpec, multiple: int) -> TransformerSpec:
         embed=widen(spec.embed),
         classify=widen(spec.classify),
         operators=tuple(widen_operator(operator) for operator in spec.operators),
+        head_hidden=up(spec.head_hidden),
     )

@@ -10,14 +10,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from gaugelasso.models.json_fields import SpecError, checked_fields, hints_of, shown
+from gaugelasso.models.spec_checks import (
+    LARGEST,
+    check_encoder,
+    check_reach,
+    check_tied,
+    positive,
+)
 
-# Larger than any machine can hold, and small enough for an int64 tensor.
-_LARGEST = 2**40
 # Keys that structures of earlier versions do not have, and what their absence means.
 _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
     "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
-    "tied_head": False, "qk_norm": False,
+    "tied_head": False, "qk_norm": False, "post_norm": False, "head_hidden": 0,
 }  # fmt: skip
 _LATER_OF_ATTENTION = {"window": None}
 
@@ -83,6 +88,10 @@ class TransformerSpec:
     the classifier too; `embed` and `classify` then have one entry for each of its columns. With
     `qk_norm`, queries and keys are normalised in each head, with the same `eps`.
 
+    With `post_norm`, a LayerNorm in place follows the embedding and each operator, and operators
+    and classifier read the stream as it is: an encoder like BERT. `head_hidden` channels, if any,
+    are a hidden layer of the classifier, with the GELU of the MLPs and a LayerNorm.
+
     The three from `norm_energy` on change no output. They say how compression treats the model:
     - `norm_energy`: slow norms follow mean squares of their inputs over a "batch", or over inputs
       that each "token" has normalised; the latter follow under pressure alone
@@ -113,6 +122,8 @@ class TransformerSpec:
     head_bias: bool = False
     tied_head: bool = False
     qk_norm: bool = False
+    post_norm: bool = False
+    head_hidden: int = 0
 
     @classmethod
     def uniform(
@@ -138,8 +149,8 @@ class TransformerSpec:
     ) -> "TransformerSpec":
         """Equal layers of full width: the structure before compression."""
         # Here, where the value is the one given: below they are numbers of sites and of pairs.
-        _positive("width", width)
-        _positive("d_k", d_k)
+        positive("width", width)
+        positive("d_k", d_k)
         if rope and d_k % 2:
             raise SpecError(f"d_k = {d_k} is odd; RoPE rotates pairs, give an even d_k")
         everywhere = tuple(range(width))
@@ -184,15 +195,16 @@ class TransformerSpec:
             raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
         if self.qk_norm and self.norm != "slow":
             raise SpecError(f"norm = {self.norm!r}: a model with qk_norm has norm = 'slow'")
-        _positive("width", len(self.sites))
+        check_encoder(self)
+        positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
-            _positive(name, getattr(self, name))
+            positive(name, getattr(self, name))
         for site in self.sites:
-            if not 0 <= site <= _LARGEST:
-                raise SpecError(f"site {shown(site)}: must be a whole number of 0 to {_LARGEST}")
+            if not 0 <= site <= LARGEST:
+                raise SpecError(f"site {shown(site)}: must be a whole number of 0 to {LARGEST}")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
-            _check_reach(who, reach, len(self.sites))
-        self._check_tied()
+            check_reach(who, reach, len(self.sites))
+        check_tied(self)
         seen: set[str] = set()
         for operator in self.operators:
             if operator.name in seen:
@@ -200,13 +212,13 @@ class TransformerSpec:
             seen.add(operator.name)
             if not 0 <= operator.depth < self.layers:
                 raise SpecError(f"{operator.name}: depth outside 0..{self.layers - 1}")
-            _check_reach(f"{operator.name} reads", operator.reads, len(self.sites))
-            _check_reach(f"{operator.name} writes", operator.writes, len(self.sites))
+            check_reach(f"{operator.name} reads", operator.reads, len(self.sites))
+            check_reach(f"{operator.name} writes", operator.writes, len(self.sites))
             if isinstance(operator, MlpSpec):
-                _positive(f"{operator.name} d_f", operator.filters)
+                positive(f"{operator.name} d_f", operator.filters)
                 continue
             for label in ("heads", "kv_heads", "keys", "values"):
-                _positive(f"{operator.name} {label}", getattr(operator, label))
+                positive(f"{operator.name} {label}", getattr(operator, label))
             if operator.heads % operator.kv_heads:
                 raise SpecError(
                     f"{operator.name}: heads = {operator.heads} is not a multiple of "
@@ -218,29 +230,16 @@ class TransformerSpec:
                     f"{operator.keys} RoPE pairs"
                 )
             if operator.window is not None:
-                _positive(f"{operator.name} window", operator.window)
+                positive(f"{operator.name} window", operator.window)
                 if not self.causal:
                     raise SpecError(f"{operator.name}: only a causal model can have a window")
-
-    def _check_tied(self) -> None:
-        if not self.tied_head:
-            return
-        if self.input_kind != "tokens" or self.inputs != self.outputs:
-            raise SpecError(
-                f"tied_head: a table of {self.inputs} {self.input_kind} is no map to "
-                f"{self.outputs} outputs; it needs as many tokens as outputs"
-            )
-        if len(self.embed) != len(self.classify):
-            raise SpecError(
-                f"tied_head: the embedding writes {len(self.embed)} sites and the classifier reads "
-                f"{len(self.classify)}; each has one for every column of the table"
-            )
 
     @property
     def weights(self) -> int:
         """Elements of all matrices and tables; gains, scales and buffers are not counted."""
-        total = self.inputs * len(self.embed)
-        total += 0 if self.tied_head else len(self.classify) * self.outputs
+        last = self.head_hidden or len(self.classify)
+        total = self.inputs * len(self.embed) + len(self.classify) * self.head_hidden
+        total += 0 if self.tied_head else last * self.outputs
         total += self.positions * self.length * len(self.embed)
         for op in self.operators:
             reads, writes = len(op.reads), len(op.writes)
@@ -281,19 +280,3 @@ class TransformerSpec:
 
 def _without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}
-
-
-def _positive(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(f"{name} = {value!r}: must be a whole number of at least 1")
-    if value > _LARGEST:
-        raise SpecError(f"{name} = {shown(value)}: must be at most {_LARGEST}")
-
-
-def _check_reach(who: str, sites: tuple[int, ...], width: int) -> None:
-    _positive(f"{who}: number of sites", len(sites))
-    for site in sites:
-        if not isinstance(site, int) or not 0 <= site < width:
-            raise SpecError(f"{who}: site {site!r} is outside 0..{width - 1}")
-    if len(set(sites)) != len(sites):
-        raise SpecError(f"{who}: a site appears twice")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Operation, Size, Slot
-from gaugelasso.models.layers import Embedding, Extractor, Head, size
+from gaugelasso.models.heads import Head
+from gaugelasso.models.layers import Embedding, Extractor, size
 
 
 class TiedClassifier(Head):
@@ -48,7 +49,7 @@ class TiedClassifier(Head):
 
     def axes(self, name: str) -> list[Axis]:
         """What `tied_axis` joins with the axis of the embedding."""
-        return [Extractor.axis(name, "d_c", (), silences=self.bias is None)]
+        return [self.read.axis(name, "d_c", (), silences=self.bias is None)]
 
     def matrices(self, name: str) -> dict[str, int]:
         return {}

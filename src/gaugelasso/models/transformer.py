@@ -1,7 +1,8 @@
 """A transformer whose layers may all have different widths, built from a spec.
 
 Embedding -> attention and MLP of each depth, unless removed -> classifier, around one
-residual stream of sites. Provides the axis table; contains no training.
+residual stream of sites. With `post_norm`, the stream is normalised after each of them, also
+where an operator was removed. Provides the axis table; contains no training.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Cost, Norm, Operation, Slot
-from gaugelasso.models.gelu import GeluMlp
-from gaugelasso.models.layers import STREAM, Classifier, Embedding, Head, Part
+from gaugelasso.models.centred_norm import StreamNorm
+from gaugelasso.models.gelu import Approximation, GeluMlp
+from gaugelasso.models.heads import Classifier, Head
+from gaugelasso.models.hidden_head import HiddenClassifier
+from gaugelasso.models.layers import STREAM, Embedding, Part
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
 from gaugelasso.models.spec import AttentionSpec, OperatorSpec, SpecError, TransformerSpec
 from gaugelasso.models.tied import TiedClassifier, tied_axis
@@ -31,7 +35,8 @@ class Transformer(Compressible):
         self.initial_spec = spec
         generator = torch.Generator().manual_seed(seed)
         by_token = spec.norm_energy == "token"
-        norm: dict[str, Any] = {"tied": spec.norm == "tied", "eps": spec.eps, "by_token": by_token}
+        placed: dict[str, Any] = {"eps": spec.eps, "by_token": by_token}
+        norm: dict[str, Any] = {"tied": spec.norm == "tied", "plain": spec.post_norm, **placed}
         # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
         shrink = (2 * spec.layers) ** -0.5
         self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
@@ -51,26 +56,26 @@ class Transformer(Compressible):
                 **norm, "shrink": shrink, "generator": generator, "write_bias": spec.write_bias
             }  # fmt: skip
             self.operators[op.name] = _operator(op, spec, common)
+        self.norms = nn.ModuleDict()
+        if spec.post_norm:
+            for name in norm_names(spec.layers):
+                self.norms[name] = StreamNorm(len(spec.sites), **placed)
         self.classifier: Classifier | TiedClassifier
         norm["bias"] = spec.head_bias
         if spec.tied_head:
+            norm.pop("plain")
             axis = f"{_EMBEDDING}.d_e"
             self.classifier = TiedClassifier(spec.classify, self.embedding, axis=axis, **norm)
         else:
-            self.classifier = Classifier(
-                spec.classify,
-                spec.outputs,
-                generator=generator,
-                elementwise=spec.head_step == "elementwise",
-                **norm,
-            )
+            head = {**norm, "elementwise": spec.head_step == "elementwise"}
+            self.classifier = _classifier(spec, {**head, "generator": generator})
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (or pixels) [B, S, outputs]."""
         batch, length = inputs.shape[:2]
         x = self.embedding(inputs, len(self.sites))
-        for operator in self._operators():
-            x = operator(x, batch)
+        for _, part in self._middle():
+            x = part(x, batch) if isinstance(part, Operator) else part(x)
         return self.classifier(x).view(batch, length, -1)
 
     def axis_table(self) -> AxisTable:
@@ -81,7 +86,9 @@ class Transformer(Compressible):
         operations: list[Operation] = []
         matrices: dict[str, int] = {}
         lookups: list[str] = []
-        writers, readers, energies = [], [], [Slot("sites")]
+        writers: list[Slot] = []
+        readers: list[Slot] = []
+        energies = [Slot("sites")]
         # Two stages for each operator, because it reads before it writes.
         for stage, (name, part) in enumerate(self._parts()):
             axes += part.axes(name)
@@ -91,6 +98,11 @@ class Transformer(Compressible):
             matrices |= part.matrices(name)
             lookups += part.lookups(name)
             norms += part.norms(name)
+            if isinstance(part, StreamNorm):
+                within = f"{name}.norm"
+                readers += part.norm.reads(within, 2 * stage)
+                writers += part.norm.writes(within, 2 * stage + 1)
+                energies += part.norm.riders(within, gauge=True)
             if isinstance(part, Embedding | Operator):
                 writers.append(
                     Slot(f"{name}.write.scale", link=f"{name}.write.sites", stage=2 * stage + 1)
@@ -98,9 +110,10 @@ class Transformer(Compressible):
             if isinstance(part, Head | Operator):
                 link = f"{name}.read.sites"
                 readers.append(Slot(f"{name}.read.gain", link=link, stage=2 * stage))
-                # A site with larger values needs a smaller weight to keep the normaliser.
-                energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
-                energies.append(Slot(f"{name}.read.energy", link=link, power=2))
+                if not part.read.plain:
+                    # A site with larger values needs a smaller weight to keep the normaliser.
+                    energies.append(Slot(f"{name}.read.weight", link=link, power=-2))
+                    energies.append(Slot(f"{name}.read.energy", link=link, power=2))
         required = {_EMBEDDING, _CLASSIFIER}
         if self.initial_spec.tied_head:  # its only axis is that of the embedding
             axes, required = tied_axis(axes), {_EMBEDDING}
@@ -112,7 +125,7 @@ class Transformer(Compressible):
             fixed=tuple(fixed),
             matrices=matrices,
             lookups=tuple(lookups),
-            norms=() if self.initial_spec.norm == "tied" else tuple(norms),
+            norms=tuple(norms),
             costs=tuple(costs),
             required=frozenset(required),
             context=(length, (length + 1) / 2 if self.initial_spec.causal else float(length)),
@@ -132,9 +145,19 @@ class Transformer(Compressible):
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
         yield _EMBEDDING, self.embedding
-        for name, part in zip(self.operators, self._operators(), strict=True):
-            yield f"operators.{name}", part
+        yield from self._middle()
         yield _CLASSIFIER, self.classifier
+
+    def _middle(self) -> Iterator[tuple[str, Part]]:
+        """Operators, and the normalisers between them, by name."""
+        if not self.norms:
+            for name, part in zip(self.operators, self._operators(), strict=True):
+                yield f"operators.{name}", part
+            return
+        for name, norm in self.norms.items():
+            if name in self.operators:
+                yield f"operators.{name}", cast(Operator, self.operators[name])
+            yield f"norms.{name}", cast(StreamNorm, norm)
 
     def remove_operator(self, name: str) -> None:
         del self.operators[name.removeprefix("operators.")]
@@ -147,6 +170,7 @@ class Transformer(Compressible):
             embed=tuple(self.embedding.write.sites.tolist()),
             classify=tuple(self.classifier.read.sites.tolist()),
             operators=tuple(part.spec() for part in self._operators()),
+            head_hidden=self.classifier.hidden,
         )
 
     def set_context_(self, length: int) -> None:
@@ -172,13 +196,29 @@ class Transformer(Compressible):
         return {"sites": len(self.sites), "operators": len(self.operators)}
 
 
+def norm_names(layers: int) -> list[str]:
+    """What a post-norm follows: the embedding, and each operator."""
+    return ["embedding", *(f"{kind}_{k}" for k in range(layers) for kind in ("attention", "mlp"))]
+
+
+def _classifier(spec: TransformerSpec, common: dict[str, Any]) -> Classifier:
+    if not spec.head_hidden:
+        return Classifier(spec.classify, spec.outputs, **common)
+    hidden: dict[str, Any] = {"hidden": spec.head_hidden, "approximation": _approximation(spec)}
+    return HiddenClassifier(spec.classify, spec.outputs, **hidden, **common)
+
+
+def _approximation(spec: TransformerSpec) -> Approximation:
+    return "tanh" if spec.mlp == "gelu_tanh" else "none"
+
+
 def _operator(op: OperatorSpec, spec: TransformerSpec, common: dict[str, Any]) -> Operator:
     if isinstance(op, AttentionSpec):
         own: dict[str, Any] = {"bias": spec.attention_bias, "qk_norm": spec.qk_norm}
         return Attention(op, causal=spec.causal, **own, **common)
     if spec.mlp == "swiglu":
         return SwiGLU(op, **common)
-    return GeluMlp(op, approximation="tanh" if spec.mlp == "gelu_tanh" else "none", **common)
+    return GeluMlp(op, approximation=_approximation(spec), **common)
 
 
 def same_network(one: TransformerSpec, other: TransformerSpec) -> bool:

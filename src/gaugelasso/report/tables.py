@@ -161,7 +161,7 @@ def structure_table(run: Run) -> Table:
     rows.append(_layer_row("initial", ceilings, " ".join(sorted(set(heads.values())))))
     ends = [
         f"{kind} {widths.get(name, 0)} of {initial_widths[name]}"
-        for kind, name in END_AXES.items()
+        for kind, name in {**END_AXES, "d_h": "classifier.d_h"}.items()
         if name in initial_widths
     ]
     note = f"{'; '.join(ends)}. {DASH}: operator removed. H: number of heads."

@@ -1,0 +1,217 @@
+"""Vision transformers (ViT): LayerNorm, biases, GELU, a class token and patches of an image.
+
+`layer_norm` says how a LayerNorm is represented. The model reads patches [B, 1 + P, n], where the
+first one is zero: its position holds the class token (`to_patches`). The bias of the patches is
+part of the other positions. The bias of the keys has no effect and has no place.
+
+Outputs are those of every position. The logits of a ViTForImageClassification are those of the
+first one. A ViTModel has its last hidden state as outputs, by a head that is the identity.
+
+Refused by name: the pooler of a ViTModel, images that are not square, activations other than GELU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gaugelasso.errors import errors_of
+from gaugelasso.importing.gpt2 import GELU
+from gaugelasso.importing.layer_norm import (
+    LayerNorm,
+    Maps,
+    fill_attention_,
+    fill_mlp_,
+    write_centred_,
+)
+from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.importing.source import Settings, Source
+from gaugelasso.importing.tensors import check_tensors
+from gaugelasso.models import Transformer, TransformerSpec, centred
+from gaugelasso.models.gelu import GeluMlp
+from gaugelasso.models.operators import Attention
+from gaugelasso.runs.structures import check_fits_memory
+
+CLASSIFIER = "ViTForImageClassification"
+Shapes = dict[str, tuple[int, ...]]
+
+
+def to_patches(images: Tensor, size: int) -> Tensor:
+    """Images [B, channels, height, width] -> squares of `size` pixels, as the model reads them."""
+    patches = F.unfold(images, size, stride=size).mT
+    return F.pad(patches, (0, 0, 1, 0))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What settings say of a model; `classes` is None for one without a classifier."""
+
+    width: int
+    layers: int
+    heads: int
+    d_f: int
+    image: int
+    patch: int
+    channels: int
+    eps: float
+    mlp: Literal["gelu", "gelu_tanh"]
+    qkv_bias: bool
+    classes: int | None
+
+    @property
+    def length(self) -> int:
+        return 1 + (self.image // self.patch) ** 2
+
+    def ends(self) -> Shapes:
+        """The tensors beside the layers, but the classifier."""
+        d, patch = self.width, (self.channels, self.patch, self.patch)
+        return {
+            "embeddings.cls_token": (1, 1, d),
+            "embeddings.position_embeddings": (1, self.length, d),
+            "embeddings.patch_embeddings.projection.weight": (d, *patch),
+            "embeddings.patch_embeddings.projection.bias": (d,),
+            "layernorm.weight": (d,),
+            "layernorm.bias": (d,),
+        }
+
+    def layer(self) -> Shapes:
+        """The tensors of a layer: outputs, inputs."""
+        d, f = self.width, self.d_f
+        joined = {f"attention.attention.{what}": (d, d) for what in ("query", "key", "value")}
+        others = {"attention.output.dense": (d, d), "intermediate.dense": (f, d)}
+        others |= {"output.dense": (d, f)}
+        shapes: Shapes = {f"{name}.weight": shape for name, shape in (joined | others).items()}
+        biased = joined | others if self.qkv_bias else others
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in biased.items()}
+        for norm in ("layernorm_before", "layernorm_after"):
+            shapes |= {f"{norm}.weight": (d,), f"{norm}.bias": (d,)}
+        return shapes
+
+    def spec(self) -> TransformerSpec:
+        d_k = self.width // self.heads
+        spec = TransformerSpec.uniform(
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            d_k=d_k,
+            d_v=d_k,
+            d_f=self.d_f,
+            length=self.length,
+            inputs=self.channels * self.patch**2,
+            outputs=self.classes or self.width,
+            input_kind="patches",
+            rope=False,
+            causal=False,
+            positions=True,
+            eps=self.eps,
+        )
+        return replace(spec, mlp=self.mlp, attention_bias=True, write_bias=True, head_bias=True)
+
+
+def from_folder(source: Source) -> Transformer:
+    """The model of a Hugging Face folder with the architecture ViTModel or the classifier."""
+    classes = None
+    if source.architecture == CLASSIFIER:
+        # The settings have names of classes, and not their number.
+        classes = source.shapes.get("classifier.bias", (1,))[0]
+    sizes = _sizes(source.settings, classes)
+    # The shapes first: they bound what is built by what the file really holds.
+    prefix = "" if classes is None else "vit."
+    _check_tensors(source, sizes, prefix)
+    with errors_of(source.settings.path):
+        spec = for_pretrained(sizes.spec())
+    check_fits_memory(spec, source.path)
+    model = Transformer(spec)
+    _fill_(model, source, sizes, prefix)
+    return model
+
+
+def _sizes(config: Settings, classes: int | None) -> Sizes:
+    activation = config.table.get("hidden_act") or "gelu"
+    if not isinstance(activation, str) or activation not in GELU:
+        names = ", ".join(map(repr, GELU))
+        raise config.error("hidden_act", f"only {names} can be imported")
+    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    if width % heads:
+        raise config.error("num_attention_heads", f"must divide hidden_size = {width}")
+    image, patch = config.whole("image_size"), config.whole("patch_size")
+    if image % patch:
+        raise config.error("patch_size", f"must divide image_size = {image}")
+    return Sizes(
+        width=width,
+        layers=config.whole("num_hidden_layers"),
+        heads=heads,
+        d_f=config.whole("intermediate_size"),
+        image=image,
+        patch=patch,
+        channels=config.whole("num_channels", 3),
+        eps=config.number("layer_norm_eps", 1e-12),
+        mlp=GELU[activation],
+        qkv_bias=config.switch("qkv_bias", True),
+        classes=classes,
+    )
+
+
+def _check_tensors(source: Source, sizes: Sizes, prefix: str) -> None:
+    """UserError unless the source has just the tensors that the sizes call for."""
+
+    def expected() -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from ((prefix + name, shape) for name, shape in sizes.ends().items())
+        if sizes.classes is not None:
+            yield "classifier.weight", (sizes.classes, sizes.width)
+            yield "classifier.bias", (sizes.classes,)
+        layer = sizes.layer()
+        for depth in range(sizes.layers):
+            inner = f"{prefix}encoder.layer.{depth}."
+            yield from ((inner + name, shape) for name, shape in layer.items())
+
+    hint = "; save a ViTModel without its pooler (add_pooling_layer=False)"
+    pooled = any(name.startswith("pooler.") for name in source.shapes)
+    check_tensors(source, expected(), (), hint if pooled else "")
+
+
+@torch.no_grad()
+def _fill_(model: Transformer, source: Source, sizes: Sizes, prefix: str) -> None:
+    def read(name: str) -> Tensor:
+        return source.read(prefix + name).double()
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(read(f"{name}.weight"), read(f"{name}.bias"))
+
+    def maps(name: str, bias: bool = True) -> Maps:
+        return read(f"{name}.weight").T, read(f"{name}.bias") if bias else None
+
+    patches = "embeddings.patch_embeddings.projection"
+    write_centred_(model.embedding.table, read(f"{patches}.weight").flatten(1).T)
+    positions = read("embeddings.position_embeddings")[0]
+    positions[0] += read("embeddings.cls_token")[0, 0]
+    positions[1:] += read(f"{patches}.bias")
+    assert model.embedding.positions is not None
+    model.embedding.positions.copy_(centred(positions))
+    for depth in range(sizes.layers):
+        attention, mlp = (model.operators[f"{kind}_{depth}"] for kind in ("attention", "mlp"))
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, GeluMlp)
+        layer = f"encoder.layer.{depth}"
+        parts = [
+            maps(f"{layer}.attention.attention.{what}", sizes.qkv_bias)
+            for what in ("query", "key", "value")
+        ]
+        biases = [bias for _, bias in parts if bias is not None]
+        joined = torch.cat([each for each, _ in parts], 1), torch.cat(biases) if biases else None
+        out = maps(f"{layer}.attention.output.dense")
+        fill_attention_(attention, norm(f"{layer}.layernorm_before"), joined, out)
+        up, down = maps(f"{layer}.intermediate.dense"), maps(f"{layer}.output.dense")
+        fill_mlp_(mlp, norm(f"{layer}.layernorm_after"), up, down)
+    last = norm("layernorm")
+    head, bias = torch.eye(sizes.width, dtype=torch.float64), None
+    if sizes.classes is not None:
+        head = source.read("classifier.weight").double().T
+        bias = source.read("classifier.bias").double()
+    model.classifier.read.gain.copy_(last.gain)
+    model.classifier.out.copy_(head)
+    assert model.classifier.bias is not None
+    model.classifier.bias.copy_(last.bias_after(head, bias))
