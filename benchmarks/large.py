@@ -31,6 +31,7 @@ IMPORTED: dict[str, Any] = {
     "norm_energy": "token",
     "unseen_rows": "held",
     "head_step": "elementwise",
+    "tied_head": True,
 }
 CUTS = 3
 
