@@ -203,3 +203,18 @@ def test_every_split_has_parts_of_its_own() -> None:
 
     found = {empty(tokenizers, name).to_str() for name in SPLITS}
     assert len(found) == len(SPLITS)
+
+
+def test_a_text_ends_with_a_token_that_no_text_has(tmp_path: Path) -> None:
+    """Where the tokenizer names none, llama.cpp would take token 11, a comma for many."""
+    inner = byte_level()
+    model = stock(inputs=inner.get_vocab_size(), outputs=inner.get_vocab_size())
+    run = write_run(tmp_path / "run", model)
+    save(inner, run / "tokenizer.json")
+    full, _, _ = read(export(run, "gguf").folder / "model.gguf")
+    last = full["tokenizer.ggml.eos_token_id"]
+    assert last == inner.token_to_id("\u00ff") == full["tokenizer.ggml.bos_token_id"]
+    bytes_alone, _, _ = read(
+        export(write_run(tmp_path / "text", stock()), "gguf").folder / "model.gguf"
+    )
+    assert bytes_alone["tokenizer.ggml.eos_token_id"] == 255

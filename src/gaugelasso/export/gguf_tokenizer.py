@@ -111,12 +111,13 @@ def _ids(ours: Tokenizer, source: Source, unused: list[int]) -> dict[str, Value]
     if numbers["eos"] is not None and whole[-1:] == [numbers["eos"]]:
         adds["add_eos_token"] = True
     if numbers["eos"] is None:
-        if not unused:
-            raise UserError(
-                f"{str(source.run / NAME)!r} has no eos_token, and llama.cpp would end a text at "
-                f"token 11; name one in {str(source.run / SETTINGS)!r}"
-            )
-        numbers["eos"] = unused[0]
+        byte = ours.inner.token_to_id(byte_names()[_NO_BYTE])
+        numbers["eos"] = next(iter(unused), byte)
+    if numbers["eos"] is None:
+        raise UserError(
+            f"{str(source.run / NAME)!r} has no eos_token, and llama.cpp would end a text at "
+            f"token 11; name one in {str(source.run / SETTINGS)!r}"
+        )
     numbers["bos"] = numbers["eos"] if numbers["bos"] is None else numbers["bos"]
     found = {f"{name}_token_id": number for name, number in numbers.items() if number is not None}
     return found | adds
