@@ -151,27 +151,33 @@ ROWS = [
     transformer("rope_positions", positions=True),
     transformer("grouped_keys", PRETRAINED, heads=4, kv_heads=2, eps=0.01),
     transformer("biases", {"attention_bias": True}, heads=4, kv_heads=2),
-    # As Qwen3, with biases too, and without RoPE and eps.
-    transformer("qk_norm", PRETRAINED | {"qk_norm": True}, heads=4, kv_heads=2, d_k=8, eps=0.01),
+    # As Qwen3, with a window in one layer; and with biases, without RoPE and eps.
+    transformer(
+        "qk_norm",
+        PRETRAINED | {"qk_norm": True},
+        windows=(2, None),
+        length=8,
+        heads=4,
+        kv_heads=2,
+        d_k=8,
+        eps=0.01,
+    ),
     transformer("qk_norm_no_rope", {"qk_norm": True, "attention_bias": True}, rope=False, d_k=6),
-    transformer("windows", windows=(2, None), length=8),
     transformer("gpt2", PRETRAINED | GPT2, width=8, positions=True, rope=False, eps=0.01),
-    transformer("bert", PRETRAINED | BERT, width=8, eps=0.01, **ENCODER),
-    transformer("bert_head", BERT | {"head_hidden": 6}, **ENCODER),
+    transformer("bert", PRETRAINED | BERT | {"head_hidden": 6}, width=8, eps=0.01, **ENCODER),
     transformer("post_norm", {"post_norm": True}, causal=False),
     # GELU without biases of what is written, and SwiGLU with them.
     transformer("gelu", {"mlp": "gelu"}, causal=False),
     transformer("write_biases", {"write_bias": True, "head_bias": True}),
-    transformer(
-        "tied_head", PRETRAINED | {"tied_head": True}, width=8, inputs=7, outputs=7, eps=0.01
-    ),
     # A tied table with what else may be on its axis: positions, and outputs with biases.
     transformer(
-        "tied_head_biases",
-        {"tied_head": True, "head_bias": True},
-        inputs=6,
-        outputs=6,
+        "tied_head",
+        PRETRAINED | {"tied_head": True, "head_bias": True},
+        width=8,
+        inputs=7,
+        outputs=7,
         positions=True,
+        eps=0.01,
     ),
     transformer("full_no_rope", rope=False, causal=False),
     transformer("patches", input_kind="patches", positions=True, rope=False, causal=False),

@@ -44,9 +44,12 @@ def test_the_file_holds_the_table_once(form: str, tmp_path: Path) -> None:
 
 
 def test_an_onnx_file_holds_it_once(tmp_path: Path) -> None:
+    """With norms of heads and a window too, which `export` compares with a cache and padded."""
     import onnx  # above, it would be imported by every worker
 
-    done = export(write_run(tmp_path / "run", model_of(), {"name": "own"}), "onnx")
+    also = TIED | {"head_bias": True, "qk_norm": True}
+    model = tiny(1, also, inputs=WORDS, outputs=WORDS, windows=(5,), d_k=8)
+    done = export(write_run(tmp_path / "run", model, {"name": "own"}), "onnx")
     assert done.deviation < 1e-4
     for name in ("model.onnx", "model_without_past.onnx"):
         held = onnx.load(done.folder / name).graph.initializer
