@@ -19,26 +19,19 @@ import torch
 
 from gaugelasso.bench.measure import bench_step
 from gaugelasso.config import Config
+from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.step import TrainingStep
 
-# As importing sets them.
-IMPORTED: dict[str, Any] = {
-    "eps": 1e-5,
-    "norm_energy": "token",
-    "unseen_rows": "held",
-    "head_step": "elementwise",
-    "tied_head": True,
-}
 CUTS = 3
 
 
 def shape(given: argparse.Namespace) -> TransformerSpec:
     heads = max(1, given.width // 64)
-    return replace(
+    spec = for_pretrained(
         TransformerSpec.uniform(
             width=given.width,
             layers=given.layers,
@@ -51,9 +44,10 @@ def shape(given: argparse.Namespace) -> TransformerSpec:
             inputs=given.vocabulary,
             outputs=given.vocabulary,
             rope_base=500_000.0,
-        ),
-        **IMPORTED,
+            eps=1e-5,
+        )
     )
+    return replace(spec, tied_head=True)
 
 
 def config_of(given: argparse.Namespace) -> Config:

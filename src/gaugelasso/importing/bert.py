@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gaugelasso.errors import UserError, errors_of
-from gaugelasso.importing.gpt2 import GELU
-from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.errors import UserError
+from gaugelasso.importing.layer_norm import activation_of, width_and_heads
+from gaugelasso.importing.pretrained import unfilled
 from gaugelasso.importing.source import Settings, Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.models import Transformer, TransformerSpec
@@ -26,7 +26,6 @@ from gaugelasso.models.centred_norm import CentredNorm, StreamNorm
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.hidden_head import HiddenClassifier
 from gaugelasso.models.operators import Attention
-from gaugelasso.runs.structures import check_fits_memory
 
 Shapes = dict[str, tuple[int, ...]]
 _TABLE, _POSITIONS, _TYPES = (
@@ -133,10 +132,7 @@ def from_folder(source: Source) -> Transformer:
     source = _renamed(source)
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes)
-    with errors_of(source.settings.path):
-        spec = for_pretrained(sizes.spec())
-    check_fits_memory(spec, source.path)
-    model = Transformer(spec)
+    model = unfilled(source, sizes.spec)
     _fill_(model, source, sizes.tied)
     return model
 
@@ -144,13 +140,7 @@ def from_folder(source: Source) -> Transformer:
 def _sizes(config: Settings, masked_lm: bool) -> Sizes:
     for key, value, why in _REQUIRED:
         config.require(key, (value,), why)
-    activation = config.table.get("hidden_act") or "gelu"
-    if not isinstance(activation, str) or activation not in GELU:
-        names = ", ".join(map(repr, GELU))
-        raise config.error("hidden_act", f"only {names} can be imported")
-    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    if width % heads:
-        raise config.error("num_attention_heads", f"must divide hidden_size = {width}")
+    width, heads = width_and_heads(config, "hidden_size", "num_attention_heads")
     return Sizes(
         width=width,
         layers=config.whole("num_hidden_layers"),
@@ -160,7 +150,7 @@ def _sizes(config: Settings, masked_lm: bool) -> Sizes:
         length=config.whole("max_position_embeddings"),
         types=config.whole("type_vocab_size", 2),
         eps=config.number("layer_norm_eps", 1e-12),
-        mlp=GELU[activation],
+        mlp=activation_of(config, "hidden_act", "gelu"),
         masked_lm=masked_lm,
         tied=config.switch("tie_word_embeddings", True),
     )

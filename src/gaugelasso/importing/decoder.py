@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaugelasso.errors import errors_of
-from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.importing.pretrained import unfilled
 from gaugelasso.importing.rope import FACTORS, Rope
 from gaugelasso.importing.source import Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
@@ -21,7 +20,6 @@ from gaugelasso.importing.windows import Windows
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention, SwiGLU
 from gaugelasso.models.spec import AttentionSpec
-from gaugelasso.runs.structures import check_fits_memory
 
 # The maps that may have biases.
 BIASED = ("query", "key", "value")
@@ -130,10 +128,7 @@ def build(
 ) -> Transformer:
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes, names, tied)
-    with errors_of(source.settings.path):
-        spec = for_pretrained(replace(sizes.spec(), tied_head=tied))
-    check_fits_memory(spec, source.path)
-    model = Transformer(spec)
+    model = unfilled(source, lambda: replace(sizes.spec(), tied_head=tied))
     read = _reader(source, names)
     with torch.no_grad():
         model.embedding.table.copy_(read("table"))

@@ -7,38 +7,31 @@ Refused by name: attention that is not scaled by the width of its heads alone, c
 pruned heads, activations other than GELU.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from gaugelasso.errors import UserError, errors_of
+from gaugelasso.errors import UserError
 from gaugelasso.importing.layer_norm import (
     LayerNorm,
     Maps,
+    activation_of,
     fill_attention_,
     fill_mlp_,
+    width_and_heads,
     write_centred_,
 )
-from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.importing.pretrained import unfilled
 from gaugelasso.importing.source import MASKS, Settings, Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
-from gaugelasso.runs.structures import check_fits_memory
 
 HEAD = "lm_head.weight"
-# The names that transformers has for GELU, and its two ways to compute it.
-GELU: Mapping[str, Literal["gelu", "gelu_tanh"]] = {
-    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
-    **dict.fromkeys(
-        ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
-        "gelu_tanh",
-    ),
-}
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
     ("scale_attn_weights", True, "attention without a scale"),
     ("scale_attn_by_inverse_layer_idx", False, "attention scaled by the number of the layer"),
@@ -111,10 +104,7 @@ def from_folder(source: Source) -> Transformer:
     prefix = "transformer." if "transformer.wte.weight" in source.shapes else ""
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes, prefix, tied)
-    with errors_of(source.settings.path):
-        spec = for_pretrained(sizes.spec())
-    check_fits_memory(spec, source.path)
-    model = Transformer(spec)
+    model = unfilled(source, sizes.spec)
     _fill_(model, source, prefix, tied)
     return model
 
@@ -122,13 +112,7 @@ def from_folder(source: Source) -> Transformer:
 def _sizes(config: Settings) -> Sizes:
     for key, value, why in _REQUIRED:
         config.require(key, (value,), why)
-    activation = config.table.get("activation_function") or "gelu_new"
-    if not isinstance(activation, str) or activation not in GELU:
-        names = ", ".join(map(repr, GELU))
-        raise config.error("activation_function", f"only {names} can be imported")
-    width, heads = config.whole("n_embd"), config.whole("n_head")
-    if width % heads:
-        raise config.error("n_head", f"must divide n_embd = {width}")
+    width, heads = width_and_heads(config, "n_embd", "n_head")
     return Sizes(
         width=width,
         layers=config.whole("n_layer"),
@@ -137,7 +121,7 @@ def _sizes(config: Settings) -> Sizes:
         vocabulary=config.whole("vocab_size"),
         length=config.whole("n_positions"),
         eps=config.number("layer_norm_epsilon", 1e-5),
-        mlp=GELU[activation],
+        mlp=activation_of(config, "activation_function", "gelu_new"),
     )
 
 

@@ -5,20 +5,49 @@
 What is written to the stream is centred over the sites, so that the mean of the stream is zero and
 its variance is its mean square. That changes no output, because every LayerNorm removes the mean.
 Each map that reads a LayerNorm takes over its bias: W^T (n + b) = W^T n + W^T b.
+
+Also the settings that families with LayerNorm share: their GELU, and their heads.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from gaugelasso.importing.source import Settings
 from gaugelasso.models import centred
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.layers import Injector
 from gaugelasso.models.operators import Attention
 
+# The names that transformers has for GELU, and its two ways to compute it.
+GELU: Mapping[str, Literal["gelu", "gelu_tanh"]] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(
+        ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
+        "gelu_tanh",
+    ),
+}
 # A map [inputs, outputs] and its bias.
 Maps = tuple[Tensor, Tensor | None]
+
+
+def activation_of(config: Settings, key: str, default: str) -> Literal["gelu", "gelu_tanh"]:
+    """The kind of MLP that the settings name; UserError for another activation than a GELU."""
+    name = config.table.get(key) or default
+    if not isinstance(name, str) or name not in GELU:
+        raise config.error(key, f"only {', '.join(map(repr, GELU))} can be imported")
+    return GELU[name]
+
+
+def width_and_heads(config: Settings, width_key: str, heads_key: str) -> tuple[int, int]:
+    """UserError unless the heads divide the width."""
+    width, heads = config.whole(width_key), config.whole(heads_key)
+    if width % heads:
+        raise config.error(heads_key, f"must divide {width_key} = {width}")
+    return width, heads
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """How compression treats pretrained weights: differently from those of a fresh network."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from gaugelasso.models import TransformerSpec
+from gaugelasso.errors import errors_of
+from gaugelasso.importing.source import Source
+from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.runs.structures import check_fits_memory
 
 # Outputs of a head from which on its Newton-Schulz iteration is a large part of an update.
 _LARGE_VOCABULARY = 2**14
@@ -24,3 +28,14 @@ def for_pretrained(spec: TransformerSpec) -> TransformerSpec:
         unseen_rows="held",
         head_step="elementwise" if large else spec.head_step,
     )
+
+
+def unfilled(source: Source, spec_of: Callable[[], TransformerSpec]) -> Transformer:
+    """The model of a source, to be filled with its weights.
+
+    UserError if its sizes make no structure, or one that does not fit the memory.
+    """
+    with errors_of(source.settings.path):
+        spec = for_pretrained(spec_of())
+    check_fits_memory(spec, source.path)
+    return Transformer(spec)

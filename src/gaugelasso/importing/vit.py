@@ -18,22 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugelasso.errors import errors_of
-from gaugelasso.importing.gpt2 import GELU
 from gaugelasso.importing.layer_norm import (
     LayerNorm,
     Maps,
+    activation_of,
     fill_attention_,
     fill_mlp_,
+    width_and_heads,
     write_centred_,
 )
-from gaugelasso.importing.pretrained import for_pretrained
+from gaugelasso.importing.pretrained import unfilled
 from gaugelasso.importing.source import Settings, Source
 from gaugelasso.importing.tensors import check_tensors
 from gaugelasso.models import Transformer, TransformerSpec, centred
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
-from gaugelasso.runs.structures import check_fits_memory
 
 CLASSIFIER = "ViTForImageClassification"
 Shapes = dict[str, tuple[int, ...]]
@@ -121,22 +120,13 @@ def from_folder(source: Source) -> Transformer:
     # The shapes first: they bound what is built by what the file really holds.
     prefix = "" if classes is None else "vit."
     _check_tensors(source, sizes, prefix)
-    with errors_of(source.settings.path):
-        spec = for_pretrained(sizes.spec())
-    check_fits_memory(spec, source.path)
-    model = Transformer(spec)
+    model = unfilled(source, sizes.spec)
     _fill_(model, source, sizes, prefix)
     return model
 
 
 def _sizes(config: Settings, classes: int | None) -> Sizes:
-    activation = config.table.get("hidden_act") or "gelu"
-    if not isinstance(activation, str) or activation not in GELU:
-        names = ", ".join(map(repr, GELU))
-        raise config.error("hidden_act", f"only {names} can be imported")
-    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    if width % heads:
-        raise config.error("num_attention_heads", f"must divide hidden_size = {width}")
+    width, heads = width_and_heads(config, "hidden_size", "num_attention_heads")
     image, patch = config.whole("image_size"), config.whole("patch_size")
     if image % patch:
         raise config.error("patch_size", f"must divide image_size = {image}")
@@ -149,7 +139,7 @@ def _sizes(config: Settings, classes: int | None) -> Sizes:
         patch=patch,
         channels=config.whole("num_channels", 3),
         eps=config.number("layer_norm_eps", 1e-12),
-        mlp=GELU[activation],
+        mlp=activation_of(config, "hidden_act", "gelu"),
         qkv_bias=config.switch("qkv_bias", True),
         classes=classes,
     )
