@@ -53,11 +53,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Work:
-    """A task: its arms, the seed whose structure is trained from scratch, the rivals' work."""
+    """A task: its arms, and the seed whose structure is trained from scratch.
+
+    `fma` is the work of uniform models; the arms have that of the rivals.
+    """
 
     arms: Mapping[str, Arm]
     donor: int
-    fma: float
+    fma: float = 0.0
     uniform: Mapping[str, Scale] = field(default_factory=dict)
 
 
@@ -94,12 +97,12 @@ def retrieval(fma: float | None) -> Work:
     )
 
 
-def division(fma: float | None) -> Work:
+def division(_: float | None) -> Work:
+    """Rivals are pruned to a loss, as in the paper, not to a work per token."""
     config, slow = "configs/ff31/paper.toml", "configs/ff31/slow.toml"
     # As in the paper: 30,000 steps and an anneal of 10,000, then a ceiling of the loss.
     full = (*PLAIN, "train.steps=40000", "train.cooldown=10000")
     ceiling = ("--loss", "0.1", "--channels", "20", "--corrective", "10", "--finetune", "10000")
-    fma = fma or mean_work("ff31/population.json")
     return Work(
         {
             "compression": Arm("train", config),
@@ -109,7 +112,6 @@ def division(fma: float | None) -> Work:
             "post-hoc": Arm("prune", source="full", options=ceiling),
         },
         donor=43,
-        fma=fma,
     )
 
 
@@ -138,7 +140,6 @@ def charlm(fma: float | None) -> Work:
             "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=(*to, *tuned)),
         },
         donor=42,
-        fma=fma,
     )
 
 

@@ -77,6 +77,20 @@ def _back(grad, number, logits, targets, lse, d_logits, N, classes, to_token, to
     tl.store(d_logits + at, (share[None, :] * chance).to(d_logits.dtype.element_ty), mask=mask)
 
 
+def _slices(classes: int) -> tuple[int, int]:
+    """The number of slices of the classes, and the length of each.
+
+    With many classes and few tokens, most of a GPU would be idle without.
+    """
+    parts = min(16, triton.cdiv(classes, 2 * BC))
+    return parts, triton.cdiv(triton.cdiv(classes, parts), BC) * BC
+
+
+def _laid_out_like(flat: Tensor) -> Tensor:
+    """An empty tensor with the shape and the strides of another, which may be a view."""
+    return torch.empty_strided(flat.shape, flat.stride(), device=flat.device, dtype=flat.dtype)
+
+
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, targets):
@@ -84,11 +98,9 @@ class CrossEntropy(torch.autograd.Function):
         flat = logits.flatten(0, 1)
         targets = targets.contiguous()
         strides = flat.stride()
-        # Classes are split too: with many classes and few tokens, most of a GPU would be idle.
-        parts = min(16, triton.cdiv(classes, 2 * BC))
+        parts, slice = _slices(classes)
         tops, totals = torch.empty(2, parts, N, device=logits.device, dtype=torch.float32)
         losses, lse = torch.empty(2, N, device=logits.device, dtype=torch.float32)
-        slice = triton.cdiv(triton.cdiv(classes, parts), BC) * BC
         blocks = triton.cdiv(N, BN)
         _partial[(blocks, parts)](flat, tops, totals, N, classes, slice, *strides, BN, BC)
         _join[(blocks,)](
@@ -104,9 +116,7 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         flat, targets, lse, number = ctx.saved_tensors
         N, classes = flat.shape
-        d_flat = torch.empty_strided(
-            flat.shape, flat.stride(), device=flat.device, dtype=flat.dtype
-        )
+        d_flat = _laid_out_like(flat)
         grid = (triton.cdiv(N, BN), triton.cdiv(classes, BC))
         strides = flat.stride()
         _back[grid](grad, number, flat, targets, lse, d_flat, N, classes, *strides, BN, BC)
@@ -200,10 +210,9 @@ class SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, teacher):
         flat, other = logits.flatten(0, 1), teacher.flatten(0, 1)
         N, classes = flat.shape
-        parts = min(16, triton.cdiv(classes, 2 * BC))
+        parts, slice = _slices(classes)
         sums = torch.empty(5, parts, N, device=logits.device, dtype=torch.float32)
         losses, lse, wanted = torch.empty(3, N, device=logits.device, dtype=torch.float32)
-        slice = triton.cdiv(triton.cdiv(classes, parts), BC) * BC
         strides = *flat.stride(), *other.stride()
         blocks = triton.cdiv(N, BN)
         _soft_partial[(blocks, parts)](flat, other, sums, N, classes, slice, *strides, BN, BC)
@@ -217,9 +226,7 @@ class SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         flat, other, lse, wanted = ctx.saved_tensors
         N, classes = flat.shape
-        d_flat = torch.empty_strided(
-            flat.shape, flat.stride(), device=flat.device, dtype=flat.dtype
-        )
+        d_flat = _laid_out_like(flat)
         grid = (triton.cdiv(N, BN), triton.cdiv(classes, BC))
         strides = *flat.stride(), *other.stride()
         _soft_back[grid](grad, flat, other, lse, wanted, d_flat, N, classes, *strides, BN, BC)
