@@ -63,7 +63,9 @@ def test_every_form_computes_the_trained_model(
         half = InferenceModel(
             language_model, forms=form, stream=stream, dtype=torch.bfloat16  # type: ignore[arg-type]
         )  # fmt: skip
-        assert compare(half, language_model, tokens).mean_square < 0.05
+        assert compare(half, language_model, tokens).mean_square < 0.02
+        # What a compiled kernel computes depends on nothing but its inputs.
+        assert all(torch.equal(half(tokens), half(tokens)) for _ in range(5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -81,8 +83,10 @@ def test_graphs_replay_what_direct_calls_compute(
 
 
 WHOLE = Form("fused", "fused", "narrow", step="whole")
+# In float32 the largest tile needs more shared memory than there is.
 STEPS = [
-    (Form("fused", "fused", "direct", attention_tile=tile), "tokens") for tile in (None, *DECODING)
+    (Form("fused", "fused", "direct", attention_tile=tile), "tokens")
+    for tile in (None, *DECODING[:-1])
 ]
 
 

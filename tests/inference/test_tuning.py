@@ -120,3 +120,14 @@ def test_a_column_of_zeros_stays_zero_in_eight_bits() -> None:
     model.classifier.out[:, 0] = 0
     logits = InferenceModel(model, int8=True)(inputs_of(case, model))
     assert torch.equal(logits[..., 0], torch.zeros_like(logits[..., 0]))
+
+
+def test_forms_that_differ_by_more_than_rounding_do_not_agree() -> None:
+    expected = torch.randn(100, 60, generator=torch.Generator().manual_seed(0))
+    rounded = expected.bfloat16()
+    assert tuning.agrees(rounded, expected.bfloat16())
+    assert tuning.agrees(rounded, expected)
+    for wrong in (0.5, float("nan")):
+        spoiled = expected.clone()
+        spoiled[7, 3] += wrong
+        assert not tuning.agrees(spoiled, expected)

@@ -129,14 +129,14 @@ class Read(nn.Module):
         return nn.functional.silu(gate) * up
 
     def _kernels(self, x: Tensor, gated: bool, tile: Tile | None) -> Tensor:
-        from gaugelasso.kernels.gpu import products
+        from gaugelasso.kernels.gpu import levels, products
 
         assert self.weight is not None
         maps, where = self.maps(), (x, self.sites, self.weight)
         if self.form in ("staged", "staged_gated"):
             in_product = gated and self.form == "staged_gated"
             order = True if in_product else None
-            normal = products.normalised_sites(
+            normal = levels.normalised_sites(
                 *where, self.eps, len(maps), first=self.first, by_token=order
             )
             if in_product:
@@ -144,7 +144,7 @@ class Read(nn.Module):
             return products.swiglu(normal @ maps) if gated else normal @ maps
         factors = None
         if self.form in ("scaled", "scaled_window"):
-            factors = products.norm_factors(*where, self.eps, first=self.first)
+            factors = levels.norm_factors(*where, self.eps, first=self.first)
         return products.read_product(
             *where, maps, self.eps, gated=gated, first=self.first, factors=factors, tile=tile
         )

@@ -80,9 +80,9 @@ class TiedClassifier(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         if uses_kernels(x):
-            from gaugelasso.kernels.gpu import products
+            from gaugelasso.kernels.gpu import levels
 
-            n = products.normalised_sites(x, self.sites, self.weight, self.eps, len(self.sites))
+            n = levels.normalised_sites(x, self.sites, self.weight, self.eps, len(self.sites))
         else:
             n = normalised(x.index_select(1, self.sites), self.weight, self.eps)
         rows = (n * self.gain) @ table.T

@@ -10,11 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.dispatch import check_offsets
+from gaugelasso.kernels.gpu.levels import ANY_FIRST, _factor, _squares, dense
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import FEW, Tile
-
-# Differs between operators: without this, a kernel would be compiled for some of its values.
-_ANY = ["first"]
 
 
 @triton.jit
@@ -24,27 +22,20 @@ def _dot(a, b, total):
 
 
 @triton.jit
-def _factor(level, least):
-    """1 / sqrt(level); 0 below the least level, where there is no signal."""
-    return tl.where(level > least, tl.rsqrt(tl.maximum(level, least)), 0.0)
-
-
-@triton.jit
 def _block(columns, BC: tl.constexpr):
     """This program's blocks of tokens and columns: neighbours share the tokens, in the cache."""
     blocks = tl.cdiv(columns, BC)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks
 
 
-@triton.jit(do_not_specialize=_ANY)
+@triton.jit(do_not_specialize=ANY_FIRST)
 def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_site, first, eps,
                   least, GATED: tl.constexpr, DENSE: tl.constexpr, NORM: tl.constexpr,
                   BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """out = factor (x[:, sites] @ maps); GATED: the first c columns times silu of the next c.
 
-    NORM says where the factor of a token is from: "given"; "measured", known when the last site is
-    read, as it passes through the product; or "none", which is 1. With DENSE the first site is
-    16 `first`.
+    NORM says where the factor of a token is from: "given"; "measured", from all sites that are
+    read; or "none", which is 1. With DENSE the sites are adjacent, and the first is 16 `first`.
     """
     row, column = _block(c, BC)
     n = row * BM + tl.arange(0, BM)
@@ -53,6 +44,16 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
     level = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
     gate = tl.zeros((BM, BC), tl.float32)
+    # Sites that are looked up come through registers, where they are measured on their way. A dense
+    # stretch is copied to shared memory while earlier blocks are multiplied: with a second use of
+    # the copy, results of the compiled kernel (Triton 3.6) depended on timing. It is read twice.
+    if DENSE and NORM == "measured":
+        for start in range(0, d, BK):
+            k = start + tl.arange(0, BK)
+            real = k < d
+            at = x + n[:, None] * x_token + (16 * first + k)[None, :] * x_site
+            level += _squares(tl.load(at, mask=live[:, None] & real[None, :], other=0.0),
+                              weight, k, real)  # fmt: skip
     for start in range(0, d, BK):
         k = start + tl.arange(0, BK)
         real = k < d
@@ -60,10 +61,8 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
         at = x + n[:, None] * x_token + site[None, :] * x_site
         rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0)
-        if NORM == "measured":
-            values = rows.to(tl.float32)
-            share = tl.load(weight + k, mask=real, other=0.0)
-            level += tl.sum(values * values * share[None, :], axis=1)
+        if NORM == "measured" and not DENSE:
+            level += _squares(rows, weight, k, real)
         inside = real[:, None] & wanted[None, :]
         map_at = maps + k[:, None] * ld + j[None, :]
         total = _dot(rows, tl.load(map_at, mask=inside, other=0.0), total)
@@ -82,7 +81,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
     tl.store(at, total.to(out.dtype.element_ty), mask=live[:, None] & wanted[None, :])
 
 
-@triton.jit(do_not_specialize=_ANY)
+@triton.jit(do_not_specialize=ANY_FIRST)
 def _product_write(h, maps, sites, x, N, f, d, c, h_token, x_token, x_site, first,
                    DENSE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
                    BK: tl.constexpr):  # fmt: skip
@@ -112,37 +111,6 @@ def _product_write(h, maps, sites, x, N, f, d, c, h_token, x_token, x_site, firs
     tl.store(at, sum_.to(x.dtype.element_ty), mask=both)
 
 
-@triton.jit(do_not_specialize=_ANY)
-def _normalise(x, sites, weight, factors, out, N, d, c, x_token, x_site, out_token, out_site, first,
-               eps, least, DENSE: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr,
-               BK: tl.constexpr):  # fmt: skip
-    """The factor of every token; COPY: the sites times it instead, and zeros up to column c."""
-    n = tl.program_id(0) * BM + tl.arange(0, BM)
-    live = n < N
-    level = tl.zeros((BM,), tl.float32)
-    for start in range(0, d, BK):
-        k = start + tl.arange(0, BK)
-        real = k < d
-        site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
-        at = x + n[:, None] * x_token + site[None, :] * x_site
-        values = tl.load(at, mask=live[:, None] & real[None, :], other=0.0).to(tl.float32)
-        share = tl.load(weight + k, mask=real, other=0.0)
-        level += tl.sum(values * values * share[None, :], axis=1)
-    factor = _factor(level + eps, least)
-    if COPY:
-        for start in range(0, c, BK):
-            k = start + tl.arange(0, BK)
-            real = k < d
-            site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
-            at = x + n[:, None] * x_token + site[None, :] * x_site
-            rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0).to(tl.float32)
-            to = out + n[:, None] * out_token + k[None, :] * out_site
-            normal = (rows * factor[:, None]).to(out.dtype.element_ty)
-            tl.store(to, normal, mask=live[:, None] & (k < c)[None, :])
-    else:
-        tl.store(factors + n, factor, mask=live)
-
-
 @triton.jit
 def _swiglu(rows, out, N, c, BM: tl.constexpr, BC: tl.constexpr):
     n = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -168,12 +136,6 @@ def _tile(tokens: int, columns: int, inner: int, gated: bool, itemsize: int) -> 
 def _launch(tile: Tile) -> dict[str, int]:
     return {"BM": tile.tokens, "BC": tile.columns, "BK": tile.inner, "num_warps": tile.warps,
             "num_stages": tile.stages}  # fmt: skip
-
-
-def _dense(first: int | None) -> dict[str, int | bool]:
-    """Whether the sites are adjacent and begin at a multiple of 16, and at which one."""
-    dense = first is not None and first % 16 == 0
-    return {"first": (first or 0) // 16 if dense else 0, "DENSE": dense}
 
 
 def read_product(
@@ -213,7 +175,7 @@ def _product(x, sites, weight, factors, maps, d, eps, gated, norm, first, tile):
     if tokens and c:
         _read_product[grid](
             x, sites, weight, factors, maps, out, tokens, d, c, maps.stride(0), *x.stride(),
-            eps=eps, least=EPS, GATED=gated, NORM=norm, **_dense(first), **_launch(tile),
+            eps=eps, least=EPS, GATED=gated, NORM=norm, **dense(first), **_launch(tile),
         )  # fmt: skip
     return out
 
@@ -236,55 +198,9 @@ def product_write_(
     if tokens and d:
         _product_write[grid](
             h, maps, sites, x, tokens, h.shape[1], d, maps.shape[1], h.stride(0), *x.stride(),
-            **_dense(first), **_launch(tile),
+            **dense(first), **_launch(tile),
         )  # fmt: skip
     return x
-
-
-def _normalised(x, sites, weight, eps, first, out, copy):
-    tokens = x.shape[0]
-    check_offsets(x.shape[1], tokens)
-    wide = triton.next_power_of_2(max(16, len(sites)))
-    if x.stride(1) == 1:
-        tile = {"BM": 16, "BK": min(256, wide)}
-    else:  # as much in flight as registers hold: the loads of the next block wait for this one's
-        tile = {"BM": 64, "BK": min(128, wide)}
-    c, strides = (out.shape[1], out.stride()) if copy else (0, (0, 0))
-    if tokens:
-        _normalise[(triton.cdiv(tokens, tile["BM"]),)](
-            x, sites, weight, out, out, tokens, len(sites), c, *x.stride(), *strides, eps=eps,
-            least=EPS, COPY=copy, num_warps=4, **_dense(first), **tile,
-        )  # fmt: skip
-    return out
-
-
-def norm_factors(
-    x: Tensor, sites: Tensor, weight: Tensor, eps: float, *, first: int | None = None
-) -> Tensor:
-    """1 / sqrt(eps + sum_i weight_i x[s_i]^2) of every token [N], in float32; 0 without signal."""
-    out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-    return _normalised(x, sites, weight, eps, first, out, False)
-
-
-def normalised_sites(
-    x: Tensor,
-    sites: Tensor,
-    weight: Tensor,
-    eps: float,
-    columns: int,
-    *,
-    first: int | None = None,
-    by_token: bool | None = None,
-) -> Tensor:
-    """x[:, sites] times `norm_factors`, and zeros up to a number of columns.
-
-    With `by_token` the result is contiguous, without it site by site; by default ordered as x is.
-    """
-    if x.stride(1) == 1 if by_token is None else by_token:
-        out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
-    else:
-        out = torch.empty(columns, x.shape[0], dtype=x.dtype, device=x.device).T
-    return _normalised(x, sites, weight, eps, first, out, True)
 
 
 def swiglu(rows: Tensor) -> Tensor:

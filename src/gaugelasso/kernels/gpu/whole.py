@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gaugelasso.kernels.gpu.decoding import attention_launch, over_cache
-from gaugelasso.kernels.gpu.products import _dot, _factor
+from gaugelasso.kernels.gpu.levels import _factor
+from gaugelasso.kernels.gpu.products import _dot
 from gaugelasso.kernels.stream import EPS
 
 # Sequences of a block, which is the least that tensor cores multiply.
