@@ -4,27 +4,29 @@
         --results results/controls/retrieval.json
     python -m benchmarks.controls charlm --seeds 42 --arms scratch post-hoc cofi --out runs/lm \
         --results results/controls/charlm.json
+    python -m benchmarks.controls faces --seeds 43-44 --arms compression uniform --out runs/faces \
+        --set task.path=data/faces.npz --results results/controls/mae.json
 
-An arm is one way to get a model, such as post-hoc pruning. An arm that starts from a run of another
-arm (the full model, or the structure that compression found) trains that first. Rivals get the
-work per token that compression reached in results/. Finished runs are not trained again, and a
-stopped one goes on. No run starts after `--seconds`. The file of results has a row for each run
-that is finished; rows of earlier commands stay.
+An arm is one way to get a model, such as post-hoc pruning; `control_arms` has them. An arm that
+starts from a run of another arm (the full model, or the structure that compression found) trains
+that first. Finished runs are not trained again, and a stopped one goes on. No run starts after
+`--seconds`. The file of results has a row for each run that is finished; rows and commands of
+earlier calls stay, and so does its note.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.control_arms import ROOT, TASKS, Arm
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
@@ -35,115 +37,7 @@ from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
 
-ROOT = Path(__file__).parents[1]
-# No pressure, and any loss will do.
-PLAIN = ("compress.solver=fixed", "compress.rho=0", "target.hold=pressed", "target.loss=1e30")
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A command of the package. `source` is the arm whose run it starts from."""
-
-    command: str
-    config: str = ""
-    source: str = ""
-    settings: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Work:
-    """A task: its arms, and the seed whose structure is trained from scratch.
-
-    `fma` is the work of uniform models; the arms have that of the rivals.
-    """
-
-    arms: Mapping[str, Arm]
-    donor: int
-    fma: float = 0.0
-    uniform: Mapping[str, Scale] = field(default_factory=dict)
-
-
-def mean_work(result: str) -> float:
-    runs = json.loads((ROOT / "results" / result).read_text())["runs"]
-    return statistics.mean(run["fma_final"] for run in runs)
-
-
-def retrieval(fma: float | None) -> Work:
-    config = "configs/retrieval/paper.toml"
-    fma = fma or mean_work("retrieval/population.json")
-    to = ("--fma", f"{fma:.0f}")
-    exchange, tied = ("compress.exchange=500",), ("model.norm=tied",)
-    return Work(
-        {
-            "compression": Arm("train", config),
-            "exchange": Arm("train", config, settings=exchange),
-            "tied": Arm("train", config, settings=tied),
-            "tied-exchange": Arm("train", config, settings=exchange + tied),
-            "full": Arm("train", config, settings=PLAIN),
-            "uniform-dims": Arm("train", config, settings=PLAIN),
-            "uniform-heads": Arm("train", config, settings=PLAIN),
-            "scratch": Arm("retrain", source="compression"),
-            "post-hoc": Arm("prune", source="full", options=to),
-            "cofi": Arm("cofi", source="full", options=to),
-            "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=to),
-            "torch-pruning-group-norm": Arm(
-                "torch-pruning", source="full", options=(*to, "--mode", "group-norm")
-            ),
-        },
-        donor=45,
-        fma=fma,
-        uniform={"uniform-dims": "dims", "uniform-heads": "heads"},
-    )
-
-
-def division(_: float | None) -> Work:
-    """Rivals are pruned to a loss, as in the paper, not to a work per token."""
-    config, slow = "configs/ff31/paper.toml", "configs/ff31/slow.toml"
-    # As in the paper: 30,000 steps and an anneal of 10,000, then a ceiling of the loss.
-    full = (*PLAIN, "train.steps=40000", "train.cooldown=10000")
-    ceiling = ("--loss", "0.1", "--channels", "20", "--corrective", "10", "--finetune", "10000")
-    return Work(
-        {
-            "compression": Arm("train", config),
-            "compression-slow": Arm("train", slow),
-            "full": Arm("train", config, settings=full),
-            "scratch": Arm("retrain", source="compression"),
-            "post-hoc": Arm("prune", source="full", options=ceiling),
-        },
-        donor=43,
-    )
-
-
-def charlm(fma: float | None) -> Work:
-    config, uniform = "configs/charlm/main.toml", "configs/charlm/uniform.toml"
-    fma = fma or 7.6e6
-    to = ("--fma", f"{fma:.0f}")
-    # As in the paper: 10,000 steps of the full model, and 47,000 in all.
-    full = (*PLAIN, "target.fma=0", "train.steps=10000", "train.cooldown=9500")
-    full = (*full, "train.saturation=0")
-    tuned = ("--finetune", "36000")
-    return Work(
-        {
-            "compression": Arm("train", config),
-            "uniform": Arm("train", uniform),
-            "deep": Arm("train", "configs/charlm/deep.toml"),
-            "loose": Arm("train", "configs/charlm/loose.toml"),
-            "full": Arm("train", config, settings=full),
-            "scratch": Arm("retrain", source="compression"),
-            "post-hoc": Arm("prune", source="full", options=(*to, *tuned)),
-            "cofi": Arm(
-                "cofi",
-                source="full",
-                options=(*to, "--warmup", "5000", "--prune", "40000", "--finetune", "25000"),
-            ),
-            "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=(*to, *tuned)),
-        },
-        donor=42,
-    )
-
-
-TASKS = {"retrieval": retrieval, "division": division, "charlm": charlm}
+JOINT = "; "  # between the commands of a results file
 
 
 class Controls:
@@ -209,18 +103,22 @@ class Controls:
         path: Path = self.given.results
         with self._guard:
             about = environment(self.given.device)
-            old = json.loads(path.read_text())["runs"] if path.exists() else []
-            rows = {(row["method"], row["seed"]): row for row in old}
-            for name in self.work.arms:
+            old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+            rows = {(row["method"], row["seed"]): row for row in old["runs"]}
+            for name, arm in self.work.arms.items():
                 for folder in self.given.out.glob(f"{name}-*"):
-                    seed = folder.name.removeprefix(f"{name}-")
-                    summary = summary_of(folder) if seed.isdigit() else None
-                    key = (name, int(seed)) if summary else None
-                    if key and rows.get(key, {}).get("wall_s") != summary["wall_s"]:
-                        rows[key] = row_of(*key, summary) | {"commit": about["commit"]}
-            runs = [rows[key] for key in sorted(rows)]
+                    seed, run = folder.name.removeprefix(f"{name}-"), finished(folder)
+                    if run is None or not seed.isdigit():
+                        continue
+                    row = row_of(arm.method or name, int(seed), run, arm.structure)
+                    known = rows.get(key := (row["method"], row["seed"]), {})
+                    if known.get("wall_s") != row["wall_s"]:
+                        rows[key] = row | {"commit": about["commit"]}
+            commands = [*(old.get("command") or "").split(JOINT), about["command"]]
+            about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
+            note = {"note": old["note"]} if "note" in old else {}
             make_folder(path.parent)
-            write_json(path, {**about, "runs": runs})
+            write_json(path, {**about, **note, "runs": [rows[key] for key in sorted(rows)]})
 
 
 def run_command(words: Sequence[str]) -> str:
@@ -246,25 +144,51 @@ def uniform_settings(config: str, scale: Scale, fma: float) -> list[str]:
     return [f"model.{key}={getattr(model, key)}" for key in ("width", "heads", "d_k", "d_v", "d_f")]
 
 
-def summary_of(folder: Path) -> dict[str, Any] | None:
-    """That of the run in this folder, or in the one below it; None if it is not finished."""
+def finished(folder: Path) -> Path | None:
+    """The run in this folder, or in the one below it; None if it is not finished."""
     found = [*folder.glob("summary.json"), *folder.glob("seed*/summary.json")]
-    return json.loads(found[0].read_text()) if found else None
+    return found[0].parent if found else None
 
 
-def row_of(method: str, seed: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """`training_fma` counts what a method needs beside its own steps."""
-    keys = ("fma_initial", "fma_final", "loss", "metric", "held", "steps", "wall_s", "accounting")
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    run = finished(folder)
+    return None if run is None else json.loads((run / "summary.json").read_text())
+
+
+def row_of(method: str, seed: int, run: Path, structure: bool = False) -> dict[str, Any]:
+    """A finished run, with the keys that tables read.
+
+    `training_fma` counts what a method needs beside its own steps.
+    """
+    summary = json.loads((run / "summary.json").read_text())
+    keys = ["fma_initial", "fma_final", "loss", "held", "steps", "wall_s", "accounting"]
+    keys += ["structure"] if structure else []
+    keys += ["cofi"] if "cofi" in summary else []
+    # The full model that a rival began with, without its folder.
+    source = {key: summary.get("source", {}).get(key) for key in ("steps", "training_fma")}
     return {
         "method": method,
         "seed": seed,
         **{key: summary.get(key) for key in keys},
+        **({"source": source} if "source" in summary else {}),
+        "metric": summary["metric"]["value"],
+        "before_cooldown": before_cooldown(run, summary["metric"]["name"]),
         "training_fma": summary["training_work"]["total"],
         "own_training_fma": summary["training_fma"],
     }
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def before_cooldown(run: Path, metric: str) -> dict[str, Any] | None:
+    """The last row under pressure; None for a method without."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    pressed = [row for row in rows if row["phase"] == "compression"]
+    if not pressed:
+        return None
+    row = pressed[-1]
+    return {key: row[key] for key in ("step", "loss", "fma")} | {"metric": row.get(metric)}
+
+
+def parser_of() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -278,6 +202,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = parser_of()
     given = parser.parse_args(words)
     controls = Controls(given.task, given)
     arms = given.arms or list(controls.work.arms)

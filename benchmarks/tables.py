@@ -281,14 +281,13 @@ def _commands(paper: Mapping[str, Any], sources: Sources) -> list[str]:
     for name, data in sorted(sources.used.items()):
         ours = [row["ours"] for _, row in rows_of(paper) if row["ours"]["file"] == name]
         # Those of several runs are joined.
-        commands = re.split(r"; (?=gaugelasso )", data.get("command") or "")
+        commands = re.split(r"; (?=gaugelasso |python )", data.get("command") or "")
         commands += [data.get("compare_command") or ""]
         commands += [each["command"] for each in ours if "command" in each]
         lines += ["", f'<a id="{_anchor(name)}"></a>', f"### {name}", ""]
         lines += ["```sh", *dict.fromkeys(filter(None, commands)), "```", ""]
-        lines.append(
-            f"Commit {data.get('commit') or 'unknown'}, {data['hardware']}, {data['date']}."
-        )
+        origin = f"Commit {data.get('commit') or 'unknown'}, {data['hardware']}, {data['date']}."
+        lines.append(" ".join([origin, *filter(None, [data.get("note")])]))
     return lines
 
 

@@ -5,24 +5,32 @@ from pathlib import Path
 
 import pytest
 from benchmarks import controls
+from benchmarks.control_arms import ROOT, TASKS, Arm, results_of, shortened
 
 from gaugelasso.cli.arguments import parse_changes
 from gaugelasso.config import load_config
+from gaugelasso.config.sections import TrainConfig
+from gaugelasso.report.results_schema import check_results
 
 SUMMARY = {
     "fma_initial": 9.0, "fma_final": 3.0, "loss": 0.5, "metric": {"name": "accuracy", "value": 0.9},
     "held": True, "steps": 7, "wall_s": 1.0, "accounting": "paper", "training_fma": 20.0,
-    "training_work": {"own": 20.0, "before": 30.0, "total": 50.0},
+    "training_work": {"own": 20.0, "before": 30.0, "total": 50.0}, "structure": {"layers": 24},
 }  # fmt: skip
+METRICS = [
+    {"step": 2, "phase": "compression", "loss": 0.7, "fma": 5.0, "accuracy": 0.5},
+    {"step": 4, "phase": "compression", "loss": 0.6, "fma": 3.0, "accuracy": None},
+    {"step": 7, "phase": "cooldown", "loss": 0.5, "fma": 3.0, "accuracy": 0.9},
+]
 
 
-@pytest.mark.parametrize("task", controls.TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_arm_has_a_config_that_loads(task: str) -> None:
-    work = controls.TASKS[task](None)
+    work = TASKS[task](None)
     for arm in work.arms.values():
         assert (arm.source in work.arms) == (arm.command != "train")
         if arm.command == "train":
-            load_config(controls.ROOT / arm.config, parse_changes(list(arm.settings)))
+            load_config(ROOT / arm.config, parse_changes(list(arm.settings)))
 
 
 def test_the_uniform_model_is_the_nearest_of_its_ladder() -> None:
@@ -43,6 +51,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         folder = out / f"seed{words[words.index('--seeds') + 1]}" if "--seeds" in words else out
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(SUMMARY))
+        lines = [json.dumps(row) for row in METRICS]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return ""
 
     monkeypatch.setattr(controls, "run_command", run)
@@ -68,6 +78,72 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     assert len(rows) == 9
     assert rows[0]["method"] == "cofi"
     assert (rows[0]["training_fma"], rows[0]["own_training_fma"]) == (50.0, 20.0)
+    assert rows[0]["metric"] == 0.9
+    assert rows[0]["before_cooldown"] == {"step": 4, "loss": 0.6, "fma": 3.0, "metric": None}
+    # The names of a comparison, which the tables read.
+    assert {row["method"] for row in rows} == {"cofi", "compression", "from scratch", "full",
+                                               "post-hoc"}  # fmt: skip
+    check_results(Path("results/controls/retrieval.json"), json.loads(results.read_text()))
+
+
+def test_earlier_rows_commands_and_notes_stay(
+    made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results.json"
+    for number, arms in enumerate((["deep"], ["loose"], ["loose"])):
+        command = f"python -m benchmarks.controls charlm --arms {arms[0]}"
+        monkeypatch.setattr(controls, "environment", lambda _, words=command: {
+            "command": words, "commit": "c", "hardware": "h", "date": "d"
+        })  # fmt: skip
+        out = ["--out", str(tmp_path / str(number)), "--results", str(results)]
+        controls.main(["charlm", "--arms", *arms, *out])
+        data = json.loads(results.read_text()) | {"note": "shared"}
+        results.write_text(json.dumps(data))
+    assert [row["method"] for row in data["runs"]] == ["deep", "loose"]
+    assert ["structure" in row for row in data["runs"]] == [True, False]
+    start = "python -m benchmarks.controls charlm --arms"
+    assert data["command"] == f"{start} deep; {start} loose"
+    controls.main(["charlm", "--arms", "deep", *out])
+    assert json.loads(results.read_text())["note"] == "shared"
+
+
+# --- equal training work -------------------------------------------------------------------
+
+
+def length_of(arm: Arm) -> TrainConfig:
+    return load_config(ROOT / arm.config, parse_changes(list(arm.settings))).train
+
+
+def test_a_uniform_model_with_the_training_work_of_compression() -> None:
+    arm = TASKS["charlm"](None).arms["uniform-long"]
+    (pressed,), (plain,) = results_of("charlm/main.json"), results_of("charlm/uniform.json")
+    config = load_config(ROOT / arm.config, parse_changes(list(arm.settings)))
+    assert config.target.fma == config.train.saturation == 0  # all steps are made
+    work = config.train.steps * plain["fma_final"]
+    assert work == pytest.approx(pressed["training_fma"], rel=1e-4)
+    assert config.train.cooldown / config.train.steps == pytest.approx(30_000 / 35_250, rel=1e-4)
+
+
+def test_compression_with_the_training_work_of_a_uniform_model() -> None:
+    arm = TASKS["charlm"](None).arms["compression-short"]
+    (before,), (plain,) = results_of("charlm/main-ln3.json"), results_of("charlm/uniform.json")
+    saved = 30_000 - length_of(arm).saturation
+    work = before["training_fma"] - saved * before["fma_final"]
+    assert work == pytest.approx(plain["training_fma"], rel=1e-4)
+    # The loss of main.toml leaves nothing for an anneal.
+    with pytest.raises(ValueError, match=r"compression alone took 4\.11e\+11 FMA of 2\.68e\+11"):
+        shortened("charlm/main.json", plain["training_fma"])
+
+
+def test_faces_are_shifted_for_both_models_alike() -> None:
+    arms = TASKS["faces"](None).arms
+    for name in ("compression", "uniform"):
+        still, moved = arms[name], arms[f"{name}-shifted"]
+        assert (still.config, still.settings) == (moved.config, ())
+        task = load_config(ROOT / moved.config, parse_changes(list(moved.settings))).task
+        assert (task.shift, task.flip) == (task.patch, True)
+    assert load_config(ROOT / arms["wide"].config).model.d_k == 256
+    assert load_config(ROOT / arms["loose"].config).target.loss == 0.125
 
 
 def test_no_run_starts_when_the_time_is_over(made: list[list[str]], tmp_path: Path) -> None:

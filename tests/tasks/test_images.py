@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gaugelasso.errors import UserError
@@ -66,6 +67,41 @@ def test_half_of_the_training_images_are_flipped(tmp_path: Path) -> None:
     mirrored = [np.array_equal(p, upright[:, ::-1]) for p in shown]
     assert 8 < sum(mirrored) < 32
     assert all(m or np.array_equal(p, upright) for m, p in zip(mirrored, shown, strict=True))
+
+
+def moved(pixels: np.ndarray, down: int, across: int) -> np.ndarray:
+    """Pixels [h, w, 3] moved down and across, with the border repeated."""
+    framed = np.pad(pixels, ((12, 12), (12, 12), (0, 0)), mode="edge")
+    return framed[12 - down : 24 - down, 12 - across : 24 - across]
+
+
+def test_training_images_are_shifted_with_their_border_repeated(tmp_path: Path) -> None:
+    path = str(packed(tmp_path, train=1))
+    task = MaskedAutoencoder(path=path, size=12, patch=4, flip=False, shift=2)
+    upright, shown = pictures(1)[0], seen(task, task.batch(400, Draw(0), "cpu")[1])
+    places = [(down, across) for down in range(-2, 3) for across in range(-2, 3)]
+    known = {moved(upright, *place).tobytes(): place for place in places}
+    found = [known[image.tobytes()] for image in shown]
+    # Of 25 places each is expected 16 times.
+    assert min(found.count(place) for place in places) > 2
+    again = seen(task, task.batch(400, Draw(0), "cpu")[1])
+    assert np.array_equal(again, shown)
+    assert not np.array_equal(seen(task, task.batch(400, Draw(0, 1), "cpu")[1]), shown)
+
+
+def test_shifts_leave_flips_and_held_out_images_as_they_are(tmp_path: Path) -> None:
+    path = str(packed(tmp_path, train=1))
+    still, moving = (MaskedAutoencoder(path=path, size=12, patch=4, shift=most) for most in (0, 2))
+    for stream in (SELECTION, TEST):
+        draw = Draw(0, stream=stream)
+        pairs = zip(still.batch(3, draw, "cpu"), moving.batch(3, draw, "cpu"), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    upright, flipped = pictures(1)[0], pictures(1)[0][:, ::-1]
+    places = [(down, across) for down in range(-2, 3) for across in range(-2, 3)]
+    before, after = (seen(task, task.batch(40, Draw(0), "cpu")[1]) for task in (still, moving))
+    for one, other in zip(before, after, strict=True):
+        source = upright if np.array_equal(one, upright) else flipped
+        assert any(np.array_equal(other, moved(source, *place)) for place in places)
 
 
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from gaugelasso.training.evaluation import predictor
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_user_error
 from tests.tasks.faces import encoded, pack, packed, pictures, seen
+from tests.tiny_runs import assert_same_run, stop_at
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -101,6 +102,8 @@ def test_the_loss_is_the_error_on_hidden_patches() -> None:
         ({"masked": 0.001}, r"leave some visible"),
         ({"masked": float("nan")}, r"task\.masked = nan"),
         ({"path": ""}, r"task\.path is empty"),
+        ({"shift": -1}, r"task\.shift = -1: must be 0 \(images stay in place\) to 127"),
+        ({"size": 12, "patch": 4, "shift": 12}, r"task\.shift = 12: .* below task\.size = 12"),
     ],
 )
 def test_invalid_settings_are_rejected(keys: dict[str, Any], words: str) -> None:
@@ -234,6 +237,16 @@ def test_eval_of_all_test_images(tmp_path: Path, gaugelasso: Command) -> None:
     generated = ("--set", "task.path=generated", *options)
     answer = gaugelasso("eval", run, "--whole", *generated)
     assert_user_error(answer, "--whole: the test data of task 'mae' are not finite; use --batches")
+
+
+def test_a_run_with_shifted_images_resumes_to_the_last_bit(tmp_path: Path) -> None:
+    config = tiny(path=str(packed(tmp_path)), shift=3)
+    Trainer(config, tmp_path / "whole").run()
+    stop_at(Trainer(config, tmp_path / "died"), 3)
+    Trainer(config, tmp_path / "died", "resume").run()
+    assert_same_run(tmp_path / "whole", tmp_path / "died")
+    still = Trainer(tiny(path=str(packed(tmp_path))), tmp_path / "still").run()
+    assert still["loss"] != json.loads((tmp_path / "whole" / "summary.json").read_text())["loss"]
 
 
 def test_missing_data_keep_an_existing_run(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Patches hold standardised pixels, and most are replaced by a learned token. The loss is the mean
 squared error on the hidden patches. Training goes through the images in a new random order
-every epoch and flips each at random. Held-out images keep their order, and their masks are the
-same in every run.
+every epoch, flips each at random and, with `shift`, moves it by a few pixels. Held-out images keep
+their order and place, and their masks are the same in every run.
 
 Stored held-out images are split by position: the first half is for selection, the second half
 for the test. Halves, rather than every other image, because neighbours in a folder are often
@@ -38,6 +38,7 @@ class MaskedAutoencoder:
     patch: int = 8
     masked: float = 0.75
     flip: bool = True
+    shift: int = 0
     pictures: bool = False
 
     metric_name: ClassVar[str] = "masked_mse"
@@ -49,6 +50,11 @@ class MaskedAutoencoder:
         for key in ("size", "patch"):
             if not 1 <= getattr(self, key) <= 4096:
                 raise UserError(f"task.{key} = {getattr(self, key)}: must be 1 to 4096")
+        if not 0 <= self.shift < self.size:
+            raise UserError(
+                f"task.shift = {self.shift}: must be 0 (images stay in place) to "
+                f"{self.size - 1}, below task.size = {self.size}"
+            )
         if self.size % self.patch:
             raise UserError(
                 f"task.patch = {self.patch} does not divide task.size = {self.size}: "
@@ -122,6 +128,8 @@ class MaskedAutoencoder:
         if self.flip and not draw.held_out:
             flipped = torch.rand(size, 1, 1, 1, generator=generator, device=device) < 0.5
             pixels = torch.where(flipped, pixels.flip(2), pixels)
+        if self.shift and not draw.held_out:
+            pixels = _moved(pixels, self.shift, generator)
         mean, std = _standard(self.path, self.size, device)
         patches = self.cut((pixels - mean) / std)
         chance = torch.rand(size, self.length, generator=generator, device=device)
@@ -189,6 +197,16 @@ class MaskedAutoencoder:
             "masked": to_bytes(patches * (1 - mask)),
             "reconstructed": to_bytes(filled),
         }
+
+
+def _moved(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Each image [h, w, 3] by up to `most` pixels down and across; its border fills the rest."""
+    count, size = len(pixels), pixels.shape[1]
+    shape, device = (2, count, 1), pixels.device
+    by = torch.randint(-most, most + 1, shape, generator=generator, device=device)
+    down, across = (torch.arange(size, device=device) - by).clamp(0, size - 1)
+    image = torch.arange(count, device=device)[:, None, None]
+    return pixels[image, down[:, :, None], across[:, None, :]]
 
 
 def _seed(draw: Draw) -> int:

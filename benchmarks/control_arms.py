@@ -1,0 +1,193 @@
+"""What benchmarks.controls trains: the arms of each task of the paper.
+
+An arm is one way to get a model. Rivals get the work per token that compression reached in
+results/, and the arms of equal training work get that of the runs there.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gaugelasso.baselines.ladder import Scale
+
+ROOT = Path(__file__).parents[1]
+# No pressure, and any loss will do.
+PLAIN = ("compress.solver=fixed", "compress.rho=0", "target.hold=pressed", "target.loss=1e30")
+# Pixels of a face of 128 x 128: one patch.
+SHIFT = ("task.shift=8",)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A command of the package. `source` is the arm whose run it starts from.
+
+    `method` is its name in the results file, if that is another: the one of `gaugelasso compare`.
+    `structure`: its row has the widths of each layer, which a table shows.
+    """
+
+    command: str
+    config: str = ""
+    source: str = ""
+    settings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    method: str = ""
+    structure: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task: its arms, and the seed whose structure is trained from scratch.
+
+    `fma` is the work of uniform models; the arms have that of the rivals.
+    """
+
+    arms: Mapping[str, Arm]
+    donor: int
+    fma: float = 0.0
+    uniform: Mapping[str, Scale] = field(default_factory=dict)
+
+
+def results_of(name: str) -> list[dict[str, Any]]:
+    """The runs of a results file."""
+    runs: list[dict[str, Any]] = json.loads((ROOT / "results" / name).read_text())["runs"]
+    return runs
+
+
+def mean_work(name: str) -> float:
+    return statistics.mean(run["fma_final"] for run in results_of(name))
+
+
+def stretched(name: str, budget: float) -> tuple[str, ...]:
+    """Settings with which a model of constant work trains for `budget` FMA in all.
+
+    A step counts as the work per token. The anneal has the same share of the steps as in the run
+    of the results file, which ended when its targets were met; this one ends with its steps.
+    """
+    (run,) = results_of(name)
+    steps = int(budget / run["fma_final"])
+    anneal = (run["steps"] - run["before_cooldown"]["step"]) / run["steps"]
+    length = (f"train.steps={steps}", f"train.cooldown={round(anneal * steps)}")
+    return ("target.fma=0", "train.saturation=0", *length)
+
+
+def shortened(name: str, budget: float) -> tuple[str, ...]:
+    """Settings with which a compressed run trains for about `budget` FMA in all.
+
+    An estimate: the steps before the anneal are taken to cost what they cost in the run of the
+    results file, and the anneal gets the rest, at the final work per token. How long compression
+    takes is not known beforehand, so the work that a run counts in the end differs from `budget`.
+    """
+    (run,) = results_of(name)
+    anneal = run["steps"] - run["before_cooldown"]["step"]
+    pressed = run["training_fma"] - anneal * run["fma_final"]
+    left = int((budget - pressed) / run["fma_final"])
+    if left < 1:
+        raise ValueError(f"{name}: compression alone took {pressed:.3g} FMA of {budget:.3g}")
+    return (f"train.saturation={left}",)
+
+
+def retrieval(fma: float | None) -> Work:
+    config = "configs/retrieval/paper.toml"
+    fma = fma or mean_work("retrieval/population.json")
+    to = ("--fma", f"{fma:.0f}")
+    exchange, tied = ("compress.exchange=500",), ("model.norm=tied",)
+    return Work(
+        {
+            "compression": Arm("train", config),
+            "exchange": Arm("train", config, settings=exchange),
+            "tied": Arm("train", config, settings=tied),
+            "tied-exchange": Arm("train", config, settings=exchange + tied),
+            "full": Arm("train", config, settings=PLAIN),
+            "uniform-dims": Arm("train", config, settings=PLAIN, method="uniform"),
+            "uniform-heads": Arm("train", config, settings=PLAIN),
+            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "post-hoc": Arm("prune", source="full", options=to),
+            "cofi": Arm("cofi", source="full", options=to),
+            "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=to),
+            "torch-pruning-group-norm": Arm(
+                "torch-pruning", source="full", options=(*to, "--mode", "group-norm")
+            ),
+        },
+        donor=45,
+        fma=fma,
+        uniform={"uniform-dims": "dims", "uniform-heads": "heads"},
+    )
+
+
+def division(_: float | None) -> Work:
+    """Rivals are pruned to a loss, as in the paper, not to a work per token."""
+    config, slow = "configs/ff31/paper.toml", "configs/ff31/slow.toml"
+    # As in the paper: 30,000 steps and an anneal of 10,000, then a ceiling of the loss.
+    full = (*PLAIN, "train.steps=40000", "train.cooldown=10000")
+    ceiling = ("--loss", "0.1", "--channels", "20", "--corrective", "10", "--finetune", "10000")
+    return Work(
+        {
+            "compression": Arm("train", config),
+            "compression-slow": Arm("train", slow),
+            "full": Arm("train", config, settings=full),
+            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "post-hoc": Arm("prune", source="full", options=ceiling),
+        },
+        donor=43,
+    )
+
+
+def charlm(fma: float | None) -> Work:
+    config, uniform = "configs/charlm/main.toml", "configs/charlm/uniform.toml"
+    fma = fma or 7.6e6
+    to = ("--fma", f"{fma:.0f}")
+    # As in the paper: 10,000 steps of the full model, and 47,000 in all.
+    full = (*PLAIN, "target.fma=0", "train.steps=10000", "train.cooldown=9500")
+    full = (*full, "train.saturation=0")
+    tuned = ("--finetune", "36000")
+    (pressed,), (plain,) = results_of("charlm/main.json"), results_of("charlm/uniform.json")
+    # At the loss of main.toml compression alone takes more work than the whole uniform run. At the
+    # looser ln 3 it leaves some for an anneal.
+    short = shortened("charlm/main-ln3.json", plain["training_fma"])
+    long = stretched("charlm/uniform.json", pressed["training_fma"])
+    return Work(
+        {
+            "compression": Arm("train", config),
+            "uniform": Arm("train", uniform),
+            "compression-short": Arm("train", "configs/charlm/ln3.toml", settings=short),
+            "uniform-long": Arm("train", uniform, settings=long),
+            "deep": Arm("train", "configs/charlm/deep.toml", structure=True),
+            "loose": Arm("train", "configs/charlm/loose.toml"),
+            "full": Arm("train", config, settings=full),
+            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "post-hoc": Arm("prune", source="full", options=(*to, *tuned)),
+            "cofi": Arm(
+                "cofi",
+                source="full",
+                options=(*to, "--warmup", "5000", "--prune", "40000", "--finetune", "25000"),
+            ),
+            "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=(*to, *tuned)),
+        },
+        donor=42,
+    )
+
+
+def faces(_: float | None) -> Work:
+    """The images are given with `--set task.path=data/faces.npz`.
+
+    All arms mirror half of the training images, as the task does by default. Those that are shifted
+    also move them, compression and uniform alike.
+    """
+    config, uniform = "configs/mae/main.toml", "configs/mae/uniform.toml"
+    return Work(
+        {
+            "compression": Arm("train", config),
+            "uniform": Arm("train", uniform),
+            "compression-shifted": Arm("train", config, settings=SHIFT),
+            "uniform-shifted": Arm("train", uniform, settings=SHIFT),
+            "loose": Arm("train", "configs/mae/loose.toml"),
+            "wide": Arm("train", "configs/mae/wide.toml"),
+        },
+        donor=42,
+    )
+
+
+TASKS = {"retrieval": retrieval, "division": division, "charlm": charlm, "faces": faces}
