@@ -184,8 +184,8 @@ class Compressor:
         """Set the loss to press towards, and how much an event may raise a batch's loss."""
         check_number("loss_target", loss)
         self.scalars.set_loss_target_(loss)
-        tolerance = self.options.drop_tolerance * abs(loss)
-        self._allowance = tolerance if allowance is None else min(tolerance, allowance)
+        self._tolerance = self.options.drop_tolerance * abs(loss)
+        self._allowance = self._tolerance if allowance is None else min(self._tolerance, allowance)
 
     def set_pressure_(self, share: float) -> None:
         """Apply a share of the penalty strength that the margin allows; 0 is plain training.
@@ -204,7 +204,7 @@ class Compressor:
 
     @torch.no_grad()
     def event_(self) -> Event:
-        """Hold a structural event now: split, balance, select, cut, exchange."""
+        """Hold a structural event now: split, balance, cut channels and operators, exchange."""
         rules = EventRules(
             step=self.steps,
             threshold=self.options.trust * float(self.scalars.lr),
@@ -215,6 +215,8 @@ class Compressor:
             probe=self.probe,
             hooks=self.hooks,
             cut_share=self.cut_share,
+            tolerance=self._tolerance,
+            interval=self.options.interval,
         )
         event = hold_event_(self.state, self.resume_state, rules)
         self.history.append(event)

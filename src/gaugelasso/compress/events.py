@@ -34,8 +34,9 @@ class EventRules:
     """What one event goes by.
 
     An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
-    margin to its target. The event may raise the probe's loss by `loss_allowance`. Where channels
-    go by their harm, it cuts about `cut_share` of the work.
+    margin to its target. The event may raise the probe's loss by `loss_allowance`, and where a
+    whole operator goes by `tolerance`. Where channels go by their harm, it cuts about `cut_share`
+    of the work. Events are held every `interval` steps, if at all.
     """
 
     step: int
@@ -46,6 +47,8 @@ class EventRules:
     probe: Callable[[], float] | None
     hooks: Sequence[DropHook]
     cut_share: float = CUT_SHARE
+    tolerance: float = 0.0
+    interval: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Event:
     - spared: axis name -> indices near zero that stayed because the batch needs them
     - withheld: axis name -> indices that stayed because the work target is met without them
     - splits: the sites that became two, before `loss_balanced` was measured
-    - undone: the changes that were undone ("split", "balance", "cut", "exchange"), with the loss
-      of each
+    - undone: the changes that were undone ("split", "balance", "cut", "operator", "exchange"), with
+      the loss of each
     - returned_to: for a rollback, the step of the state that the run went back to
     - exchanged, grown: axis name -> indices that an exchange took, and that it added
     """

@@ -35,12 +35,22 @@ class Guard:
             self._bound = before + allowance
         self.undone: dict[str, float] = {}
 
+    @property
+    def measures(self) -> bool:
+        """Whether there is a probe, and a finite loss before the event."""
+        return math.isfinite(self._bound)
+
     def try_(
-        self, name: str, change_: Callable[[], None], snapshot: Callable[[], Callable[[], None]]
+        self,
+        name: str,
+        change_: Callable[[], None],
+        snapshot: Callable[[], Callable[[], None]],
+        allowance: float | None = None,
     ) -> bool:
         """Make a change, and undo it if the loss exceeds the bound; True if the change stays.
 
-        `snapshot` is called before the change and returns the function that undoes it.
+        `snapshot` is called before the change and returns the function that undoes it. With an
+        `allowance` the bound is so much above the loss before the event.
         """
         if self._probe is None:
             change_()
@@ -48,7 +58,10 @@ class Guard:
         undo = snapshot()
         change_()
         loss = self._measure()
-        if loss <= self._bound:
+        bound = self._bound
+        if allowance is not None and self.before is not None and self.measures:
+            bound = self.before + allowance
+        if loss <= bound:
             self.loss = loss
             return True
         undo()
@@ -69,8 +82,12 @@ class Guard:
         """Whether the loss stays within the bound when all these drops are made."""
         if self._probe is None:
             return True
+        return self.loss_without(table, tensors, keeps) <= self._bound
+
+    def loss_without(self, table: AxisTable, tensors: Tensors, keeps: dict[str, Tensor]) -> float:
+        """The loss when all these drops are made. Needs a probe."""
         with temporarily_zeroed(table, tensors, keeps):
-            return self._measure() <= self._bound
+            return self._measure()
 
     def _measure(self) -> float:
         """The probe's loss, in eval mode so that the model records no input energies."""

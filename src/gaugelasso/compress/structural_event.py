@@ -1,9 +1,10 @@
-"""One structural event: split, balance, select, cut, exchange, each under the guard.
+"""One structural event: split, balance, select, cut, remove, exchange, each under the guard.
 
 The order of an event, and its record. A change that raises the batch's loss too much is undone.
 """
 
 import time
+from typing import TypeVar
 
 from gaugelasso.compress.drop import NOTHING, Decision
 from gaugelasso.compress.events import Event, EventRules
@@ -13,6 +14,9 @@ from gaugelasso.compress.harm_event import cut_least_harm_
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.resume_state import ResumeState
 from gaugelasso.compress.selection import Choice, select_drops
+from gaugelasso.compress.whole_operators import remove_operator_
+
+Number = TypeVar("Number", int, float)
 
 
 def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules) -> Event:
@@ -32,15 +36,17 @@ def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules)
     else:
         choice = select_drops(state, guard, rules)
         cut = _cut_(state, guard, choice.decision or NOTHING, rules.step)
+    prices_then = state.prices
+    whole = NOTHING if by_harm else remove_operator_(state, guard, rules)
     due = state.births is not None and state.births.exchange_due_(rules.step)
     exchange = exchange_(state, guard, rules) if due else Exchange()
     return Event(
         step=rules.step,
         fma_before=fma_before,
         fma=state.fma,
-        dropped=cut.dropped(),
-        prices=cut.saved(prices),
-        removed=cut.removed,
+        dropped=_together(cut.dropped(), whole.dropped()),
+        prices=_together(cut.saved(prices), whole.saved(prices_then)),
+        removed=cut.removed + whole.removed,
         widths=state.widths(),
         seconds=time.perf_counter() - began,
         loss_before=guard.before,
@@ -70,3 +76,8 @@ def _cut_(state: ModelState, guard: Guard, decision: Decision, step: int) -> Dec
         "cut", lambda: state.cut_(decision, when), state.snapshot_modules
     )
     return decision if stays else NOTHING
+
+
+def _together(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:
+    """The numbers of both, added where a name is in both."""
+    return first | {name: first.get(name, 0) + number for name, number in second.items()}
