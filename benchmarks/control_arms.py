@@ -94,7 +94,7 @@ def retrieval(fma: float | None) -> Work:
     fma = fma or mean_work("retrieval/population.json")
     to = ("--fma", f"{fma:.0f}")
     exchange = ("compress.exchange=500",)
-    # With a tied norm every balance changes the outputs, and would be undone: the paper bounds none.
+    # With a tied norm balance changes the outputs and would be undone; the paper bounds no event.
     tied = ("model.norm=tied", "compress.drop_tolerance=1000")
     return Work(
         {

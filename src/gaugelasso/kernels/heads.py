@@ -96,14 +96,24 @@ def band(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q k^T) v over [B, heads, S, d], with d_k and d_v of any size.
 
-    With `window`, which needs `causal`, a query sees that many keys at most, up to its own. The
-    result may be wider than v; the additional channels are zero.
+    With `window`, which needs `causal`, a query sees that many keys at most, up to its own. With
+    `lengths` [B], which is for attention that is not causal, it sees the first so many keys of its
+    sequence. The result may be wider than v; the additional channels are zero.
     """
     mask = None
+    if lengths is not None:
+        positions = torch.arange(k.shape[2], device=k.device)
+        mask = (positions < lengths[:, None])[:, None, None]
     if window is not None and window < q.shape[2]:  # no fused form of it here
         mask = band(q.shape[2], window, q.device)
     if mask is None and fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:

@@ -93,9 +93,9 @@ class Attention(Operator):
         key = self.key_bias if self._keys_biased else self.key.new_zeros(self.key.shape[1:])
         return [self.query_bias, key, self.value_bias]
 
-    def forward(self, x: Tensor, batch: int) -> Tensor:
+    def forward(self, x: Tensor, batch: int, lengths: Tensor | None = None) -> Tensor:
         x, q, k, v = self.project_qkv(x, batch)
-        mixed = kernels.attend(q, k, v, self.softmax_scale, self.causal, self.window)
+        mixed = kernels.attend(q, k, v, self.softmax_scale, self.causal, self.window, lengths)
         return self.project_out(x, mixed)
 
     def project_qkv(

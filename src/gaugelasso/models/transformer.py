@@ -70,12 +70,23 @@ class Transformer(Compressible):
             head = {**norm, "elementwise": spec.head_step == "elementwise"}
             self.classifier = _classifier(spec, {**head, "generator": generator})
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (or pixels) [B, S, outputs]."""
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits (or pixels) [B, S, outputs].
+
+        With `lengths` [B] the sequences are padded on the right with any values. Outputs of padded
+        positions mean nothing: leave them out of the loss.
+        """
         batch, length = inputs.shape[:2]
+        # In a causal model padding on the right is in nobody's past.
+        seen = None if self.initial_spec.causal else lengths
+        if seen is not None and seen.shape != (batch,):
+            raise ValueError(f"lengths {list(seen.shape)}: one for each of {batch} sequences")
         x = self.embedding(inputs, len(self.sites))
         for _, part in self._middle():
-            x = part(x, batch) if isinstance(part, Operator) else part(x)
+            if isinstance(part, Attention):
+                x = part(x, batch, seen)
+            else:
+                x = part(x, batch) if isinstance(part, Operator) else part(x)
         return self.classifier(x).view(batch, length, -1)
 
     def axis_table(self) -> AxisTable:
