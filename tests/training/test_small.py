@@ -19,7 +19,7 @@ SMALLER = {
     "charlm": {"model.layers": 1, "task.length": 32, "train.batch": 8, "compress.lr": 0.012}
     | SOONER
     | {"compress.trust": 4},
-    "ff31": {"model.heads": 2, "model.d_k": 8, "model.d_f": 48, "train.batch": 8} | SOONER,
+    "ff31": {"model.heads": 2, "model.d_k": 8, "train.batch": 8} | SOONER,
     "mae": {"model.layers": 1, "train.batch": 4, "compress.lr": 0.015}
     | SOONER
     | {"compress.trust": 4},
