@@ -106,6 +106,15 @@ def killed(folder: Path, step: int, name: str = "run", **changes: Any) -> Path:
     return Path(shutil.copytree(home / str(step), folder / name))
 
 
+def start_at(folder: Path, step: int, name: str = "run", **changes: Any) -> Trainer:
+    """As `start`, but goes on from the last checkpoint before this step of a run like it.
+
+    Call it before the package is patched: that run is trained once, for all tests.
+    """
+    killed(folder, step, name, **changes)
+    return start(folder, name, "resume", **changes)
+
+
 def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 

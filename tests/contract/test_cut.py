@@ -12,13 +12,12 @@ from gaugelasso.compress.drop import Decision, cascade, close_and_round, grains
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.optim import CoupledOptimizer
-from gaugelasso.compress.surgery import cut_, kept_elements
+from gaugelasso.compress.surgery import cut_, kept_elements, snapshot_modules
 from tests.contract.models import (
     CASES,
     FIRST,
     Case,
     axis_names,
-    clone,
     difference,
     is_linked,
     make,
@@ -155,26 +154,28 @@ def test_predicted_saving_is_the_counted_one(case: Case) -> None:
             keeps[table.home(slot)] &= (tensors[slot.link] != index).cpu()
         decision = cascade(table, tensors, keeps)
         assert decision is not None
-        alone = closed = _work(_cut(model, table, keeps))
+        alone = closed = _work_after(model, table, keeps)
         if decision.removed or any(not keep.equal(keeps[n]) for n, keep in decision.keeps.items()):
-            closed = _work(_cut(model, table, decision.keeps, decision.removed))
+            closed = _work_after(model, table, decision.keeps, decision.removed)
         for way in before:
             saving = predicted[way][name][index]
             assert before[way] - alone[way] == saving, (name, index)
             assert before[way] - closed[way] >= saving, (name, index)
 
 
-def _cut(
+def _work_after(
     model: Compressible,
     table: AxisTable,
     keeps: dict[str, torch.Tensor],
     removed: tuple[str, ...] = (),
-) -> Compressible:
-    """A copy of the model, whose table this is, with these keep-sets applied."""
-    # A cut replaces tensors and writes into none, so the copy may share them.
-    smaller = clone(model, share_tensors=True)
-    cut_(smaller, table, keeps, removed)
-    return smaller
+) -> dict[pricing.CostModel, float]:
+    """The work of the model, whose table this is, with these keep-sets applied."""
+    # A cut replaces tensors and writes into none, so it can be undone without a copy of them.
+    restore = snapshot_modules(model)
+    cut_(model, table, keeps, removed)
+    work = _work(model)
+    restore()
+    return work
 
 
 def _work(model: Compressible) -> dict[pricing.CostModel, float]:

@@ -1,5 +1,6 @@
 """ONNX files run in onnxruntime as the model does."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,19 @@ from tests.export.sources import (
     write_run,
 )
 
+TOKENS = 256  # of `tiny`: no other tensor of a model with one layer is as large as their table
+
 
 # One test, because an export takes seconds.
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tied head, norms of heads and a window; `export` compares it with a cache, padded."""
     monkeypatch.chdir(tmp_path)
-    model = tiny(layers=1)
+    also = {"tied_head": True, "head_bias": True, "qk_norm": True}
+    model = tiny(1, also, windows=(5,), d_k=8)
     model.remove_operator("mlp_0")
     done = export(write_run(Path("runs/small"), model), "onnx")
     assert done.deviation < 1e-4
+    check_table(done.folder)
     program = card_example(done.folder)
     assert program in page_examples()
     assert run_example(program) == greedy(model, [list(b"The ")], 20)[0]
@@ -58,6 +64,15 @@ def check_names(folder: Path) -> None:
     assert shapes[pair[0]][::2] == ["batch", "past_sequence_length"]
     outputs = [each.name for each in session.get_outputs()]
     assert outputs == ["logits", "present.0.key", "present.0.value"]
+
+
+def check_table(folder: Path) -> None:
+    """Both files hold the table of the tokens once, which is also the head."""
+    import onnx  # above, it would be imported by every worker
+
+    for name in ("model.onnx", "model_without_past.onnx"):
+        held = onnx.load(folder / name).graph.initializer
+        assert len([each for each in held if math.prod(each.dims) >= 2 * TOKENS]) == 1
 
 
 @torch.inference_mode()

@@ -221,8 +221,8 @@ def test_a_site_that_does_nothing_is_cut_exactly(imported: Transformer) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "pressure": {"lr": 0.01, "interval": 10, "solver": "fixed", "rho": 1.0},
-    "harm": {"lr": 1e-3, "interval": 2, "removal": "harm"},
+    "pressure": {"lr": 0.02, "interval": 10, "solver": "fixed", "rho": 1.0},
+    "harm": {"lr": 1e-3, "interval": 1, "removal": "harm"},
 }
 
 
@@ -232,7 +232,7 @@ def test_training_cuts_it_and_the_outputs_follow(way: str, tmp_path: Path) -> No
     model = import_model(tmp_path)
     compressor = Compressor(model, 1e30, CompressorOptions(**OPTIONS[way]))
     born, generator = compressor.widths, torch.Generator().manual_seed(1)
-    for _ in range(120):
+    for _ in range(60):
         inputs = torch.randint(50, (4, 12), generator=generator)
         loss = token_loss(model(inputs), inputs)
         loss.backward()

@@ -17,7 +17,7 @@ from gaugelasso.signals import Stopped
 from gaugelasso.tasks import SELECTION, TEST, Draw, Retrieval
 from gaugelasso.training.evaluation import evaluate
 from gaugelasso.training.state import RunState
-from tests.tiny_runs import assert_same_run, finish, killed, newest, read, start
+from tests.tiny_runs import assert_same_run, finish, newest, read, start, start_at
 from tests.training.spoilers import (
     damage,
     poison,
@@ -27,6 +27,8 @@ from tests.training.spoilers import (
     spoil_ends,
     spoil_when_new,
 )
+
+LATE = 33  # a step of the tiny run after which something happens to its end
 
 
 def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
@@ -83,8 +85,8 @@ def test_a_target_held_in_training_alone_is_missed(
 def test_states_are_judged_as_the_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a task brings its own loss over all held-out data, by that one."""
     figures = {"loss": 9.0}
+    trainer = start_at(tmp_path, LATE, train__checkpoint_every=5)
     monkeypatch.setattr("gaugelasso.training.evaluation.final_figures", lambda *_: dict(figures))
-    trainer = start(tmp_path, train__checkpoint_every=5)
     summary = trainer.run()
     assert (summary["loss"], summary["held"]) == (9.0, False)
     assert rollback_of(trainer).held  # none of which does better
@@ -101,8 +103,8 @@ def test_selection_data_decide_and_test_data_report(
         streams.append(words[-1])
         return Measured(9.0, 0.1) if words[-1] == TEST else Measured(1.0, 0.9)
 
+    trainer = start_at(tmp_path, LATE, train__checkpoint_every=5)
     monkeypatch.setattr("gaugelasso.training.evaluation.evaluate", worse)
-    trainer = start(tmp_path, train__checkpoint_every=5)
     summary = trainer.run()
     assert streams == [SELECTION, TEST]
     assert (summary["loss"], summary["held"], summary["metric"]["value"]) == (9.0, False, 0.1)
@@ -115,7 +117,7 @@ def test_test_data_are_read_once_and_only_at_the_end(
 ) -> None:
     """Also where the run ends on an earlier state, or anneals a second time."""
     honest, read_at = Retrieval.batch, []
-    trainer = start(tmp_path, train__checkpoint_every=5)
+    trainer = start_at(tmp_path, LATE, train__checkpoint_every=5)
     spoil_ends(trainer)
 
     def batch(task: Retrieval, size: int, draw: Draw, device: str) -> Any:
@@ -148,7 +150,7 @@ def test_without_an_anneal_there_is_no_second_one(tmp_path: Path) -> None:
 def test_a_rank_that_is_lost_at_the_end_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = start(tmp_path, train__checkpoint_every=5)
+    trainer = start_at(tmp_path, LATE, train__checkpoint_every=5)
     spoil_ends(trainer)
 
     def lost(*_: Any) -> Any:
@@ -236,7 +238,7 @@ def test_a_second_anneal_keeps_the_work_target(
     the loss target is missed, and said to be.
     """
     changes = {"train__checkpoint_every": 5, "target__fma": 400.0, "train__saturation": 10}
-    trainer = start(tmp_path, train__steps=80, **changes)
+    trainer = start_at(tmp_path, 31, train__steps=80, **changes)
     spoil(trainer, at=31)
     damage(trainer, 33, lambda rollback: damaged)
     summary = trainer.run()
@@ -260,8 +262,7 @@ def test_a_target_first_held_in_the_cooldown_counts(tmp_path: Path, at: int, hel
     changes: dict[str, Any] = {"train__cooldown": 70, "train__warmup": 20, "train__batch": 16}
     changes |= {"target__loss": 0.45, "compress__lr": 0.02, "train__checkpoint_every": 5}
     changes |= {"train__steps": 120}
-    killed(tmp_path, 112, **changes)  # to train these steps once for all three
-    trainer = start(tmp_path, existing="resume", **changes)
+    trainer = start_at(tmp_path, 112, **changes)
     spoil(trainer, at=at)
     summary = trainer.run()
     assert returns(trainer.folder.path) == [(120, held)]
@@ -271,7 +272,8 @@ def test_a_target_first_held_in_the_cooldown_counts(tmp_path: Path, at: int, hel
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose ends all fail, so that it seeks a way on."""
-    trainer = start(tmp_path_factory.mktemp("undisturbed"), train__checkpoint_every=5)
+    folder = tmp_path_factory.mktemp("undisturbed")
+    trainer = start_at(folder, LATE, train__checkpoint_every=5)
     spoil_ends(trainer)
     trainer.run()
     return trainer.folder.path
@@ -282,7 +284,7 @@ def test_a_stop_while_the_way_on_is_sought_is_no_damage(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Neither to the checkpoint that is looked at then, nor to the one that is written."""
-    trainer = start(tmp_path, train__checkpoint_every=5)
+    trainer = start_at(tmp_path, LATE, train__checkpoint_every=5)
     spoil_ends(trainer)
     honest, sent = getattr(checkpoint, where), []
 

@@ -64,7 +64,8 @@ def _check_axis(
     decision = cascade(table, tensors, keeps)
     if decision is None or decision.removed:
         return []
-    smaller = copy.deepcopy(model)
+    # A cut replaces tensors and writes into none, so the copy shares them.
+    smaller = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors.values()})
     try:
         cut_(smaller, table, decision.keeps)
         saved = whole - _counted(subject, smaller) / tokens

@@ -45,18 +45,24 @@ def _check_some(subject: Subject, model: Compressible, axis: Axis) -> Finding:
     if decision is None:
         return passed("zero", axis.name, "zero indices can be cut")
     keep = decision.keeps[axis.name]
-    zeroed = copy.deepcopy(model)
-    silence_(zeroed.axis_table(), named_tensors(zeroed), axis.name, keep)
-    before = subject.output(zeroed)
-    smaller = copy.deepcopy(zeroed)
-    if finding := _cut_(subject, smaller, decision, axis.name):
-        return finding
-    after = subject.output(smaller)
+    trial = _zeroed(model, axis, keep)
+    before = subject.output(trial)
+    after = _cut_(subject, trial, decision, axis.name)
+    if isinstance(after, Finding):
+        return after
     error = difference(after, before)
     if error <= TOLERANCE:
         return passed("zero", axis.name, "zero indices can be cut")
     message = f"cutting indices that are zero on both sides changes the output by {error:.1g}"
-    return failed("zero", axis.name, f"{message}; {_cause(subject, zeroed, axis, keep, after)}")
+    cause = _cause(subject, _zeroed(model, axis, keep), axis, keep, after)
+    return failed("zero", axis.name, f"{message}; {cause}")
+
+
+def _zeroed(model: Compressible, axis: Axis, keep: Tensor) -> Compressible:
+    """A copy of the model without the effect of the indices of an axis that are not kept."""
+    zeroed = copy.deepcopy(model)
+    silence_(zeroed.axis_table(), named_tensors(zeroed), axis.name, keep)
+    return zeroed
 
 
 def _some_dropped(model: Compressible, axis: Axis) -> Decision | None:
@@ -72,8 +78,8 @@ def _some_dropped(model: Compressible, axis: Axis) -> Decision | None:
     return None
 
 
-def _cut_(subject: Subject, model: Compressible, decision: Decision, name: str) -> Finding | None:
-    """Cut a model; a finding if it cannot be cut or does not run any more."""
+def _cut_(subject: Subject, model: Compressible, decision: Decision, name: str) -> Tensor | Finding:
+    """Cut a model: its output, or a finding if it cannot be cut or does not run any more."""
     try:
         cut_(model, model.axis_table(), decision.keeps, decision.removed)
         model.axis_table().check(named_tensors(model))
@@ -83,12 +89,11 @@ def _cut_(subject: Subject, model: Compressible, decision: Decision, name: str) 
                       f"{reason(error)}; axis_table() and remove_operator() must describe the "
                       "model in its present shape")  # fmt: skip
     try:
-        subject.output(model)
+        return subject.output(model)
     except Exception as error:
         return failed("zero", name, f"the forward pass fails after a cut: {reason(error)}; read "
                       "every width from a tensor's shape, and put every tensor that has the index "
                       "on the axis")  # fmt: skip
-    return None
 
 
 def _cause(subject: Subject, zeroed: Compressible, axis: Axis, keep: Tensor, after: Tensor) -> str:
@@ -120,12 +125,12 @@ def _check_silence(subject: Subject, model: Compressible, axis: Axis) -> list[Fi
     decision = cascade(table, tensors, keeps)
     if decision is None:
         return []
-    zeroed = copy.deepcopy(model)
-    silence_(zeroed.axis_table(), named_tensors(zeroed), axis.name, keeps[axis.name])
-    before = subject.output(zeroed)
-    if finding := _cut_(subject, zeroed, decision, axis.name):
-        return [finding]
-    error = difference(subject.output(zeroed), before)
+    trial = _zeroed(model, axis, keeps[axis.name])
+    before = subject.output(trial)
+    after = _cut_(subject, trial, decision, axis.name)
+    if isinstance(after, Finding):
+        return [after]
+    error = difference(after, before)
     if error <= TOLERANCE:
         return []
     return [

@@ -7,12 +7,15 @@ index vector for all of them. Knows nothing of the meaning of axes, or of losses
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable
 from gaugelasso.errors import UserError
+
+Places = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,10 @@ class FlatStore:
         self.grad = self.message[:offset]
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         grads = self.views(self.grad)
-        tied = tied_names(model)
+        places = tensor_places(model)
         for name, view in self.views(self.weight).items():
             parameter = nn.Parameter(view)
-            replace_tensor(model, name, parameter, tied)
+            replace_tensor(places, name, parameter)
             self._gradients.append((parameter, grads[name]))
 
     def collect_grads_(self) -> None:
@@ -146,27 +149,32 @@ def _check_plain(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         )
 
 
+def tensor_places(model: nn.Module) -> Places:
+    """The first name of each parameter and buffer -> all its names, and what it is registered in.
+
+    A tied tensor has several names.
+    """
+    places: dict[int, dict[str, dict[str, Any]]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for register in (module._parameters, module._buffers):
+            for leaf, tensor in register.items():
+                if tensor is not None:
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    places.setdefault(id(tensor), {})[name] = register
+    return {next(iter(names)): names for names in places.values()}
+
+
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """Name -> the further names of the same parameter or buffer, where a tensor has several."""
-    names: dict[int, list[str]] = {}
-    for every in (model.named_parameters, model.named_buffers):
-        for name, tensor in every(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
-    return {first: others for first, *others in names.values() if others}
+    places = tensor_places(model).items()
+    return {first: list(names)[1:] for first, names in places if len(names) > 1}
 
 
-def replace_tensor(
-    model: nn.Module, name: str, tensor: Tensor, tied: Mapping[str, list[str]]
-) -> None:
-    """Replace the parameter or buffer `name` of the model, under all names that it is tied to.
+def replace_tensor(places: Places, name: str, tensor: Tensor) -> None:
+    """Replace the parameter or buffer `name` of a model by a new one, under all its names.
 
     By a new Parameter object, not by new data in the old one: autograd nodes of a loss that is
     still in use refer to the old shape.
     """
-    for each in (name, *tied.get(name, ())):
-        path, _, leaf = each.rpartition(".")
-        module = model.get_submodule(path)
-        if isinstance(tensor, nn.Parameter):
-            module._parameters[leaf] = tensor
-        else:
-            module._buffers[leaf] = tensor
+    for each, register in places[name].items():
+        register[each.rpartition(".")[2]] = tensor

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress import surgery
-from gaugelasso.compress.flat import replace_tensor, tied_names
+from gaugelasso.compress.flat import replace_tensor, tensor_places
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.resume_state import ResumeState
 
@@ -28,11 +28,11 @@ class SavedState:
         """Put the state back; it can be loaded any number of times."""
         model, device = state.model, state.plan.store.weight.device
         self._restore()
-        tied = tied_names(model)
+        places = tensor_places(model)
         for name, tensor in named_tensors(model).items():
             value = self._tensors[name].to(device, copy=True)
             trained = isinstance(tensor, nn.Parameter)
-            replace_tensor(model, name, nn.Parameter(value) if trained else value, tied)
+            replace_tensor(places, name, nn.Parameter(value) if trained else value)
         for vector, values in zip(state.optimizer.state, self._vectors, strict=True):
             vector.values = values.to(device, copy=True)
         state.rebuild_()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Compressible, Slot, Tensors, named_tensors, width
-from gaugelasso.compress.flat import replace_tensor, tied_names
+from gaugelasso.compress.flat import replace_tensor, tensor_places
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def split_(model: Compressible, table: AxisTable, splits: list[Split]) -> None:
     No parameter changes; position maps and the axis's own buffers are replaced.
     """
     tensors: dict[str, Tensor] = named_tensors(model)
-    tied = tied_names(model)
+    places = tensor_places(model)
     for axis in table.axes:
         here = [split for split in splits if split.axis == axis.name]
         if here:
             for name, tensor in _extended(axis, tensors, here).items():
-                replace_tensor(model, name, tensor, tied)
+                replace_tensor(places, name, tensor)
 
 
 def _extended(axis: Axis, tensors: Tensors, splits: list[Split]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable, Compressible, Tensors, named_tensors, width
-from gaugelasso.compress.flat import FlatStore, replace_tensor, tied_names
+from gaugelasso.compress.flat import FlatStore, replace_tensor, tensor_places
 from gaugelasso.errors import UserError
 
 # Axis name -> bool per index, on the CPU. Axes not named keep all indices.
@@ -56,7 +56,7 @@ def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) 
     """
     for operator in removed:
         model.remove_operator(operator)
-    tied = tied_names(model)
+    places = tensor_places(model)
     for name, old in named_tensors(model).items():
         if name not in tensors:
             raise UserError(
@@ -65,7 +65,7 @@ def swap_(model: Compressible, tensors: Tensors, removed: tuple[str, ...] = ()) 
             )
         new = tensors[name]
         new = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
-        replace_tensor(model, name, new, tied)
+        replace_tensor(places, name, new)
 
 
 def snapshot_modules(model: nn.Module) -> Callable[[], None]:

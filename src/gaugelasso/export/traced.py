@@ -115,9 +115,13 @@ def any_sizes() -> Iterator[None]:
     """Within this context, a traced size may also be 0 or 1.
 
     Otherwise the tracer assumes at least 2 of each, and refuses short prompts and an empty past.
+    Its cache of shapes is off: where sizes are free, to fill it takes longer than it saves.
     """
-    settings: Any = config
-    with settings.patch(backed_size_oblivious=True):
+    from torch._dynamo import config as tracing  # late: it takes as long to import as a short run
+
+    sizes: Any = config
+    cache: Any = tracing
+    with sizes.patch(backed_size_oblivious=True), cache.patch(fake_tensor_cache_enabled=False):
         yield
 
 

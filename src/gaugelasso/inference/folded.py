@@ -163,7 +163,7 @@ def fold(model: Transformer, name: str, folding: Folding, form: Form) -> Reader:
         return Classifier(last, folding, form)
     part = model.operators[name]
     if isinstance(part, operators.Attention):
-        return Attention(part, folding, form, model.spec().length)
+        return Attention(part, folding, form, model.initial_spec.length)
     if isinstance(part, operators.SwiGLU):
         return Mlp(part, folding, form)
     assert isinstance(part, gelu.GeluMlp)
