@@ -66,7 +66,7 @@ def stretched(name: str, budget: float) -> tuple[str, ...]:
     A step counts as the work per token. The anneal has the same share of the steps as in the run
     of the results file, which ended when its targets were met; this one ends with its steps.
     """
-    (run,) = results_of(name)
+    run = results_of(name)[0]
     steps = int(budget / run["fma_final"])
     anneal = (run["steps"] - run["before_cooldown"]["step"]) / run["steps"]
     length = (f"train.steps={steps}", f"train.cooldown={round(anneal * steps)}")
@@ -80,7 +80,7 @@ def shortened(name: str, budget: float) -> tuple[str, ...]:
     results file, and the anneal gets the rest, at the final work per token. How long compression
     takes is not known beforehand, so the work that a run counts in the end differs from `budget`.
     """
-    (run,) = results_of(name)
+    run = results_of(name)[0]
     anneal = run["steps"] - run["before_cooldown"]["step"]
     pressed = run["training_fma"] - anneal * run["fma_final"]
     left = int((budget - pressed) / run["fma_final"])
@@ -100,8 +100,8 @@ def retrieval(fma: float | None) -> Work:
         {
             "compression": Arm("train", config),
             "exchange": Arm("train", config, settings=exchange),
-            "tied": Arm("train", config, settings=tied),
-            "tied-exchange": Arm("train", config, settings=exchange + tied),
+            "tied-unbounded": Arm("train", config, settings=tied),
+            "tied-unbounded-exchange": Arm("train", config, settings=exchange + tied),
             "full": Arm("train", config, settings=PLAIN),
             "uniform-dims": Arm("train", config, settings=PLAIN, method="uniform"),
             "uniform-heads": Arm("train", config, settings=PLAIN),
@@ -145,7 +145,7 @@ def charlm(fma: float | None) -> Work:
     full = (*PLAIN, "target.fma=0", "train.steps=10000", "train.cooldown=9500")
     full = (*full, "train.saturation=0")
     tuned = ("--finetune", "36000")
-    (pressed,), (plain,) = results_of("charlm/main.json"), results_of("charlm/uniform.json")
+    pressed, plain = (results_of(f"charlm/{name}.json")[0] for name in ("main", "uniform"))
     # At the loss of main.toml compression alone takes more work than the whole uniform run. At the
     # looser ln 3 it leaves some for an anneal.
     short = shortened("charlm/main-ln3.json", plain["training_fma"])

@@ -131,11 +131,13 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_ylim(0, _top(each["step_ms"]))
         right = twin(axes, "training loss", RED)
         right.plot(each["step"], _gaps(each["loss"]), color=RED, linewidth=1.0)
-        shown = [loss for loss in (*each["loss"], each["target"]) if loss is not None and loss > 0]
-        if shown:
+        shown = [loss for loss in each["loss"] if loss is not None and loss > 0]
+        # A run without a target of the loss names one that any model has.
+        targets = [loss for loss in [each["target"]] if shown and 0 < (loss or 0) <= max(shown)]
+        if shown := shown + targets:
             log_axis(right, min(shown) / 1.4, max(shown) * 1.4)
-        if each["target"] is not None:
-            right.axhline(each["target"], color=INK, linewidth=0.9, linestyle=":")
+        for target in targets:
+            right.axhline(target, color=INK, linewidth=0.9, linestyle=":")
         if each["cooldown"] is not None:
             axes.axvline(each["cooldown"], color=GREY, linewidth=0.9, linestyle="--")
         step_axis(axes, each["step"][-1])

@@ -122,12 +122,18 @@ def test_a_column_of_zeros_stays_zero_in_eight_bits() -> None:
     assert torch.equal(logits[..., 0], torch.zeros_like(logits[..., 0]))
 
 
-def test_forms_that_differ_by_more_than_rounding_do_not_agree() -> None:
-    expected = torch.randn(100, 60, generator=torch.Generator().manual_seed(0))
-    rounded = expected.bfloat16()
-    assert tuning.agrees(rounded, expected.bfloat16())
-    assert tuning.agrees(rounded, expected)
-    for wrong in (0.5, float("nan")):
-        spoiled = expected.clone()
-        spoiled[7, 3] += wrong
-        assert not tuning.agrees(spoiled, expected)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_forms_that_differ_by_more_than_rounding_do_not_agree(dtype: torch.dtype) -> None:
+    exact = torch.randn(100, 60, generator=torch.Generator().manual_seed(0))
+    expected = exact.to(dtype)
+    spoiled = []
+    for wrong in (0.15, float("nan")):
+        spoiled.append(expected.clone())
+        spoiled[-1][7, 3] += wrong
+    unsteady = iter([expected, expected, expected * 1.01])
+    for action in (lambda: spoiled[0], lambda: spoiled[1], lambda: next(unsteady)):
+        with pytest.raises(tuning.Disagrees):
+            tuning.check_agrees(action, expected)
+    near = expected * (1 + 1e-5) if dtype is torch.float32 else (exact * 1.004).to(dtype)
+    for same in (expected, near, expected[:0], expected[:1, :1]):
+        tuning.check_agrees(lambda same=same: same, expected[: len(same), : same.shape[1]])

@@ -1,4 +1,4 @@
-"""Sequences of unequal lengths in one batch: padding on the right changes nothing."""
+"""Sequences of unequal lengths in one batch: padding changes neither outputs nor gradients."""
 
 import pytest
 import torch
@@ -67,6 +67,7 @@ def test_a_padded_loop_compresses() -> None:
     assert float(loss().detach()) < 1.0
 
 
-def test_lengths_of_another_batch_are_refused() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_of_another_batch_are_refused(causal: bool) -> None:
     with pytest.raises(ValueError, match=r"lengths \[2\]: one for each of 3 sequences"):
-        encoder()(padded(0), LENGTHS[:2])
+        encoder(causal)(padded(0), LENGTHS[:2])

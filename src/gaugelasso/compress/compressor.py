@@ -34,7 +34,7 @@ from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.defaults import chosen_options
 from gaugelasso.compress.device_step import DeviceStep
-from gaugelasso.compress.events import CUT_SHARE, DropHook, Event, EventRules
+from gaugelasso.compress.events import CUT_SHARE, DropHook, Event, EventRules, allowances
 from gaugelasso.compress.flat_optimizer import FlatOptimizer
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions, ExecutionOptions
@@ -184,8 +184,7 @@ class Compressor:
         """Set the loss to press towards, and how much an event may raise a batch's loss."""
         check_number("loss_target", loss)
         self.scalars.set_loss_target_(loss)
-        self._tolerance = self.options.drop_tolerance * abs(loss)
-        self._allowance = self._tolerance if allowance is None else min(self._tolerance, allowance)
+        self._allowances = allowances(loss, self.options.drop_tolerance, allowance)
 
     def set_pressure_(self, share: float) -> None:
         """Apply a share of the penalty strength that the margin allows; 0 is plain training.
@@ -211,11 +210,11 @@ class Compressor:
             # With a positive rho, the loss of this step had margin to its target.
             pressing=bool(self.scalars.rho),
             fma_target=self.fma_target,
-            loss_allowance=self._allowance,
+            loss_allowance=self._allowances[0],
             probe=self.probe,
             hooks=self.hooks,
             cut_share=self.cut_share,
-            tolerance=self._tolerance,
+            operator_allowance=self._allowances[1],
             interval=self.options.interval,
         )
         event = hold_event_(self.state, self.resume_state, rules)

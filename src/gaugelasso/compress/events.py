@@ -27,6 +27,20 @@ DropHook = Callable[[Drop], Answer]
 
 # The share of the work that one event cuts where channels go by their harm.
 CUT_SHARE = 0.02
+# The removal of a whole operator may raise the loss by so many times as much as another change, and
+# by that share of it at most.
+_OPERATOR_TIMES, _OPERATOR_SHARE = 4.0, 0.1
+
+
+def allowances(loss: float, tolerance: float, bound: float | None) -> tuple[float, float]:
+    """How much an event, and one that removes an operator, may raise the loss of a batch.
+
+    `loss` is the one to press towards, `tolerance` the share of it that no event exceeds, `bound`
+    what the course of a run allows an event without an operator.
+    """
+    most = tolerance * abs(loss)
+    event = most if bound is None else min(most, bound)
+    return event, min(most, _OPERATOR_SHARE * abs(loss), _OPERATOR_TIMES * event)
 
 
 @dataclass(frozen=True)
@@ -35,8 +49,8 @@ class EventRules:
 
     An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
     margin to its target. The event may raise the probe's loss by `loss_allowance`, and where a
-    whole operator goes by `tolerance`. Where channels go by their harm, it cuts about `cut_share`
-    of the work. Events are held every `interval` steps, if at all.
+    whole operator goes by `operator_allowance`. Where channels go by their harm, it cuts about
+    `cut_share` of the work. Events are held every `interval` steps, if at all.
     """
 
     step: int
@@ -47,7 +61,7 @@ class EventRules:
     probe: Callable[[], float] | None
     hooks: Sequence[DropHook]
     cut_share: float = CUT_SHARE
-    tolerance: float = 0.0
+    operator_allowance: float = 0.0
     interval: int = 1
 
 

@@ -1,11 +1,10 @@
 """Whole operators: one goes at once where the batch can do without it for what it costs.
 
 An operator takes some milliseconds at any width. Pressure makes it narrow, and never has it leave
-while a few of its channels matter a little. So the loss without each operator is measured, and the
+while a few of its channels matter a little. So the loss without an operator is measured, and the
 one goes that costs the batch least for what it saves.
 """
 
-import math
 from functools import partial
 
 import torch
@@ -20,9 +19,11 @@ from gaugelasso.compress.selection import broadcast_decision
 
 # Every so many events, so that training makes up for the last operator first.
 EVENTS = 4
-# An operator that saves this share of the cost may raise the loss by the whole tolerance, and one
-# that saves less by as much less.
+# An operator that saves this share of the cost may raise the loss by all that an operator may, and
+# one that saves less by as much less.
 WORTH = 0.1
+# One forward pass for so many steps: a few percent of the time of training.
+STEPS_PER_PROBE = 10
 
 
 def remove_operator_(state: ModelState, guard: Guard, rules: EventRules) -> Decision:
@@ -30,29 +31,49 @@ def remove_operator_(state: ModelState, guard: Guard, rules: EventRules) -> Deci
 
     Every rank calls this at the same step and makes the same probes. Rank 0 decides.
     """
-    due = rules.step % (EVENTS * rules.interval) == 0
+    apart = EVENTS * rules.interval
     fixed = any(term.fixed for term in state.plan.terms)
-    if not (due and fixed and rules.pressing and guard.measures):
+    if rules.step % apart or not (fixed and rules.pressing and guard.measures):
         return NOTHING
-    harms = _harms(state, guard)
-    decision = broadcast_decision(state.team, lambda: _choose(state, rules, harms))
-    if decision is None or not decision.dropped():
+    team, table, tensors = state.team, state.table, named_tensors(state.model)
+    savings = team.broadcast(_savings(state, rules) if team.rank == 0 else {})
+    turn = in_turn(list(savings), rules.step // apart, max(1, apart // STEPS_PER_PROBE))
+    assert guard.before is not None
+    assert guard.loss is not None
+    room = guard.before + rules.operator_allowance - guard.loss
+    costs = {}
+    for owner in turn:
+        harm = guard.loss_without(table, tensors, _without(state, owner)) - guard.loss
+        saved = savings[owner]
+        if harm <= min(room, rules.operator_allowance * min(saved / WORTH, 1.0)):
+            # A harm below zero is noise: of such operators the one goes that saves most.
+            costs[owner] = harm / saved if harm > 0 else -saved
+    decision = broadcast_decision(team, lambda: _first_allowed(state, rules, costs))
+    if decision is None:
         return NOTHING
-    when = f"after the removal of an operator at step {rules.step}"
-    cut_ = partial(state.cut_, decision, when)
-    stays = guard.try_("operator", cut_, state.snapshot_modules, rules.tolerance)
+    cut_ = partial(state.cut_, decision, f"after the removal of an operator at step {rules.step}")
+    stays = guard.try_("operator", cut_, state.snapshot_modules, rules.operator_allowance)
     return decision if stays else NOTHING
 
 
-def _harms(state: ModelState, guard: Guard) -> dict[str, float]:
-    """Operator -> how much more loss the batch has without it."""
-    assert guard.loss is not None
-    table, tensors = state.table, named_tensors(state.model)
-    return {
-        owner: guard.loss_without(table, tensors, _without(state, owner)) - guard.loss
-        for owner in table.owners()
-        if owner not in table.required
-    }
+def in_turn(names: list[str], turn: int, most: int) -> list[str]:
+    """At most so many of the names: the next ones at each turn."""
+    begin = turn * most % max(len(names), 1) if most < len(names) else 0
+    return (names[begin:] + names[:begin])[:most]
+
+
+def _savings(state: ModelState, rules: EventRules) -> dict[str, float]:
+    """Operator -> the share of the cost that it saves, for those that may go."""
+    found = {}
+    for owner in state.table.owners():
+        decision = (
+            None if owner in state.table.required else _removal(state, _without(state, owner))
+        )
+        if decision is not None and owner in decision.removed:
+            work = state.work_after(decision)
+            if rules.fma_target <= work < state.fma:
+                found[owner] = 1 - work / state.fma
+    return found
 
 
 def _without(state: ModelState, owner: str) -> dict[str, Tensor]:
@@ -62,25 +83,20 @@ def _without(state: ModelState, owner: str) -> dict[str, Tensor]:
     return keeps
 
 
-def _choose(state: ModelState, rules: EventRules, harms: dict[str, float]) -> Decision | None:
-    """The removal that costs least for what it saves, if it is worth it and no hook objects."""
-    tensors = state.readable()
+def _removal(state: ModelState, keeps: dict[str, Tensor]) -> Decision | None:
     rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
-    least, chosen = math.inf, None
-    for owner, harm in harms.items():
+    multiples = state.options.multiple, state.plan.preferred
+    return close_and_round(state.table, state.readable(), keeps, rms, *multiples)
+
+
+def _first_allowed(
+    state: ModelState, rules: EventRules, costs: dict[str, float]
+) -> Decision | None:
+    """The removal of the first operator, least cost first, that no hook keeps a channel of."""
+    rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
+    for owner in sorted(costs, key=costs.__getitem__):
         keeps = _without(state, owner)
-        multiples = state.options.multiple, state.plan.preferred
-        decision = close_and_round(state.table, tensors, keeps, rms, *multiples)
-        if decision is None or owner not in decision.removed:
-            continue
-        work = state.work_after(decision)
-        saved = 1 - work / state.fma
-        if saved <= 0 or work < rules.fma_target or not math.isfinite(harm):
-            continue
-        # A harm below zero is noise: among such operators the one goes that saves most.
-        cost = harm / saved if harm > 0 else -saved
-        if harm <= rules.tolerance * min(saved / WORTH, 1.0) and cost < least:
-            consult_(rules.hooks, rules.step, keeps, rms, state.prices)
-            if not any(bool(keeps[name].any()) for name in state.table.owners()[owner]):
-                least, chosen = cost, decision
-    return chosen
+        consult_(rules.hooks, rules.step, keeps, rms, state.prices)
+        if not any(bool(keeps[name].any()) for name in state.table.owners()[owner]):
+            return _removal(state, keeps)
+    return None

@@ -114,6 +114,7 @@ def attend(
     if lengths is not None:
         positions = torch.arange(k.shape[2], device=k.device)
         mask = (positions < lengths[:, None])[:, None, None]
+    assert lengths is None or window is None
     if window is not None and window < q.shape[2]:  # no fused form of it here
         mask = band(q.shape[2], window, q.device)
     if mask is None and fused(q) and scale > 0 and max(q.shape[-1], v.shape[-1]) <= NARROW:

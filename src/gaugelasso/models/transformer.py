@@ -73,14 +73,15 @@ class Transformer(Compressible):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Logits (or pixels) [B, S, outputs].
 
-        With `lengths` [B] the sequences are padded on the right with any values. Outputs of padded
-        positions mean nothing: leave them out of the loss.
+        With `lengths` [B] the sequences are padded on the right. Outputs of padded positions mean
+        nothing: leave them out of the loss. Pad with one token throughout, because normalisers
+        take padded positions into their means over a batch.
         """
         batch, length = inputs.shape[:2]
         # In a causal model padding on the right is in nobody's past.
         seen = None if self.initial_spec.causal else lengths
-        if seen is not None and seen.shape != (batch,):
-            raise ValueError(f"lengths {list(seen.shape)}: one for each of {batch} sequences")
+        if lengths is not None and lengths.shape != (batch,):
+            raise ValueError(f"lengths {list(lengths.shape)}: one for each of {batch} sequences")
         x = self.embedding(inputs, len(self.sites))
         for _, part in self._middle():
             if isinstance(part, Attention):

@@ -45,7 +45,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
     note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
     if exchanges := sum(bool(event.get("grown")) for _, event in events):
         note += f", {exchanges} with an exchange"
-    for what in ("split", "balance", "cut", "exchange"):
+    for what in ("split", "balance", "cut", "operator", "exchange"):
         if undone := sum(what in event.get("undone", {}) for _, event in events):
             note += f", {undone} with the {what} undone"
     note += f". Share: {cost} saved relative to {cost} before. Losses are measured on one training "

@@ -44,9 +44,8 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
     level = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
     gate = tl.zeros((BM, BC), tl.float32)
-    # Sites that are looked up come through registers, where they are measured on their way. A dense
-    # stretch is copied to shared memory while earlier blocks are multiplied: with a second use of
-    # the copy, results of the compiled kernel (Triton 3.6) depended on timing. It is read twice.
+    # Sites that are looked up are measured on their way to the product. Written so for a dense
+    # stretch, the compiled kernel's results depended on timing (Triton 3.6), so that is read twice.
     if DENSE and NORM == "measured":
         for start in range(0, d, BK):
             k = start + tl.arange(0, BK)
