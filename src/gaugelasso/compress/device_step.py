@@ -52,16 +52,18 @@ class DeviceStep:
         sound = scalars.check_finite_(loss, plan.store.grad)
         optimizer.observe_(sound)
         norms = plan.penalty.norms(weight)
-        gradient = plan.penalty.gradient(weight, norms)
-        plan.penalty.hold_unseen_(gradient, plan.store.grad)
+        harm = self._state.harm
+        # By harm only the sign of rho counts, for which any pull towards zero will do.
+        gradient = weight if harm is not None else self._penalty_gradient(norms)
         lr, norm_rate = scalars.solve_rho_(optimizer.momentum, gradient, sound)
         rates = None
         if self._relative_step:
             start = optimizer.matrix_end
             rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
-        if (harm := self._state.harm) is not None:
+        if harm is not None:
             harm.observe_(plan.penalty, weight, plan.store.grad, sound)
-            optimizer.step_(gradient, self._nothing, lr, rates)
+            # Not the weights, which change while they would be read.
+            optimizer.step_(optimizer.momentum, self._nothing, lr, rates)
             return loss
         if self._decoupled:
             optimizer.step_(gradient, self._nothing, lr, rates)
@@ -70,3 +72,9 @@ class DeviceStep:
             optimizer.step_(gradient, scalars.rho, lr, rates)
         plan.slow.follow_(norm_rate)
         return loss
+
+    def _penalty_gradient(self, norms: Tensor) -> Tensor:
+        plan = self._state.plan
+        gradient = plan.penalty.gradient(plan.store.weight, norms)
+        plan.penalty.hold_unseen_(gradient, plan.store.grad)
+        return gradient

@@ -173,6 +173,7 @@ class ModelState:
     def cut_(self, decision: Decision, when: str) -> None:
         """Cut model and optimizer; RanksDiffer, with `when`, unless all ranks cut the same."""
         old, table = self.plan.store, self.table
+        old.release_grads_()
         before = levels(table, named_tensors(self.model)) if self.harm is not None else {}
         staged = surgery.cut(named_tensors(self.model), table, decision.keeps)
         if self.team.size > 1:
