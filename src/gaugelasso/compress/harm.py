@@ -38,7 +38,7 @@ class Harm:
 
     def observe_(self, penalty: Penalty, weight: Tensor, gradient: Tensor, sound: Tensor) -> None:
         """Take in the gradient of a step; nothing changes where the step is not sound."""
-        slope = penalty.group_sums(weight * gradient)
+        slope = penalty.group_sums(weight, gradient)
         # The two sides differ where there is no gauge between them.
         square = (slope * slope[self._partner]).abs()
         self.seen.add_(sound)
