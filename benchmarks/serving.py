@@ -290,7 +290,8 @@ def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
     for each in ratios(rows):
         names = ("over_ancestor", "over_uniform", "ancestor_over_transformers")
         shown = [f"{name} {each[name]:.2f}" for name in names if each[name] is not None]
-        print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
+        if shown:
+            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
 
 
 def default_path(device: str) -> Path:

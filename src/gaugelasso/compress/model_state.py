@@ -246,10 +246,9 @@ class ModelState:
         self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> FlatOptimizer:
-        options = self.options
         keys = ("beta", "beta_second", "weight_decay")
-        settings = {key: getattr(options, key) for key in keys}
-        return OPTIMIZERS[options.optimizer](self.plan.store, self.table.matrices, **settings)
+        settings = {key: getattr(self.options, key) for key in keys}
+        return OPTIMIZERS[self.options.optimizer](self.plan.store, self.table.matrices, **settings)
 
     # --- the plan -------------------------------------------------------------------
 
