@@ -98,16 +98,15 @@ def bench_step(
     work, parameters = work_per_token(step.model), compressor.parameters
     times["event_ms"] = in_turns({"": compressor.event_}, device, repeats // 3, warm=2)[""]
     if graph:
-        times["resumed_ms"] = _resumed_times(step, repeats // 3)
+        times |= _resumed_times(step, repeats // 3)
     medians = {name: statistics.median(series) for name, series in times.items()}
     for part, (longer, shorter) in _DIFFERENCES.items():
         medians[part] = medians[longer] - medians[shorter]
     step_ms, baseline_ms = medians["ms"], medians["baseline_ms"]
     medians.setdefault("eager_ms", step_ms)  # without a graph, every step is eager
-    # A new structure needs new graphs; a smaller one has shorter steps.
-    recapture_ms = max(medians.get("resumed_ms", 0.0) - 2 * step_ms, 0.0)
     # What training without compression does not need, with a step's share of an event.
-    event_ms = medians["event_ms"] + recapture_ms
+    recapture_ms = medians.get("resumed_ms", 0.0) - medians.get("replayed_ms", 0.0)
+    event_ms = medians["event_ms"] + max(recapture_ms, 0.0)
     overhead_ms = medians["machinery_ms"] + event_ms / config.compress.interval
     tokens = step.inputs.shape[0] * step.inputs.shape[1] * positions(config.task)
     # Two operations per multiply-add; the backward pass takes twice the work of the forward pass.
@@ -142,17 +141,19 @@ def _step(config: Config, build: Build, device: str) -> TrainingStep:
     return step
 
 
-def _resumed_times(step: TrainingStep, repeats: int) -> list[float]:
-    """The times of the two steps after an event: the first is eager, the second captures."""
+def _resumed_times(step: TrainingStep, repeats: int) -> dict[str, list[float]]:
+    """The times of two steps after an event, one eager and one captured, and of the two after."""
 
     def two_steps() -> None:
         step()
         step()
 
-    def hold_event(name: str) -> None:
-        step.compressor.event_()
+    def before(name: str) -> None:
+        if name == "resumed_ms":
+            step.compressor.event_()
 
-    return in_turns({"": two_steps}, step.device, repeats, warm=1, before=hold_event)[""]
+    names = ("resumed_ms", "replayed_ms")
+    return in_turns(dict.fromkeys(names, two_steps), step.device, repeats, warm=1, before=before)
 
 
 def _part_times(

@@ -20,11 +20,12 @@ _PARTS = {
     "whole step without compression": "baseline_ms",
     "whole step without a graph": "eager_ms",
     "structural event": "event_ms",
-    "two steps after it": "resumed_ms",
+    "two steps after it, with new graphs": "resumed_ms",
+    "the two after these": "replayed_ms",
 }
 _SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
 # Repeated too few times for meaningful quartiles.
-_FEW = ("eager_ms", "event_ms", "resumed_ms")
+_FEW = ("eager_ms", "event_ms", "resumed_ms", "replayed_ms")
 # From this relative spread on, another process probably uses the machine.
 BUSY = 0.1
 
