@@ -3,6 +3,7 @@
 An engine that cannot do a case raises `Impossible` with the reason, which the report keeps.
 """
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.export import to_gguf
 from gaugelasso.export.source import Source
@@ -24,6 +25,12 @@ from gaugelasso.models.spec import AttentionSpec, MlpSpec
 Action = Callable[[], Any]
 # Tokens of one timed decoding: the host waits once for all of them.
 BLOCK = 16
+# From so many outputs on, prefill gives the logits of the last position alone, as engines do when
+# they serve: those of all positions would take most of the time and of the memory.
+LARGE_VOCABULARY = 2**14
+# Bytes of a model that is prepared and measured, in those of its weights (the model itself, the
+# form of an engine, a file of it) and of its logits (those of two engines, and their difference).
+COPIES = 3
 
 
 class Impossible(Exception):
@@ -32,13 +39,17 @@ class Impossible(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """Prefill: logits of all positions of `batch` sequences. Decode: one more token of each."""
+    """Prefill: logits of `batch` sequences. Decode: one more token of each.
+
+    Of all positions, or with `last` of the last one of each sequence.
+    """
 
     phase: Literal["prefill", "decode"]
     batch: int
     length: int
     device: str
     threads: int | None = None
+    last: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,7 +86,7 @@ def gaugelasso_model(model: Transformer, case: Case) -> tuple[InferenceModel, Ac
         captured = served.captured().reserve(case.batch, case.length)
 
         def prefill() -> Tensor:
-            return captured(inputs)
+            return captured(inputs, last=case.last)
 
         return served, prefill
     served = tuned(model, inputs[:, :1], dtype=case.dtype)
@@ -159,7 +170,9 @@ def transformers(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]
 
         @torch.no_grad()
         def prefill() -> Tensor:
-            logits: Tensor = forward(input_ids=inputs, use_cache=False).logits
+            # 0 stands for all positions.
+            kept = {"logits_to_keep": int(case.last)}
+            logits: Tensor = forward(input_ids=inputs, use_cache=False, **kept).logits
             return logits
 
         return prefill, facts
@@ -200,22 +213,37 @@ def onnxruntime(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]
         raise Impossible(f"onnxruntime is not installed ({error})") from None
     served = InferenceModel(model.cpu().eval(), forms=Form(write="spread"))
     inputs = case.inputs(served.spec.inputs)
+    exported = _LastLogits(served).eval() if case.last else served
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "model.onnx"
         # Its optimiser breaks some models.
-        torch.onnx.export(served, (inputs,), path, dynamo=True, optimize=False, verbose=False)
+        torch.onnx.export(exported, (inputs,), path, dynamo=True, optimize=False, verbose=False)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = case.threads or 0
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     given = {session.get_inputs()[0].name: inputs.numpy()}
-    largest = (torch.from_numpy(session.run(None, given)[0]) - served(inputs)).abs().max()
-    if not largest < 1e-3 * served(inputs).std():
+    with torch.inference_mode():
+        wanted = exported(inputs)
+    largest = (torch.from_numpy(session.run(None, given)[0]) - wanted).abs().max()
+    if not largest < 1e-3 * wanted.std():
         raise Impossible(f"the export is wrong: logits are off by {float(largest):.2g}")
 
     def prefill() -> Any:
         return session.run(None, given)
 
     return prefill, {"weight_bytes": served.weight_bytes}
+
+
+class _LastLogits(nn.Module):
+    """A model that gives the logits of the last position."""
+
+    def __init__(self, served: InferenceModel):
+        super().__init__()
+        self.served = served
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.served(inputs, last=True)
+        return logits
 
 
 def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
@@ -236,7 +264,7 @@ def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
         engine = Llama(
             str(path), n_ctx=case.length, n_batch=case.length, n_ubatch=case.length,
             n_threads=case.threads, n_threads_batch=case.threads, verbose=False,
-            logits_all=case.phase == "prefill",  # of all positions, as the others
+            logits_all=case.phase == "prefill" and not case.last,  # as the others
         )  # fmt: skip
     start = case.length - case.calls if case.phase == "decode" else 0
     if start:
@@ -264,3 +292,35 @@ ENGINES = {
 def at_most(case: Case, length: int) -> Case:
     """The case for a model of this length."""
     return replace(case, length=min(case.length, length))
+
+
+def fitted(case: Case, spec: TransformerSpec) -> Case:
+    """The case for a model: at most of its length, and the logits that its vocabulary allows."""
+    last = case.phase == "prefill" and spec.causal and spec.outputs >= LARGE_VOCABULARY
+    return replace(at_most(case, spec.length), last=last)
+
+
+def check_memory(spec: TransformerSpec, case: Case, free: int) -> None:
+    """Impossible, with the sizes, if the case needs more than the bytes that are free."""
+    positions = case.batch * (1 if case.last or case.phase == "decode" else case.length)
+    parts = {
+        "weights": case.dtype.itemsize * spec.weights,
+        "logits": case.dtype.itemsize * positions * spec.outputs,
+    }
+    if COPIES * sum(parts.values()) > free:
+        sizes = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in parts.items())
+        raise Impossible(
+            f"{COPIES} copies of {sizes} do not fit into {free / 1e9:.3g} GB of free memory"
+        )
+
+
+def free_memory(device: str) -> int:
+    """The bytes that can be allocated on a device."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        found = dict(row.split(":", 1) for row in rows)
+        return 1024 * int(found["MemAvailable"].split()[0])
+    except (OSError, KeyError):  # not Linux: all that the machine has
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,13 +4,15 @@
     python -m benchmarks.large --width 64 --layers 2 --vocabulary 512 --batch 1 --device cpu
 
 The model has the shape of Llama-3.2-1B and the settings of an imported model. Channels go by their
-harm, as for pretrained weights. Measured are a step by its parts, then the bytes of each parameter
-that are held between steps and at the peaks of a step and of an event that cuts, beside what
-activations take: the peak of the forward and backward passes alone.
+harm, as for pretrained weights. Measured are the bytes of each parameter that are held between
+steps and at the peaks of a step and of events: one whose cut stays, and one whose cuts are all
+undone, which tries the most. Then a step by its parts, and an event. All peaks include activations,
+of which `gradients_peak` is the peak of the forward and backward passes alone.
 """
 
 import argparse
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from gaugelasso.bench.measure import bench_step
+from gaugelasso.compress.events import Event
 from gaugelasso.config import Config
 from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.models import Transformer, TransformerSpec
@@ -26,6 +29,7 @@ from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.step import TrainingStep
 
+# Events whose cuts stay.
 CUTS = 3
 
 
@@ -79,7 +83,7 @@ class Memory:
 
 
 def memory(given: argparse.Namespace) -> dict[str, Any]:
-    """Bytes of each parameter, and the widths before and after some cuts."""
+    """Bytes of each parameter, and what each event cut."""
     # Eager steps: a captured one keeps the memory of its activations.
     config = config_of(given)
     config = replace(config, train=replace(config.train, graph=False))
@@ -94,24 +98,39 @@ def memory(given: argparse.Namespace) -> dict[str, Any]:
     watch.start()
     step.gradients()
     rows["gradients_peak"] = watch.peak()
-    for parameter in step.model.parameters():
-        parameter.grad = None
+    step.model.zero_grad()
     watch.start()
     step()
     rows["step_peak"] = watch.peak()
-    watch.start()
-    fma = [step.compressor.fma]
-    for number in range(CUTS):
-        step.compressor.event_()
-        fma.append(step.compressor.fma)
+    # Twice the loss, as a course to a work presses: its cuts stay. A batch never loses a whole nat
+    # by a cut, so the last event undoes all that it tries.
+    loss = float(step.loss)
+    rows["events"] = []
+    for number, allowance in enumerate([abs(loss)] * CUTS + [-1.0]):
+        step.compressor.set_loss_target_(2 * abs(loss) + 1, allowance)
+        watch.start()
+        event = step.compressor.event_()
+        rows["events"].append({**cut_by(event), "peak": watch.peak()})
         step.load_(number + 1)
-    rows["event_peak"], rows["fma"] = watch.peak(), fma
-    step()
+        step()
+    peaks = [each["peak"] for each in rows["events"] if each["peak"] is not None]
+    rows["event_peak"] = max(peaks, default=None)
     rows["held_after"] = watch.held()
     return rows
 
 
-def main() -> None:
+def cut_by(event: Event) -> dict[str, Any]:
+    """What an event cut: indices, and work per token before and after; and what it undid."""
+    return {
+        "indices": sum(event.dropped.values()),
+        "axes": len(event.dropped),
+        "fma_before": event.fma_before,
+        "fma": event.fma,
+        "undone": sorted(event.undone),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,7 +142,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     given.device = choose_device(given.device)
     found = {**environment(given.device), "bytes": memory(given)}
     print(found["bytes"], flush=True)

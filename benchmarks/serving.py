@@ -7,7 +7,9 @@
 Without `--runs`, models have the structures of `results/` and random weights, and every row says
 so: times do not depend on values. The models of a case take turns. Rows are written after each
 case, to benchmarks/serving_<hardware>_<date>.json; rows of an earlier command stay. `--seconds`
-ends the command after the case that is under way.
+ends the command after the case that is under way. A case of a large model takes minutes; what is
+being prepared is printed. Prefill of a large vocabulary gives the logits of last positions, and its
+rows say so. What does not fit into memory is listed with the other impossible cases.
 """
 
 import argparse
@@ -21,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.engines import ENGINES, Action, Case, Impossible, at_most
+from benchmarks.engines import (
+    ENGINES,
+    Action,
+    Case,
+    Impossible,
+    check_memory,
+    fitted,
+    free_memory,
+)
 
 from gaugelasso.bench.measure import uniform_like, work_per_token
 from gaugelasso.bench.stopwatch import in_turns, quartiles
@@ -36,8 +46,9 @@ from gaugelasso.runs.writing import make_folder, write_json
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
 # What identifies a row: a later measurement replaces it.
-KEYS = ("work", "model", "engine", "phase", "batch", "length", "device", "threads")
-CASE = ("work", "phase", "batch", "length", "device", "threads", "dtype")
+# `logits` is "last", or missing where they are of all positions.
+KEYS = ("work", "model", "engine", "phase", "batch", "length", "device", "threads", "logits")
+CASE = ("work", "phase", "batch", "length", "device", "threads", "dtype", "logits")
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,8 @@ def measure(
         torch.set_num_threads(case.threads)
     for engine in engines:
         for model, (network, weights) in models.items():
-            fitting = at_most(case, network.spec().length)
+            spec = network.spec()
+            fitting = fitted(case, spec)
             row = {
                 "work": name, "model": model, "engine": engine, "phase": case.phase,
                 "batch": case.batch, "length": fitting.length, "device": case.device,
@@ -155,7 +167,11 @@ def measure(
                 "weights": weights if engine != "transformers" else "random",
                 "fma": work_per_token(network),
             }  # fmt: skip
+            if fitting.last:
+                row["logits"] = "last"
+            print(f"preparing {name} {case.phase} {case.batch}: {model} in {engine}", flush=True)
             try:
+                check_memory(spec, fitting, free_memory(case.device))
                 action, facts = ENGINES[engine](network, fitting)
             except Impossible as error:
                 skipped.append({**row, "reason": str(error)})
@@ -163,11 +179,12 @@ def measure(
             except Exception as error:  # an engine of others may fail in any way
                 if engine == "gaugelasso":
                     raise
-                skipped.append({**row, "reason": f"{type(error).__name__}: {error}"[:500]})
+                skipped.append({**row, "reason": _reason(error)})
                 continue
             key = f"{engine} {model}"
             actions[key], rows[key] = action, {**row, **facts}
             rows[key]["calls"], rows[key]["tokens"] = fitting.calls, fitting.tokens
+    print(f"measuring {len(actions)} of them in turns", flush=True)
     for key, failure in _failing(actions).items():
         del actions[key]
         skipped.append({**rows.pop(key), "reason": failure})
@@ -189,8 +206,13 @@ def _failing(actions: Mapping[str, Action]) -> dict[str, str]:
             for _ in range(3):
                 action()
         except Exception as error:
-            failed[key] = f"{type(error).__name__}: {error}"[:500]
+            failed[key] = _reason(error)
     return failed
+
+
+def _reason(error: Exception) -> str:
+    """What failed, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def ratios(rows: Iterable[Row]) -> list[Row]:
@@ -235,9 +257,8 @@ def save(path: Path, device: str, rows: Sequence[Row], skipped: Sequence[Row]) -
     kept = read_json(path) if exists(path) else {}
 
     def merged(kind: str, new: Sequence[Row]) -> list[Row]:
-        names = {tuple(row[key] for key in KEYS) for row in [*rows, *skipped]}
-        old = [row for row in kept.get(kind, []) if tuple(row[key] for key in KEYS) not in names]
-        return [*old, *new]
+        names = {_name(row) for row in [*rows, *skipped]}
+        return [*(row for row in kept.get(kind, []) if _name(row) not in names), *new]
 
     every = merged("rows", rows)
     found = environment(device)
@@ -248,6 +269,10 @@ def save(path: Path, device: str, rows: Sequence[Row], skipped: Sequence[Row]) -
     content = {**about, "rows": every, "skipped": merged("skipped", skipped)}
     write_json(path, {**content, "ratios": ratios(every)})
     return every
+
+
+def _name(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in KEYS)
 
 
 def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
@@ -265,7 +290,8 @@ def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
     for each in ratios(rows):
         names = ("over_ancestor", "over_uniform", "ancestor_over_transformers")
         shown = [f"{name} {each[name]:.2f}" for name in names if each[name] is not None]
-        print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
+        if shown:
+            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
 
 
 def default_path(device: str) -> Path:
@@ -323,7 +349,8 @@ def main(words: Sequence[str] | None = None) -> None:
             rows, skipped = measure(name, models, case, given.engines, given.repeats)
             every = save(path, given.device, rows, skipped)
             show(rows, skipped)
-            if given.device.startswith("cuda"):  # graphs and caches of the last case
+            gc.collect()  # engines of the last case
+            if given.device.startswith("cuda"):  # its graphs and caches
                 torch._dynamo.reset()
                 gc.collect()
                 torch.cuda.empty_cache()

@@ -18,10 +18,10 @@ from gaugelasso.bench.measure import (
     bench_inference,
     bench_run,
     bench_step,
-    record,
     uniform_like,
     work_per_token,
 )
+from gaugelasso.bench.rows import record
 from gaugelasso.bench.stopwatch import in_turns, median_ms, quartiles
 from gaugelasso.compress import pricing
 from gaugelasso.errors import UserError
@@ -156,11 +156,34 @@ def test_a_step_is_timed_part_by_part(tmp_path: Path) -> None:
     assert row["machinery_ms"] == pytest.approx(row["ms"] - row["baseline_ms"])
 
 
-def test_timing_leaves_the_structure_alone(tmp_path: Path) -> None:
+def test_events_under_pressure_are_timed_without_a_cut(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     spec = config.model.spec(config.task)
     row = bench_step(config, spec, "cpu", repeats=3)
+    assert row["fma"] == row["fma_after_events"] == work_per_token(Transformer(spec))
+
+
+def test_events_by_harm_are_timed_with_cuts_that_stay(tmp_path: Path) -> None:
+    config = tiny(tmp_path, target__fma=1.0, compress__removal="harm")
+    spec = config.model.spec(config.task)
+    row = bench_step(config, spec, "cpu", repeats=3)
     assert row["fma"] == work_per_token(Transformer(spec))
+    assert row["fma_after_events"] < 0.98 * row["fma"]
+    assert row["parameters"] == sum(each.numel() for each in Transformer(spec).parameters())
+    added = row["machinery_ms"] + row["event_ms"] / config.compress.interval
+    assert row["machinery_share"] == pytest.approx(added / row["baseline_ms"])
+
+
+def test_the_steps_after_an_event_are_timed_with_and_without_new_graphs(tmp_path: Path) -> None:
+    config = tiny(tmp_path, target__fma=1.0, compress__removal="harm")
+    step = measure._step(config, lambda: config.model.build(config.task, 3), "cpu")
+    events = step.compressor.history
+    times = measure._resumed_times(step, 3)
+    assert {name: len(series) for name, series in times.items()} == {
+        "resumed_ms": 3, "replayed_ms": 3,
+    }  # fmt: skip
+    # One to warm up, and one in each round; every one has changed the structure.
+    assert [event.changed for event in events] == [True] * 4
 
 
 def test_a_structure_is_timed_with_its_widths_rounded_up(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,72 @@ def test_a_case_gives_a_row_for_each_model_that_an_engine_can_hold(phase: Any) -
         assert row["cache_bytes_per_token"] == 2 * 2 * (4 + 4) * 4
     with pytest.raises(Impossible, match="layers"):
         llama_shapes(odd.spec())
+
+
+def test_prefill_of_a_large_vocabulary_gives_the_logits_of_last_positions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    network = Transformer(uniform())
+    case = Case("prefill", 2, 512, "cpu", 1)
+    assert not engines.fitted(case, network.spec()).last
+    monkeypatch.setattr(engines, "LARGE_VOCABULARY", 9)
+    assert not engines.fitted(replace(case, phase="decode"), network.spec()).last
+    assert not engines.fitted(case, uniform(causal=False)).last
+    small = engines.fitted(case, network.spec())
+    assert (small.last, small.length, small.tokens) == (True, 20, 40)
+
+    whole, last = (
+        engines.gaugelasso(network, replace(small, last=each))[0] for each in (False, True)
+    )
+    assert whole().shape == (2, 20, 9)
+    torch.testing.assert_close(last(), whole()[:, -1])
+
+    models = {"ancestor": (network, "random")}
+    rows, skipped = serving.measure("demo", models, case, ["gaugelasso"], 3)
+    assert [each["logits"] for each in rows] == ["last"]
+    assert not skipped
+    # Beside rows of all positions, not in their place.
+    path = tmp_path / "rows.json"
+    del (before := dict(rows[0]))["logits"]
+    for row in (before, rows[0], rows[0]):
+        kept = serving.save(path, "cpu", [row], [])
+    assert [each.get("logits") for each in kept] == [None, "last"]
+    assert len(json.loads(path.read_text())["ratios"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own exporter
+@pytest.mark.parametrize(("engine", "package"), [
+    ("transformers", "transformers"), ("onnxruntime", "onnxruntime"), ("llama.cpp", "llama_cpp"),
+])  # fmt: skip
+def test_other_engines_give_the_logits_of_last_positions_too(engine: str, package: str) -> None:
+    pytest.importorskip(package)
+    batch = 1 if engine == "llama.cpp" else 2
+    case = Case("prefill", batch, 20, "cpu", 1, last=True)
+    found = engines.ENGINES[engine](Transformer(uniform()), case)[0]()
+    if engine == "transformers":
+        assert found.shape == (2, 1, 9)
+    if engine == "onnxruntime":
+        assert found[0].shape == (2, 9)
+
+
+def test_a_case_that_does_not_fit_into_memory_is_named_with_its_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = Transformer(uniform())
+    case = Case("prefill", 1000, 20, "cpu", 1)
+    needed = engines.COPIES * 4 * (network.spec().weights + 1000 * 20 * 9)
+    engines.check_memory(network.spec(), case, needed)
+    with pytest.raises(Impossible, match=r"3 copies of weights .* GB, logits 0.00072 GB do not"):
+        engines.check_memory(network.spec(), case, needed - 1)
+    engines.check_memory(network.spec(), replace(case, last=True), needed - 1)
+
+    assert engines.free_memory("cpu") > 2**20
+    monkeypatch.setattr(serving, "free_memory", lambda device: 10)
+    models = {"ancestor": (network, "random")}
+    rows, skipped = serving.measure("demo", models, case, ["gaugelasso", "transformers"], 3)
+    assert not rows
+    assert ["do not fit into 1e-08 GB" in each["reason"] for each in skipped] == [True, True]
+    assert "preparing demo prefill 1000: ancestor in gaugelasso" in capsys.readouterr().out
 
 
 def test_decoding_reads_the_whole_context() -> None:

@@ -16,6 +16,7 @@ from gaugelasso.compress.drop import dominates_norm
 from gaugelasso.compress.events import CUT_SHARE, Drop
 from gaugelasso.compress.harm import Harm, levels
 from gaugelasso.compress.harm_event import DOMINATES
+from gaugelasso.compress.penalty import Penalty
 from gaugelasso.compress.ranking import Ranking
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
@@ -43,6 +44,20 @@ def trained(made: Compressor, steps: int) -> Compressor:
 def harm_of(made: Compressor) -> Harm:
     assert made.state.harm is not None
     return made.state.harm
+
+
+def test_a_step_computes_no_penalty_and_knows_whether_there_is_margin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("a pass over all weights that nothing needs")
+
+    monkeypatch.setattr(Penalty, "gradient", refuse)
+    made = compressor()
+    for target, margin in ((100.0, True), (1e-6, False), (100.0, True)):
+        made.set_loss_target_(target)
+        trained(made, 1)
+        assert bool(made.rho > 0) == margin
 
 
 # --- what is measured ----------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Sums of rows and columns in three launches, against the plain ones."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,21 +35,23 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("squared", [False, True])
-def test_sums_of_every_shape(squared: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "squared", "product"])
+def test_sums_of_every_shape(kind: str) -> None:
     slots, expected, start = [], [], 3
     sizes = [torch.Size(shape).numel() for shape, _ in SHAPES]
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(start + sum(sizes) + 2, generator=generator).to(DEVICE)
+    values, others = torch.randn(2, start + sum(sizes) + 2, generator=generator).to(DEVICE)
+    factors = {"plain": None, "squared": values, "product": others}[kind]
+    terms = values if factors is None else values * factors
     for (shape, dim), size in zip(SHAPES, sizes, strict=True):
         slots.append((start, shape, dim))
-        part = values[start : start + size].view(shape).movedim(dim, 0)
+        part = terms[start : start + size].view(shape).movedim(dim, 0)
         part = part[..., None].flatten(1) if part.numel() else part.new_zeros(shape[dim], 1)
-        expected.append((part.square() if squared else part).sum(1))
+        expected.append(part.sum(1))
         start += size
-    found = row_sums.RowSums(slots, values.device)(values, squared)
+    found = row_sums.RowSums(slots, values.device)(values, factors)
     assert torch.allclose(found, torch.cat(expected), rtol=1e-5, atol=1e-4)
-    assert torch.equal(found, row_sums.RowSums(slots, values.device)(values, squared))
+    assert torch.equal(found, row_sums.RowSums(slots, values.device)(values, factors))
 
 
 def test_groups_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +64,12 @@ def test_groups_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     large = groups.Groups(model.axis_table(), tensors, store)
     if not CUDA:
         monkeypatch.setattr(groups, "fused_flat", lambda _: not dispatch._plain)
-    values = torch.randn(len(store), generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    for squared in (False, True):
+    generator = torch.Generator().manual_seed(1)
+    values, others = torch.randn(2, len(store), generator=generator).to(DEVICE)
+    kinds: list[dict[str, Any]] = [{}, {"squared": True}, {"factors": others}]
+    for kind in kinds:
         with kernels.reference_kernels():
-            plain, known = (each.sums(values, squared=squared) for each in (large, stored))
-        fused = large.sums(values, squared=squared)
+            plain, known = (each.sums(values, **kind) for each in (large, stored))
+        fused = large.sums(values, **kind)
         assert torch.allclose(fused, plain, rtol=1e-5, atol=1e-4)
         assert torch.allclose(fused, known, rtol=1e-5, atol=1e-4)

@@ -6,7 +6,6 @@ part is timed as a CUDA graph, as in training. The trained weights are discarded
 
 import bisect
 import dataclasses
-import re
 import resource
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -27,10 +26,7 @@ from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.models.own import OwnModel
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.environment import environment
-from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.structures import Structure
-from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.tasks.protocol import positions
 from gaugelasso.training.evaluation import autocast, configure_cpu_, in_bfloat16
@@ -98,17 +94,23 @@ def bench_step(
     times = _part_times(step, exact, graph, repeats)
     if graph:
         times["eager_ms"] = in_turns({"": step.plain}, device, repeats // 5)[""]
+    # Before the events, which cut the model.
+    work, parameters = work_per_token(step.model), compressor.parameters
     times["event_ms"] = in_turns({"": compressor.event_}, device, repeats // 3, warm=2)[""]
+    if graph:
+        times |= _resumed_times(step, repeats // 3)
     medians = {name: statistics.median(series) for name, series in times.items()}
     for part, (longer, shorter) in _DIFFERENCES.items():
         medians[part] = medians[longer] - medians[shorter]
     step_ms, baseline_ms = medians["ms"], medians["baseline_ms"]
     medians.setdefault("eager_ms", step_ms)  # without a graph, every step is eager
     # What training without compression does not need, with a step's share of an event.
-    overhead_ms = medians["machinery_ms"] + medians["event_ms"] / config.compress.interval
+    recapture_ms = medians.get("resumed_ms", 0.0) - medians.get("replayed_ms", 0.0)
+    event_ms = medians["event_ms"] + max(recapture_ms, 0.0)
+    overhead_ms = medians["machinery_ms"] + event_ms / config.compress.interval
     tokens = step.inputs.shape[0] * step.inputs.shape[1] * positions(config.task)
     # Two operations per multiply-add; the backward pass takes twice the work of the forward pass.
-    flops = 6 * work_per_token(step.model) * tokens
+    flops = 6 * work * tokens
     return {
         **medians,
         "quartiles": {name: quartiles(series) for name, series in times.items()},
@@ -119,9 +121,11 @@ def bench_step(
         "matrix_tflops": matrix_rate(device),
         "peak_gib": peak,
         "multiple": multiple,
-        "fma": work_per_token(step.model),
+        "interval": config.compress.interval,
+        "fma": work,
         "fma_exact": work_per_token(build_exact()),
-        "parameters": compressor.parameters,
+        "fma_after_events": work_per_token(step.model),
+        "parameters": parameters,
     }
 
 
@@ -131,7 +135,25 @@ def _step(config: Config, build: Build, device: str) -> TrainingStep:
     step = TrainingStep(build().to(device), dataclasses.replace(config, train=train), device)
     # A tiny learning rate: hundreds of repetitions must not change the weights much.
     step.compressor.set_lr_(1e-6)
+    if config.target.named is None:
+        # As a course to a work would: with a target of zero every cut would be undone.
+        step.compressor.set_loss_target_(2 * abs(step.probe()) + 1)
     return step
+
+
+def _resumed_times(step: TrainingStep, repeats: int) -> dict[str, list[float]]:
+    """The times of two steps after an event, one eager and one captured, and of the two after."""
+
+    def two_steps() -> None:
+        step()
+        step()
+
+    def before(name: str) -> None:
+        if name == "resumed_ms":
+            step.compressor.event_()
+
+    names = ("resumed_ms", "replayed_ms")
+    return in_turns(dict.fromkeys(names, two_steps), step.device, repeats, warm=1, before=before)
 
 
 def _part_times(
@@ -276,25 +298,3 @@ def bench_run(
     for kind in dict.fromkeys(["cpu", device]):
         for name, row in bench_inference(models, config, kind, repeats, served=True).items():
             yield f"{work}-{name}-{kind}", {"device": kind, **row}
-
-
-def default_file(device: str) -> Path:
-    """Return benchmarks/<hardware>_<date>.json, in characters that every file system allows."""
-    found = environment(device)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", found["hardware"]).strip("-").lower()
-    return Path("benchmarks") / f"{name}_{found['date'][:10]}.json"
-
-
-def record(path: Path, device: str, kind: str, row: Row) -> None:
-    """Write a row to a benchmark file, in place of an older row with the same name (`work`)."""
-    kept = read_json(path) if exists(path) else {}
-    rows = [old for old in kept.get(kind, []) if old["work"] != row["work"]]
-    new = {**row, "at": _circumstances(row.get("device", device))}
-    make_folder(path.parent)
-    write_json(path, {**kept, **_circumstances(device), kind: [*rows, new]})
-
-
-def _circumstances(device: str) -> Row:
-    found = environment(device)
-    versions = {key: found[key] for key in ("gaugelasso", "torch", "python")}
-    return {key: found[key] for key in ("commit", "hardware", "date")} | {"versions": versions}

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.bench.measure import bench_run, bench_step, default_file, record, shapes_of
+from gaugelasso.bench.measure import bench_run, bench_step, shapes_of
+from gaugelasso.bench.rows import default_file, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config

@@ -34,6 +34,8 @@ class DeviceStep:
         self._state, self._scalars, self._relative_step = state, scalars, relative_step
         self._decoupled = coupling == "decoupled"
         self._nothing = torch.zeros_like(scalars.rho)
+        # A penalty in place of that of all weights, where only the sign of rho counts.
+        self._unit = torch.ones_like(scalars.rho).reshape(1)
 
     @torch.no_grad()
     def add_microbatch_(self, micro: int, loss: Tensor) -> None:
@@ -52,17 +54,16 @@ class DeviceStep:
         sound = scalars.check_finite_(loss, plan.store.grad)
         optimizer.observe_(sound)
         norms = plan.penalty.norms(weight)
+        if (harm := self._state.harm) is not None:
+            lr, _ = scalars.solve_rho_(self._unit, self._unit, sound)
+            harm.observe_(plan.penalty, weight, plan.store.grad, sound)
+            # Times zero: any vector of this length will do as the penalty's gradient.
+            optimizer.step_(optimizer.momentum, self._nothing, lr, self._rates(norms, lr))
+            return loss
         gradient = plan.penalty.gradient(weight, norms)
         plan.penalty.hold_unseen_(gradient, plan.store.grad)
         lr, norm_rate = scalars.solve_rho_(optimizer.momentum, gradient, sound)
-        rates = None
-        if self._relative_step:
-            start = optimizer.matrix_end
-            rates = plan.penalty.bounded_rate(norms, lr, self._relative_step, start)
-        if (harm := self._state.harm) is not None:
-            harm.observe_(plan.penalty, weight, plan.store.grad, sound)
-            optimizer.step_(gradient, self._nothing, lr, rates)
-            return loss
+        rates = self._rates(norms, lr)
         if self._decoupled:
             optimizer.step_(gradient, self._nothing, lr, rates)
             weight.sub_(lr * scalars.rho * gradient)
@@ -70,3 +71,10 @@ class DeviceStep:
             optimizer.step_(gradient, scalars.rho, lr, rates)
         plan.slow.follow_(norm_rate)
         return loss
+
+    def _rates(self, norms: Tensor, lr: Tensor) -> Tensor | None:
+        """Rates of the elements that are stepped one by one; None for lr."""
+        if not self._relative_step:
+            return None
+        start = self._state.optimizer.matrix_end
+        return self._state.plan.penalty.bounded_rate(norms, lr, self._relative_step, start)

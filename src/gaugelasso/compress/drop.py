@@ -219,7 +219,10 @@ def close_and_round(
     decision = cascade(table, tensors, keeps)
     if decision is None:
         return None
-    hold_back_(decision.keeps, rms, grains(table, multiple, preferred))
+    grain = grains(table, multiple, preferred)
+    if set(grain.values()) <= {1}:
+        return decision  # any width is a multiple
+    hold_back_(decision.keeps, rms, grain)
     for axis in table.axes:
         for slot in axis.linked():
             sites = tensors[str(slot.link)].cpu()

@@ -55,15 +55,21 @@ class FlatStore:
             (s.end for name, s in self.segments.items() if name in table.matrices), default=0
         )
         self.weight = torch.cat([parameters[name].detach().reshape(-1) for name in order])
+        del parameters
+        places = tensor_places(model)
+        views = {name: nn.Parameter(view) for name, view in self.views(self.weight).items()}
+        for name, parameter in views.items():
+            replace_tensor(places, name, parameter)
+        # Last, so that the memory of the tensors that were replaced can serve it.
         self.message = self.weight.new_zeros(offset + extra_elements)
         self.grad = self.message[:offset]
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         grads = self.views(self.grad)
-        places = tensor_places(model)
-        for name, view in self.views(self.weight).items():
-            parameter = nn.Parameter(view)
-            replace_tensor(places, name, parameter)
-            self._gradients.append((parameter, grads[name]))
+        self._gradients = [(parameter, grads[name]) for name, parameter in views.items()]
+
+    def release_grads_(self) -> None:
+        """Release the memory of the gradients; the store takes in no others afterwards."""
+        self._gradients.clear()
+        self.message = self.grad = self.weight[:0]
 
     def collect_grads_(self) -> None:
         """Move the parameters' gradients into `grad`; zero for a parameter without one."""

@@ -171,23 +171,31 @@ class Groups:
             yield torch.arange(start, end, dtype=torch.int32, device=device)[:, None]
             start = end
 
-    def sums(self, values: Tensor, wave: int | None = None, squared: bool = False) -> Tensor:
+    def sums(
+        self,
+        values: Tensor,
+        wave: int | None = None,
+        squared: bool = False,
+        factors: Tensor | None = None,
+    ) -> Tensor:
         """Sum per-element values over each group, of all waves or of one; 0 for `none`.
 
-        With `squared`, the sums of their squares, which needs less memory than to square them.
+        With `squared`, the sums of their squares, and with `factors` those of their products with
+        these, which needs less memory than to multiply them before.
         """
+        factors = values if squared else factors
         members, ends, span = self.members, self.ends, slice(0, self.none)
         if wave is not None:
             span, cut = self.waves[wave], self._cuts[wave]
             members, ends = members[cut], ends[span.start : span.stop + 1] - cut.start
         if not self.elements.stored:
             if wave is None and fused_flat(values):
-                values = self._fused_row_sums(values, squared)
+                values = self._fused_row_sums(values, factors)
             else:
-                values, before = self._row_sums(values, span, squared)
+                values, before = self._row_sums(values, span, factors)
                 members = members - before
-        elif squared:
-            values = values.square()
+        elif factors is not None:
+            values = values * factors
         return torch.segment_reduce(
             pick(values, members), "sum", offsets=ends, initial=0.0, unsafe=True
         )
@@ -201,16 +209,17 @@ class Groups:
         device = self._store.weight.device
         return RowSums([(each.start, each.shape, dim) for each, dim in places], device)
 
-    def _row_sums(self, values: Tensor, wave: slice, squared: bool) -> tuple[Tensor, int]:
+    def _row_sums(self, values: Tensor, wave: slice, factors: Tensor | None) -> tuple[Tensor, int]:
         """Sums of the rows and columns on the slots of a wave, and how many come before them."""
         views, before, sums = self._store.views(values), 0, [values[:0]]
+        others = {} if factors is None else self._store.views(factors)
         for slot, span in self._slots:
             view = views[slot.tensor]
             if span.start < wave.start:
                 before += view.shape[slot.dim]
             elif span.start < wave.stop:
-                rows = view.movedim(slot.dim, 0)[..., None].flatten(1)
-                sums.append((rows.square() if squared else rows).sum(1))
+                product = view * others[slot.tensor] if others else view
+                sums.append(product.movedim(slot.dim, 0)[..., None].flatten(1).sum(1))
         return torch.cat(sums), before
 
 

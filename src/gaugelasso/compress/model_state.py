@@ -173,6 +173,7 @@ class ModelState:
     def cut_(self, decision: Decision, when: str) -> None:
         """Cut model and optimizer; RanksDiffer, with `when`, unless all ranks cut the same."""
         old, table = self.plan.store, self.table
+        old.release_grads_()
         before = levels(table, named_tensors(self.model)) if self.harm is not None else {}
         staged = surgery.cut(named_tensors(self.model), table, decision.keeps)
         if self.team.size > 1:
@@ -245,10 +246,9 @@ class ModelState:
         self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> FlatOptimizer:
-        options = self.options
         keys = ("beta", "beta_second", "weight_decay")
-        settings = {key: getattr(options, key) for key in keys}
-        return OPTIMIZERS[options.optimizer](self.plan.store, self.table.matrices, **settings)
+        settings = {key: getattr(self.options, key) for key in keys}
+        return OPTIMIZERS[self.options.optimizer](self.plan.store, self.table.matrices, **settings)
 
     # --- the plan -------------------------------------------------------------------
 

@@ -68,9 +68,9 @@ class Penalty:
         # Product norm: r * eps_A * eps_B, equal to the symmetric penalty's product at balance.
         self.inverse_price = torch.where(r > 0, 1 / r.clamp(min=_TINY), 0.0).to(dtype)
 
-    def group_sums(self, values: Tensor) -> Tensor:
-        """Sum per-element values over each group; 0 for the group `none`."""
-        return self.groups.sums(values)
+    def group_sums(self, values: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Sum per-element values, times factors, over each group; 0 for the group `none`."""
+        return self.groups.sums(values, factors=factors)
 
     def norms(self, weight: Tensor) -> Tensor:
         """Frobenius norm of every group."""
@@ -137,7 +137,7 @@ class Penalty:
         term lambda||T|| plus the cross terms of the other axes that its elements are on.
         Returns the geometric mean of both sides, which does not depend on the gauge.
         """
-        sums = self.group_sums(weight * self.gradient(weight))
+        sums = self.group_sums(weight, self.gradient(weight))
         return {
             name: (sums[span.side("a")] * sums[span.side("b")]).clamp(min=0).sqrt()
             for name, span in self.ranges.items()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.compress.drop import Decision, channel_rms, close_and_round
 from gaugelasso.compress.model_state import ModelState
@@ -24,13 +24,18 @@ class DropPlanner:
     """What keep-sets lead to in a model as it is now. In which order indices go is a subclass's."""
 
     def __init__(self, state: ModelState):
-        self._state, self._tensors = state, state.readable()
+        self._state, self._widths = state, state.widths()
+        self._tensors = {
+            # Of parameters the shapes alone: a cut that is undone replaces them, and no planner is
+            # to hold the memory of those before it.
+            name: tensor.detach().to("meta") if isinstance(tensor, nn.Parameter) else tensor
+            for name, tensor in state.readable().items()
+        }
         self.rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
 
     def keep_all(self) -> dict[str, Tensor]:
         """Keep-sets without a drop."""
-        widths = self._state.widths()
-        return {name: torch.ones(size, dtype=torch.bool) for name, size in widths.items()}
+        return {name: torch.ones(size, dtype=torch.bool) for name, size in self._widths.items()}
 
     def closed(self, keeps: dict[str, Tensor]) -> Decision | None:
         """What keep-sets lead to; None if a required operator would go."""
@@ -73,7 +78,7 @@ class Ranking(DropPlanner):
             return super().closed(keeps)
         names = [axis.name for axis in state.table.axes]
         going = self._units.complete([keeps[name].numpy() for name in names])
-        widths = state.widths()
+        widths = self._widths
         for kind in (*shape.equal, *shape.single):
             of_kind = going[self._units.kinds[going] == kind]
             width = max((widths[a.name] for a in state.table.axes if a.kind == kind), default=0)

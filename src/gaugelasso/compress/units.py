@@ -84,27 +84,31 @@ def _ordered(groups: list[_Group]) -> Units:
     if not groups:
         nothing = np.empty(0, dtype=int)
         return Units(nothing, nothing, nothing, np.empty(0), np.empty(0, dtype=str))
-    shares, prices, origins = [], [], []
-    for number, group in enumerate(groups):
-        share, priced = np.full(len(group.scores), math.inf), group.prices > 0
-        share[priced] = group.scores[priced] / group.prices[priced]
-        shares.append(share)
-        prices.append(group.prices)
-        origins.append(np.stack([np.full(len(share), number), np.arange(len(share))]))
-    share, price, origin = (np.concatenate(each, axis=-1) for each in (shares, prices, origins))
+    share = np.concatenate([_per_price(group) for group in groups])
+    price = np.concatenate([group.prices for group in groups])
     order = np.argsort(share, kind="stable")
     order = order[np.isfinite(share[order])]
-    sizes = np.array([group.axes.shape[1] for group in groups])[origin[0][order]]
-    ends = np.cumsum(sizes)
-    axes, indices = (np.empty(sizes.sum(), dtype=int) for _ in range(2))
-    starts = ends - sizes
-    for number, group in enumerate(groups):
-        places = np.flatnonzero(origin[0][order] == number)
-        rows = origin[1][order][places]
-        to = starts[places][:, None] + np.arange(group.axes.shape[1])
+    counts = [len(group.scores) for group in groups]
+    origins = np.repeat(np.arange(len(groups)), counts)[order]
+    ends = np.cumsum(np.array([group.axes.shape[1] for group in groups])[origins])
+    axes, indices = (np.empty(ends[-1] if len(ends) else 0, dtype=int) for _ in range(2))
+    # One search for all groups: one in each would take longer than the rest of an event.
+    found = np.bincount(origins, minlength=len(groups))
+    places = np.split(np.argsort(origins, kind="stable"), np.cumsum(found)[:-1])
+    firsts = np.cumsum([0, *counts[:-1]])
+    for group, first, place in zip(groups, firsts, places, strict=True):
+        rows, size = order[place] - first, group.axes.shape[1]
+        to = (ends[place] - size)[:, None] + np.arange(size)
         axes[to], indices[to] = group.axes[rows], group.indices[rows]
-    kinds = np.array([group.kind for group in groups])[origin[0][order]]
+    kinds = np.array([group.kind for group in groups])[origins]
     return Units(axes, indices, ends, np.cumsum(price[order]), kinds)
+
+
+def _per_price(group: _Group) -> np.ndarray:
+    """The scores per unit of price; infinite without a price."""
+    share, priced = np.full(len(group.scores), math.inf), group.prices > 0
+    share[priced] = group.scores[priced] / group.prices[priced]
+    return share
 
 
 def _singles(

@@ -19,11 +19,13 @@ _PARTS = {
     "penalty, solver, slow weights": "machinery_ms",
     "whole step without compression": "baseline_ms",
     "whole step without a graph": "eager_ms",
-    "structural event without a cut": "event_ms",
+    "structural event": "event_ms",
+    "two steps after it, with new graphs": "resumed_ms",
+    "the two after these": "replayed_ms",
 }
 _SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
 # Repeated too few times for meaningful quartiles.
-_FEW = ("eager_ms", "event_ms")
+_FEW = ("eager_ms", "event_ms", "resumed_ms", "replayed_ms")
 # From this relative spread on, another process probably uses the machine.
 BUSY = 0.1
 
@@ -79,9 +81,12 @@ def step_table(name: str, row: Mapping[str, Any]) -> Table:
             f" with widths rounded up to multiples of {row['multiple']}, "
             f"{count(row['fma_exact'])} without"
         )
+    # Rows of older files have events without a cut.
+    cut = 1 - row.get("fma_after_events", row["fma"]) / row["fma"]
     note = (
         f"Compression, including a step's share of an event, adds "
-        f"{100 * row['machinery_share']:.0f}% to a step without compression. "
+        f"{100 * row['machinery_share']:.0f}% to a step without compression; all events cut "
+        f"{100 * cut:.0f}% of the work. "
         f"{count(row['tokens_per_s'])} tokens/s; {row['tflops']:.3g} TFLOP/s of "
         f"{row['matrix_tflops']:.3g} for a large matrix product on this device; peak memory "
         f"{row['peak_gib']:.2f} GiB; {work}; "

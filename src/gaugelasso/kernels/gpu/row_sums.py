@@ -19,8 +19,9 @@ _OTHER = (8, 256, 4096)
 
 
 @triton.jit
-def _chunks(values, slots, programs, partial, COLUMN: tl.constexpr, SQUARED: tl.constexpr,
-            BI: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def _chunks(values, factors, slots, programs, partial, COLUMN: tl.constexpr,
+            SQUARED: tl.constexpr, PRODUCT: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+            CHUNK: tl.constexpr):  # fmt: skip
     """Sums over one chunk of the elements of some indices."""
     program = programs + 3 * tl.program_id(0)
     slot = slots + 5 * tl.load(program)
@@ -41,6 +42,8 @@ def _chunks(values, slots, programs, partial, COLUMN: tl.constexpr, SQUARED: tl.
         v = tl.load(values + base + at, mask=mask, other=0.0)
         if SQUARED:
             v = v * v
+        elif PRODUCT:
+            v = v * tl.load(factors + base + at, mask=mask, other=0.0)
         total += tl.sum(v, axis=0 if COLUMN else 1)
     tl.store(partial + place + chunk * size + i, total, mask=i < size)
 
@@ -94,15 +97,19 @@ class RowSums:
             if each
         ]
 
-    def __call__(self, values: Tensor, squared: bool) -> Tensor:
-        """The sums of the values, or of their squares, slot after slot."""
+    def __call__(self, values: Tensor, factors: Tensor | None = None) -> Tensor:
+        """The sums of the values, or of their products with the factors, slot after slot.
+
+        Values that are their own factors are read once.
+        """
         partial, out = values.new_empty(self._partials), values.new_empty(self._length)
         if not self._length:
             return out
         for column, programs in self._programs.items():
             if len(programs):
                 _chunks[(len(programs),)](
-                    values, self._slots, programs, partial, column, squared,
+                    values, values if factors is None else factors, self._slots, programs,
+                    partial, column, factors is values, factors is not None,
                     *(_LAST if column else _OTHER),
                 )  # fmt: skip
         block = 128
