@@ -89,11 +89,11 @@ def test_a_loss_to_press_towards_must_be_a_number(loss: Any) -> None:
 
 def test_a_loss_to_press_towards_bounds_what_an_event_may_cost() -> None:
     compressor = Compressor(Perceptron(8, 4, 3), 0.5, CompressorOptions(drop_tolerance=0.1))
-    assert compressor._allowance == pytest.approx(0.05)
+    assert compressor._allowances[0] == pytest.approx(0.05)
     compressor.set_loss_target_(-2.0)
     assert float(compressor.scalars.loss_target) == -2.0
-    assert compressor._allowance == pytest.approx(0.2)
+    assert compressor._allowances[0] == pytest.approx(0.2)
     compressor.set_loss_target_(2.0, allowance=0.01)
-    assert compressor._allowance == 0.01
+    assert compressor._allowances[0] == 0.01
     compressor.set_loss_target_(2.0, allowance=5.0)
-    assert compressor._allowance == pytest.approx(0.2)
+    assert compressor._allowances[0] == pytest.approx(0.2)
