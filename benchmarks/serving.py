@@ -1,7 +1,7 @@
 """What compression saves in serving: ancestor, uniform and compressed models, in several engines.
 
     python -m benchmarks.serving --works charlm --runs charlm=runs/lm-main
-    python -m benchmarks.serving --works charlm retrieval division demo --device cpu
+    OMP_NUM_THREADS=2 python -m benchmarks.serving --works charlm demo smollm2 --device cpu
     python -m benchmarks.serving --works charlm --structures charlm=results/charlm/main.json
 
 Without `--runs`, models have the structures of `results/` and random weights, and every row says
@@ -9,7 +9,9 @@ so: times do not depend on values. The models of a case take turns. Rows are wri
 case, to benchmarks/serving_<hardware>_<date>.json; rows of an earlier command stay. `--seconds`
 ends the command after the case that is under way. A case of a large model takes minutes; what is
 being prepared is printed. Prefill of a large vocabulary gives the logits of last positions, and its
-rows say so. What does not fit into memory is listed with the other impossible cases.
+rows say so. What does not fit into memory is listed with the other impossible cases. Threads of a
+CPU are those that OpenMP has from the start: oneDNN, which `transformers` uses, keeps to no other
+number.
 """
 
 import argparse
@@ -103,9 +105,9 @@ def cases(device: str, length: int) -> list[Case]:
     if device.startswith("cuda"):
         sizes = [("prefill", 96), ("decode", 256), ("decode", 1), ("prefill", 1)]
         return [Case(phase, batch, length, device) for phase, batch in sizes]  # type: ignore[arg-type]
+    threads = torch.get_num_threads()
     return [
         Case(phase, batch, length, device, threads)  # type: ignore[arg-type]
-        for threads in (1, 2)
         for phase, batch in (("prefill", 1), ("prefill", 8), ("decode", 1))
     ]
 
