@@ -13,6 +13,7 @@ import torch
 from gaugelasso.errors import UserError
 from gaugelasso.export.card import write_card
 from gaugelasso.export.extras import check_extra
+from gaugelasso.export.fastest import OnCpu, fastest_on_cpu
 from gaugelasso.export.source import Source, read_source
 from gaugelasso.export.stock import check_like_llama
 from gaugelasso.export.to_gguf import write_gguf
@@ -92,8 +93,10 @@ __all__ = [
     "FORMS",
     "STOCK",
     "Exported",
+    "OnCpu",
     "Source",
     "check_like_llama",
     "export",
+    "fastest_on_cpu",
     "read_source",
 ]

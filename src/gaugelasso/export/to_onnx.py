@@ -40,8 +40,13 @@ def write_onnx(source: Source, folder: Path, dtype: torch.dtype, device: str) ->
     return max(worst, comparison.check(WITHOUT_PAST, whole=_prompts(session)))
 
 
-def _export(module: Sequences, path: Path) -> Any:
-    """Write one file and open it in onnxruntime."""
+def open_sequences(served: InferenceModel, path: Path, threads: int) -> Whole:
+    """Write a file that reads whole sequences, and return what onnxruntime computes with it."""
+    return _sequences(_export(Sequences(served), path, threads), served)
+
+
+def _export(module: Sequences, path: Path, threads: int = 0) -> Any:
+    """Write one file and open it in onnxruntime; 0 threads: as many as there are cores."""
     import onnxruntime
 
     with quiet(), any_sizes(), torch.no_grad():
@@ -61,6 +66,7 @@ def _export(module: Sequences, path: Path) -> Any:
         program.save(str(path))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
