@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from gaugelasso.inference import InferenceModel, clocks, compare, tuned, tuning
+from gaugelasso.inference import InferenceModel, clocks, compare, tuned, tuning, usable
+from gaugelasso.inference.stream import Matrix
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -132,8 +133,27 @@ def test_forms_that_differ_by_more_than_rounding_do_not_agree(dtype: torch.dtype
         spoiled[-1][7, 3] += wrong
     unsteady = iter([expected, expected, expected * 1.01])
     for action in (lambda: spoiled[0], lambda: spoiled[1], lambda: next(unsteady)):
-        with pytest.raises(tuning.Disagrees):
-            tuning.check_agrees(action, expected)
+        with pytest.raises(usable.Disagrees):
+            usable.check_agrees(action, expected)
     near = expected * (1 + 1e-5) if dtype is torch.float32 else (exact * 1.004).to(dtype)
     for same in (expected, near, expected[:0], expected[:1, :1]):
-        tuning.check_agrees(lambda same=same: same, expected[: len(same), : same.shape[1]])
+        usable.check_agrees(lambda same=same: same, expected[: len(same), : same.shape[1]])
+
+
+@pytest.mark.parametrize("faster", [False, True])
+@torch.inference_mode()
+def test_maps_lie_by_output_where_steps_are_faster_so(
+    monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    """The outputs stay, and oneDNN, which would reorder them, is off."""
+    case = next(case for case in DROPPED if case.row.name == "rope")
+    model = make(case).float()
+    inputs = inputs_of(case, model)[:1]
+    spent = iter([2.0, 1.0 if faster else 3.0])
+    monkeypatch.setattr(tuning, "call_times", lambda actions, repeats: {"step": next(spent)})
+    served = tuned(model, inputs[:, :1], repeats=1)
+    maps = [part.values for part in served.modules() if isinstance(part, Matrix)]
+    assert maps
+    assert all(each.T.is_contiguous() is faster for each in maps if min(each.shape) > 1)
+    assert not (faster and served.onednn)
+    assert deviation(served(inputs), model(inputs)) < 1e-4

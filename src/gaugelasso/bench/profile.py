@@ -23,7 +23,7 @@ from gaugelasso.inference import tuned
 from gaugelasso.inference.clocks import call_times, graph_times
 from gaugelasso.inference.folded import GPU_ALIGN
 from gaugelasso.inference.products import without_onednn
-from gaugelasso.inference.tuning import works
+from gaugelasso.inference.usable import works
 from gaugelasso.models import Transformer
 from gaugelasso.runs.environment import environment
 

@@ -63,6 +63,10 @@ class Matrix(nn.Module):
         self.register_buffer("values", values.contiguous())
         self.register_buffer("scale", scale)
 
+    def lay_(self, by_output: bool) -> None:
+        """Order the memory by inputs, as it is made, or by outputs; the values are the same."""
+        self.values = self.values.T.contiguous().T if by_output else self.values.contiguous()
+
     def forward(self) -> Tensor:
         """The matrix as numbers to multiply with."""
         if self.scale is None:
