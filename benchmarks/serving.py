@@ -16,7 +16,6 @@ number.
 
 import argparse
 import gc
-import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +35,7 @@ from benchmarks.engines import (
 )
 
 from gaugelasso.bench.measure import uniform_like, work_per_token
+from gaugelasso.bench.rows import default_file
 from gaugelasso.bench.stopwatch import in_turns, quartiles
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
@@ -297,9 +297,8 @@ def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
 
 
 def default_path(device: str) -> Path:
-    found = environment(device)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", found["hardware"]).strip("-").lower()
-    return ROOT / "benchmarks" / f"serving_{name}_{found['date'][:10]}.json"
+    path = ROOT / default_file(device)
+    return path.with_name(f"serving_{path.name}")
 
 
 def named_paths(words: Sequence[str]) -> dict[str, Path]:

@@ -28,11 +28,8 @@ class Guard:
 
     def __init__(self, model: nn.Module, probe: Callable[[], float] | None, allowance: float):
         self._model, self._probe = model, probe
-        self.before = self.loss = before = self._measure() if probe else None
-        # A NaN or infinite loss gives no bound: no change is within it.
-        self._bound = -math.inf
-        if before is not None and math.isfinite(before):
-            self._bound = before + allowance
+        self.before = self.loss = self._measure() if probe else None
+        self._bound = self._above(allowance)
         self.undone: dict[str, float] = {}
 
     @property
@@ -58,10 +55,7 @@ class Guard:
         undo = snapshot()
         change_()
         loss = self._measure()
-        bound = self._bound
-        if allowance is not None and self.before is not None and self.measures:
-            bound = self.before + allowance
-        if loss <= bound:
+        if loss <= (self._bound if allowance is None else self._above(allowance)):
             self.loss = loss
             return True
         undo()
@@ -88,6 +82,12 @@ class Guard:
         """The loss when all these drops are made. Needs a probe."""
         with temporarily_zeroed(table, tensors, keeps):
             return self._measure()
+
+    def _above(self, allowance: float) -> float:
+        """The bound so much above the loss before; no change is within it if that is not finite."""
+        if self.before is None or not math.isfinite(self.before):
+            return -math.inf
+        return self.before + allowance
 
     def _measure(self) -> float:
         """The probe's loss, in eval mode so that the model records no input energies."""

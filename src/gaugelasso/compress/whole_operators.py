@@ -7,14 +7,14 @@ one goes that costs the batch least for what it saves.
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.compress.drop import NOTHING, Decision, channel_rms, close_and_round
+from gaugelasso.compress.drop import NOTHING, Decision
 from gaugelasso.compress.events import EventRules, consult_
 from gaugelasso.compress.guard import Guard
 from gaugelasso.compress.model_state import ModelState
+from gaugelasso.compress.ranking import DropPlanner
 from gaugelasso.compress.selection import broadcast_decision
 
 # Every so many events, so that training makes up for the last operator first.
@@ -36,19 +36,20 @@ def remove_operator_(state: ModelState, guard: Guard, rules: EventRules) -> Deci
     if rules.step % apart or not (fixed and rules.pressing and guard.measures):
         return NOTHING
     team, table, tensors = state.team, state.table, named_tensors(state.model)
-    savings = team.broadcast(_savings(state, rules) if team.rank == 0 else {})
+    planner = DropPlanner(state)
+    savings = team.broadcast(_savings(state, planner, rules) if team.rank == 0 else {})
     turn = in_turn(list(savings), rules.step // apart, max(1, apart // STEPS_PER_PROBE))
     assert guard.before is not None
     assert guard.loss is not None
     room = guard.before + rules.operator_allowance - guard.loss
     costs = {}
     for owner in turn:
-        harm = guard.loss_without(table, tensors, _without(state, owner)) - guard.loss
+        harm = guard.loss_without(table, tensors, _without(state, planner, owner)) - guard.loss
         saved = savings[owner]
         if harm <= min(room, rules.operator_allowance * min(saved / WORTH, 1.0)):
             # A harm below zero is noise: of such operators the one goes that saves most.
             costs[owner] = harm / saved if harm > 0 else -saved
-    decision = broadcast_decision(team, lambda: _first_allowed(state, rules, costs))
+    decision = broadcast_decision(team, lambda: _first_allowed(state, planner, rules, costs))
     if decision is None:
         return NOTHING
     cut_ = partial(state.cut_, decision, f"after the removal of an operator at step {rules.step}")
@@ -62,13 +63,13 @@ def in_turn(names: list[str], turn: int, most: int) -> list[str]:
     return (names[begin:] + names[:begin])[:most]
 
 
-def _savings(state: ModelState, rules: EventRules) -> dict[str, float]:
+def _savings(state: ModelState, planner: DropPlanner, rules: EventRules) -> dict[str, float]:
     """Operator -> the share of the cost that it saves, for those that may go."""
     found = {}
     for owner in state.table.owners():
-        decision = (
-            None if owner in state.table.required else _removal(state, _without(state, owner))
-        )
+        if owner in state.table.required:
+            continue
+        decision = planner.closed(_without(state, planner, owner))
         if decision is not None and owner in decision.removed:
             work = state.work_after(decision)
             if rules.fma_target <= work < state.fma:
@@ -76,27 +77,20 @@ def _savings(state: ModelState, rules: EventRules) -> dict[str, float]:
     return found
 
 
-def _without(state: ModelState, owner: str) -> dict[str, Tensor]:
-    keeps = {name: torch.ones(size, dtype=torch.bool) for name, size in state.widths().items()}
+def _without(state: ModelState, planner: DropPlanner, owner: str) -> dict[str, Tensor]:
+    keeps = planner.keep_all()
     for name in state.table.owners()[owner]:
         keeps[name].zero_()
     return keeps
 
 
-def _removal(state: ModelState, keeps: dict[str, Tensor]) -> Decision | None:
-    rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
-    multiples = state.options.multiple, state.plan.preferred
-    return close_and_round(state.table, state.readable(), keeps, rms, *multiples)
-
-
 def _first_allowed(
-    state: ModelState, rules: EventRules, costs: dict[str, float]
+    state: ModelState, planner: DropPlanner, rules: EventRules, costs: dict[str, float]
 ) -> Decision | None:
     """The removal of the first operator, least cost first, that no hook keeps a channel of."""
-    rms = channel_rms(state.plan.penalty.groups, state.plan.store.weight)
     for owner in sorted(costs, key=costs.__getitem__):
-        keeps = _without(state, owner)
-        consult_(rules.hooks, rules.step, keeps, rms, state.prices)
+        keeps = _without(state, planner, owner)
+        consult_(rules.hooks, rules.step, keeps, planner.rms, state.prices)
         if not any(bool(keeps[name].any()) for name in state.table.owners()[owner]):
-            return _removal(state, keeps)
+            return planner.closed(keeps)
     return None
