@@ -49,6 +49,13 @@ class Work:
     fma: float = 0.0
     uniform: Mapping[str, Scale] = field(default_factory=dict)
 
+    def origin(self, name: str, seed: int) -> tuple[str, int] | None:
+        """The arm and seed of the run that this one starts from."""
+        arm = self.arms[name]
+        if not arm.source:
+            return None
+        return arm.source, self.donor if arm.command == "retrain" else seed
+
 
 def results_of(name: str) -> list[dict[str, Any]]:
     """The runs of a results file."""

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_arms import ROOT, TASKS, Arm
+from benchmarks.control_arms import ROOT, TASKS, Arm, Work
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
@@ -62,10 +62,9 @@ class Controls:
             if summary_of(folder):
                 return
             words: list[str] = []
-            if arm.source:
-                origin = self.work.donor if arm.command == "retrain" else seed
-                self.make(arm.source, origin)
-                source = self.folder(arm.source, origin)
+            if origin := self.work.origin(name, seed):
+                self.make(*origin)
+                source = self.folder(*origin)
                 if not summary_of(source):
                     return
                 words = [str(source)]
@@ -119,6 +118,13 @@ class Controls:
             note = {"note": old["note"]} if "note" in old else {}
             make_folder(path.parent)
             write_json(path, {**about, **note, "runs": [rows[key] for key in sorted(rows)]})
+
+
+def in_order(work: Work, arms: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    """The runs that others start from first, then the arms as they are given."""
+    sources = [work.origin(name, seed) for name in arms for seed in seeds]
+    jobs = [*filter(None, sources), *((name, seed) for name in arms for seed in seeds)]
+    return list(dict.fromkeys(jobs))
 
 
 def run_command(words: Sequence[str]) -> str:
@@ -213,9 +219,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if unknown := [name for name in arms if name not in controls.work.arms]:
         parser.error(f"{unknown[0]!r}: {given.task} has {', '.join(controls.work.arms)}")
     make_folder(given.out)
-    # Runs that others start from come first.
-    order = sorted(arms, key=lambda name: bool(controls.work.arms[name].source))
-    jobs = [(name, seed) for name in order for seed in given.seeds]
+    jobs = in_order(controls.work, arms, given.seeds)
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda job: controls.make(*job), jobs))
     controls.save()

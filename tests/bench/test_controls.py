@@ -66,10 +66,10 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     controls.main(words)
     names = [Path(each[each.index("--out") + 1]).name for each in made]
     assert names == [
-        "compression-45", "scratch-42", "scratch-43", "full-42", "post-hoc-42",
-        "full-43", "post-hoc-43", "cofi-42", "cofi-43",
+        "compression-45", "full-42", "full-43", "scratch-42", "scratch-43",
+        "post-hoc-42", "post-hoc-43", "cofi-42", "cofi-43",
     ]  # fmt: skip
-    pruned = made[4]
+    pruned = made[5]
     assert pruned[:2] == ["prune", str(tmp_path / "runs/full-42")]
     assert abs(float(pruned[pruned.index("--fma") + 1]) - 175_000) < 5_000
     controls.main(words)
@@ -84,6 +84,14 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     assert {row["method"] for row in rows} == {"cofi", "compression", "from scratch", "full",
                                                "post-hoc"}  # fmt: skip
     check_results(Path("results/controls/retrieval.json"), json.loads(results.read_text()))
+
+
+def test_rivals_wait_for_their_sources_alone() -> None:
+    arms = ["post-hoc", "uniform-dims", "scratch"]
+    jobs = controls.in_order(TASKS["retrieval"](None), arms, [42, 43])
+    donor = TASKS["retrieval"](None).donor
+    first = [("full", 42), ("full", 43), ("compression", donor)]
+    assert jobs == [*first, *((name, seed) for name in arms for seed in (42, 43))]
 
 
 def test_earlier_rows_commands_and_notes_stay(
