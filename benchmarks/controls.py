@@ -33,6 +33,8 @@ from gaugelasso.baselines.ladder import Scale, ladder
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import ModelConfig, load_config
 from gaugelasso.models import Transformer
+from gaugelasso.report.compare_results import control_result
+from gaugelasso.report.data import load_run
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
@@ -109,7 +111,7 @@ class Controls:
                     seed, run = folder.name.removeprefix(f"{name}-"), finished(folder)
                     if run is None or not seed.isdigit():
                         continue
-                    row = row_of(arm.method or name, int(seed), run, arm.structure)
+                    row = row_of(arm.method or name, run, arm.structure)
                     known = rows.get(key := (row["method"], row["seed"]), {})
                     if known.get("wall_s") != row["wall_s"]:
                         rows[key] = row | {"commit": about["commit"]}
@@ -161,37 +163,12 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
     return None if run is None else json.loads((run / "summary.json").read_text())
 
 
-def row_of(method: str, seed: int, run: Path, structure: bool = False) -> dict[str, Any]:
-    """A finished run, with the keys that tables read.
-
-    `training_fma` counts what a method needs beside its own steps.
-    """
-    summary = json.loads((run / "summary.json").read_text())
-    keys = ["fma_initial", "fma_final", "loss", "held", "steps", "wall_s", "accounting"]
-    keys += ["structure"] if structure else []
-    keys += ["cofi"] if "cofi" in summary else []
-    # The full model that a rival began with, without its folder.
-    source = {key: summary.get("source", {}).get(key) for key in ("steps", "training_fma")}
-    return {
-        "method": method,
-        "seed": seed,
-        **{key: summary.get(key) for key in keys},
-        **({"source": source} if "source" in summary else {}),
-        "metric": summary["metric"]["value"],
-        "before_cooldown": before_cooldown(run, summary["metric"]["name"]),
-        "training_fma": summary["training_work"]["total"],
-        "own_training_fma": summary["training_fma"],
-    }
-
-
-def before_cooldown(run: Path, metric: str) -> dict[str, Any] | None:
-    """The last row under pressure; None for a method without."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    pressed = [row for row in rows if row["phase"] == "compression"]
-    if not pressed:
-        return None
-    row = pressed[-1]
-    return {key: row[key] for key in ("step", "loss", "fma")} | {"metric": row.get(metric)}
+def row_of(method: str, run: Path, structure: bool = False) -> dict[str, Any]:
+    """A finished run as a comparison has it; its widths only where a table shows them."""
+    found = load_run(run)
+    row = control_result(found)
+    kept = {key: value for key, value in row.items() if key != "structure" or structure}
+    return {"method": method, **kept, "accounting": found.accounting}
 
 
 def parser_of() -> argparse.ArgumentParser:

@@ -10,18 +10,9 @@ from benchmarks.control_arms import ROOT, TASKS, Arm, results_of, shortened
 from gaugelasso.cli.arguments import parse_changes
 from gaugelasso.config import load_config
 from gaugelasso.config.sections import TrainConfig
+from gaugelasso.report.data import load_run
 from gaugelasso.report.results_schema import check_results
-
-SUMMARY = {
-    "fma_initial": 9.0, "fma_final": 3.0, "loss": 0.5, "metric": {"name": "accuracy", "value": 0.9},
-    "held": True, "steps": 7, "wall_s": 1.0, "accounting": "paper", "training_fma": 20.0,
-    "training_work": {"own": 20.0, "before": 30.0, "total": 50.0}, "structure": {"layers": 24},
-}  # fmt: skip
-METRICS = [
-    {"step": 2, "phase": "compression", "loss": 0.7, "fma": 5.0, "accuracy": 0.5},
-    {"step": 4, "phase": "compression", "loss": 0.6, "fma": 3.0, "accuracy": None},
-    {"step": 7, "phase": "cooldown", "loss": 0.5, "fma": 3.0, "accuracy": 0.9},
-]
+from tests.tiny_runs import finished, read
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -42,17 +33,18 @@ def test_the_uniform_model_is_the_nearest_of_its_ladder() -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that would have been run; each leaves a summary."""
+    """The commands that would have been run; each leaves a finished run of its seed."""
     commands: list[list[str]] = []
 
     def run(words: list[str]) -> str:
         commands.append(words)
         out = Path(words[words.index("--out") + 1])
-        folder = out / f"seed{words[words.index('--seeds') + 1]}" if "--seeds" in words else out
-        folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps(SUMMARY))
-        lines = [json.dumps(row) for row in METRICS]
-        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        seed = int(out.name.rpartition("-")[2])
+        if "--seeds" in words:
+            out /= f"seed{seed}"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        summary = read(finished(out.parent, out.name) / "summary.json") | {"seed": seed}
+        (out / "summary.json").write_text(json.dumps(summary))
         return ""
 
     monkeypatch.setattr(controls, "run_command", run)
@@ -77,9 +69,12 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     rows = json.loads(results.read_text())["runs"]
     assert len(rows) == 9
     assert rows[0]["method"] == "cofi"
-    assert (rows[0]["training_fma"], rows[0]["own_training_fma"]) == (50.0, 20.0)
-    assert rows[0]["metric"] == 0.9
-    assert rows[0]["before_cooldown"] == {"step": 4, "loss": 0.6, "fma": 3.0, "metric": None}
+    run = tmp_path / "runs/cofi-42"
+    work = read(run / "summary.json")["training_work"]
+    assert (rows[0]["training_fma"], rows[0]["training_work"]) == (work["total"], work)
+    assert rows[0]["before_cooldown"] == load_run(run).before_cooldown
+    assert rows[0]["parameters_without_embedding"] < rows[0]["parameters_final"]
+    assert rows[0]["attentions"]["initial"] == 1
     # The names of a comparison, which the tables read.
     assert {row["method"] for row in rows} == {"cofi", "compression", "from scratch", "full",
                                                "post-hoc"}  # fmt: skip

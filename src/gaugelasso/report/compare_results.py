@@ -55,21 +55,30 @@ def compare_results(found: Comparison) -> dict[str, Any]:
 
 
 def _run_result(member: Member) -> dict[str, Any]:
-    run, summary = member.run, member.run.summary or {}
-    before, after = run.initial.get("structure", {}), summary["structure"]
-    work, named = entry_in(summary), work_target(run)
+    named = work_target(member.run)
     return {
-        "folder": str(run.path),
-        **run_result(run),
+        "folder": str(member.run.path),
+        **control_result(member.run),
+        # In the accounting of the comparison.
         "fma_initial": member.fma_initial,
         "fma_final": member.fma,
         "compression": member.fma_initial / member.fma if member.fma else None,
-        # Of the run and of the runs that it needs: the run's own alone does not compare methods.
-        "training_fma": work["total"],
-        TRAINING_WORK: work,
         "ms": member.ms,
         "held": member.held,
         "work_target": None if named is None else named[1],
+    }
+
+
+def control_result(run: Run) -> dict[str, Any]:
+    """A finished run with what tables of methods read, by its own accounting."""
+    summary = run.summary or {}
+    before, after = run.initial.get("structure", {}), summary["structure"]
+    work = entry_in(summary)
+    return {
+        **run_result(run),
+        # Of the run and of the runs that it needs: the run's own alone does not compare methods.
+        "training_fma": work["total"],
+        TRAINING_WORK: work,
         "parameters_initial": summary["parameters_initial"],
         # As CoFi and the paper count them.
         "parameters_without_embedding_initial": _body(summary["parameters_initial"], before),
