@@ -92,7 +92,8 @@ def transformer(
         model = Transformer(spec, shape.randrange(1000))
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # zeros would hide a bias that is left out
+            # Zeros would hide a bias that is left out, and so would equal numbers.
+            if name.endswith(("bias", "classifier.mean", "classifier.spread")):
                 nn.init.normal_(parameter, std=0.5, generator=generator)
         return model
 
@@ -169,10 +170,10 @@ ROWS = [
     # GELU without biases of what is written, and SwiGLU with them.
     transformer("gelu", {"mlp": "gelu"}, causal=False),
     transformer("write_biases", {"write_bias": True, "head_bias": True}),
-    # A tied table with what else may be on its axis: positions, and outputs with biases.
+    # A tied table with what else may be on its axis: positions, outputs with biases, and means.
     transformer(
         "tied_head",
-        PRETRAINED | {"tied_head": True, "head_bias": True},
+        PRETRAINED | {"tied_head": True, "head_bias": True, "tied_mean": True},
         width=8,
         inputs=7,
         outputs=7,

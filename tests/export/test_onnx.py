@@ -29,8 +29,9 @@ TOKENS = 256  # of `tiny`: no other tensor of a model with one layer is as large
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tied head, norms of heads and a window; `export` compares it with a cache, padded."""
     monkeypatch.chdir(tmp_path)
-    also = {"tied_head": True, "head_bias": True, "qk_norm": True}
+    also = {"tied_head": True, "tied_mean": True, "head_bias": True, "qk_norm": True}
     model = tiny(1, also, windows=(5,), d_k=8)
+    torch.nn.init.normal_(model.classifier.mean, generator=torch.Generator().manual_seed(1))
     model.remove_operator("mlp_0")
     done = export(write_run(Path("runs/small"), model), "onnx")
     assert done.deviation < 1e-4

@@ -88,6 +88,7 @@ OTHER: dict[str, Callable[[], Transformer]] = {
     "its MLPs are 'gelu'": lambda: stock(also={"mlp": "gelu"}),
     "its operators write biases": lambda: stock(also={"write_bias": True}),
     "its outputs have biases": lambda: stock(also={"head_bias": True}),
+    "its head is the table plus a mean": lambda: stock(also={"tied_head": True, "tied_mean": True}),
     "it normalises queries and keys": lambda: stock(also={"qk_norm": True}),
     "operators.attention_2 has a sliding window of 23 tokens": lambda: changed(
         "attention_2", lambda part: setattr(part, "window", 23)

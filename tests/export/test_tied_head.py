@@ -29,7 +29,11 @@ TOKENS = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 def model_of() -> Transformer:
-    return tiny(1, TIED | {"head_bias": True}, inputs=WORDS, outputs=WORDS)
+    model = tiny(1, TIED | {"head_bias": True, "tied_mean": True}, inputs=WORDS, outputs=WORDS)
+    with torch.no_grad():
+        for name in ("bias", "mean", "spread"):
+            getattr(model.classifier, name).normal_(generator=torch.Generator().manual_seed(1))
+    return model
 
 
 @pytest.mark.parametrize("form", ["hf", "native"])
@@ -38,8 +42,8 @@ def test_the_file_holds_the_table_once(form: str, tmp_path: Path) -> None:
     model = model_of()
     done = export(write_run(tmp_path / "run", model, {"name": "own"}), form, tmp_path / "out")
     assert done.deviation < 1e-4
-    # The bias of the outputs is one more number for each word.
-    columns = model.embedding.table.shape[1] + 1
+    # The bias and the mean of the outputs are two more numbers for each word.
+    columns = model.embedding.table.shape[1] + 2
     assert "classifier is the table of the embedding" in (done.folder / "README.md").read_text()
     size = sum(path.stat().st_size for path in done.folder.glob("*.safetensors"))
     assert 4 * WORDS * columns < size < 4 * WORDS * 1.5 * columns

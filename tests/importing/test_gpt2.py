@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,24 @@ def test_the_stream_has_mean_zero(imported: Transformer) -> None:
             assert float(x.mean(0).abs().max() / x.std()) < 1e-6
             x = operator(x, 3)
         assert float(x.mean(0).abs().max() / x.std()) < 1e-6
+
+
+def test_a_tied_table_is_one_parameter(imported: Transformer) -> None:
+    """The embedding writes rows of mean zero; the head reads their means beside the table."""
+    spec = imported.spec()
+    assert spec.tied_head
+    assert spec.tied_mean
+    table = gpt2().transformer.wte.weight.detach()
+    head = imported.classifier
+    untied = Transformer(replace(spec, tied_head=False, tied_mean=False))
+    sizes = [sum(each.numel() for each in model.parameters()) for model in (untied, imported)]
+    assert sizes[0] - sizes[1] == table.numel() - sum(table.shape)
+    with torch.inference_mode():
+        whole = head.out.T + head.mean[:, None] * head.spread
+        assert distance(whole, table) < 1e-6
+        expected = imported(tokens())
+        head.mean.zero_()
+        assert distance(imported(tokens()), expected) > 1e-3
 
 
 def test_half_precision_files(tmp_path: Path) -> None:

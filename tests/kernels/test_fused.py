@@ -248,7 +248,12 @@ BIASED: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "write biases": {"write_bias": True, "head_bias": True},
     "tied head": {"outputs": 11, "tied_head": True},
-    "tied head with biases": {"outputs": 11, "tied_head": True, "head_bias": True},
+    "tied head with biases": {
+        "outputs": 11,
+        "tied_head": True,
+        "tied_mean": True,
+        "head_bias": True,
+    },
     "GELU": {"mlp": "gelu_tanh", "attention_bias": True, "write_bias": True, "head_bias": True},
     "norms of heads": {"qk_norm": True, "eps": 0.01},
 }

@@ -176,14 +176,15 @@ class PlainTransformer(nn.Module):
 def plain_of(model: Transformer) -> PlainTransformer:
     """A model in plain modules, with its weights, dtype and device.
 
-    UserError if it has biases, norms of queries and keys, a sliding window, or MLPs of another kind
-    than SwiGLU.
+    UserError if it has biases, means of a tied table, norms of queries and keys, a sliding window,
+    or MLPs of another kind than SwiGLU.
     """
     spec = model.initial_spec
-    for name in ("attention_bias", "write_bias", "head_bias"):
+    for name in ("attention_bias", "write_bias", "head_bias", "tied_mean"):
         if getattr(spec, name):
+            what = "means of a tied table" if name == "tied_mean" else "biases"
             raise UserError(
-                f"the model has {name} = true; for Torch-Pruning, models with biases are not "
+                f"the model has {name} = true; for Torch-Pruning, models with {what} are not "
                 "supported"
             )
     if spec.qk_norm or any(isinstance(op, AttentionSpec) and op.window for op in spec.operators):

@@ -25,7 +25,7 @@ class GaugelassoConfig(PreTrainedConfig):
     biases, `qk_norm` if queries and keys are normalised in each head, and a `window` if a query
     sees no more keys than that; an mlp with `filters`, and `gelu` ("none" or "tanh", the
     approximation) if it is not a SwiGLU; `write_bias` if it writes biases. `tied_columns` has a
-    table that is the head's map too.
+    table that is the head's map too, with `tied_mean` plus a mean of each row.
     """
 
     model_type = "gaugelasso"
@@ -42,6 +42,7 @@ class GaugelassoConfig(PreTrainedConfig):
         rms_norm_eps: float = 0.0,
         classifier_bias: bool = False,
         tied_columns: int = 0,
+        tied_mean: bool = False,
         operators: list[dict[str, Any]] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
@@ -55,6 +56,7 @@ class GaugelassoConfig(PreTrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.classifier_bias = classifier_bias
         self.tied_columns = tied_columns
+        self.tied_mean = tied_mean
         self.operators = operators or []
         self.use_cache = use_cache
         # A cache has one layer for each attention operator; others may have been removed.
@@ -238,15 +240,22 @@ class Classifier(nn.Module):
 
 
 class TiedClassifier(Normaliser):
-    """The map is the table of the embedding, after a gain."""
+    """The map is the table of the embedding, perhaps plus means of its rows, after a gain."""
 
     def __init__(self, config: GaugelassoConfig):
         super().__init__(config.tied_columns, config.rms_norm_eps)
-        self.gain = nn.Parameter(torch.zeros(config.tied_columns))
-        self.bias = nn.Parameter(torch.zeros(config.outputs)) if config.classifier_bias else None
+        width, outputs = config.tied_columns, config.outputs
+        self.gain = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if config.classifier_bias else None
+        self.mean = nn.Parameter(torch.zeros(outputs)) if config.tied_mean else None
+        self.spread = nn.Parameter(torch.zeros(width)) if config.tied_mean else None
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.normalised(x) * self.gain, table, self.bias)
+        read = self.normalised(x) * self.gain
+        rows = F.linear(read, table, self.bias)
+        if self.mean is not None and self.spread is not None:
+            rows = rows + (read @ self.spread)[..., None] * self.mean
+        return rows
 
 
 class GaugelassoForCausalLM(PreTrainedModel, GenerationMixin):

@@ -140,6 +140,8 @@ def _unlike_llama(spec: TransformerSpec) -> Iterator[str]:
         yield "it has learned positions"
     if spec.write_bias or spec.head_bias:
         yield f"{'its operators write' if spec.write_bias else 'its outputs have'} biases"
+    if spec.tied_mean:
+        yield "its head is the table plus a mean of each row"
     if spec.qk_norm:
         yield "it normalises queries and keys"
     if spec.outputs != spec.inputs:

@@ -144,6 +144,7 @@ def _widths(spec: TransformerSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.eps,
         "classifier_bias": spec.head_bias,
         "tied_columns": len(spec.embed) if spec.tied_head else 0,
+        "tied_mean": spec.tied_mean,
         "operators": operators,
     }
 

@@ -30,6 +30,7 @@ from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
+from gaugelasso.models.tied import TiedClassifier
 
 HEAD = "lm_head.weight"
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
@@ -104,7 +105,7 @@ def from_folder(source: Source) -> Transformer:
     prefix = "transformer." if "transformer.wte.weight" in source.shapes else ""
     # The shapes first: they bound what is built by what the file really holds.
     _check_tensors(source, sizes, prefix, tied)
-    model = unfilled(source, sizes.spec)
+    model = unfilled(source, lambda: replace(sizes.spec(), tied_head=tied, tied_mean=tied))
     _fill_(model, source, prefix, tied)
     return model
 
@@ -188,9 +189,13 @@ def _fill_(model: Transformer, source: Source, prefix: str, tied: bool) -> None:
             mlp, norm(f"{layer}.ln_2"), maps(f"{layer}.mlp.c_fc"), maps(f"{layer}.mlp.c_proj")
         )
     last = norm(f"{prefix}ln_f")
-    # A tied head is a copy: the embedding is centred, as LayerNorm centres it, and the head is not.
     head = table if tied else read(HEAD)
+    if isinstance(model.classifier, TiedClassifier):
+        # The embedding is centred, as LayerNorm centres it, and the head is not.
+        assert model.classifier.mean is not None
+        model.classifier.mean.copy_(table.mean(1))
+    else:
+        model.classifier.out.copy_(head.T)
     model.classifier.read.gain.copy_(last.gain)
-    model.classifier.out.copy_(head.T)
     assert model.classifier.bias is not None
     model.classifier.bias.copy_(last.bias_after(head.T))

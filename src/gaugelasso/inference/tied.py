@@ -63,6 +63,8 @@ class TiedClassifier(nn.Module):
     weight: Tensor
     gain: Tensor
     bias: Tensor | None
+    mean: Tensor | None
+    spread: Tensor | None
 
     def __init__(self, part: tied.TiedClassifier, embedding: layers.Embedding, folding: Folding):
         super().__init__()
@@ -71,12 +73,18 @@ class TiedClassifier(nn.Module):
         weight = gain.square() / gain.square().sum() if read.tied else read.weight.cpu()
         statistics = statistics_dtype(folding.dtype)
         self.eps = read.eps
-        bias = None if part.bias is None else part.bias.detach().cpu().to(folding.dtype, copy=True)
         sites = folding.place[read.sites.cpu()][columns]
         self.register_buffer("sites", padded(sites, folding.align))
         self.register_buffer("weight", padded(weight[columns].to(statistics), folding.align))
         self.register_buffer("gain", padded(gain[columns].to(folding.dtype), folding.align))
-        self.register_buffer("bias", bias)
+        for name in ("bias", "mean"):
+            given = getattr(part, name)
+            kept = None if given is None else given.detach().cpu().to(folding.dtype, copy=True)
+            self.register_buffer(name, kept)
+        spread = None
+        if part.spread is not None:
+            spread = padded(part.spread.detach().cpu()[columns].to(folding.dtype), folding.align)
+        self.register_buffer("spread", spread)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         if uses_kernels(x):
@@ -85,5 +93,8 @@ class TiedClassifier(nn.Module):
             n = levels.normalised_sites(x, self.sites, self.weight, self.eps, len(self.sites))
         else:
             n = normalised(x.index_select(1, self.sites), self.weight, self.eps)
-        rows = (n * self.gain) @ table.T
+        read = n * self.gain
+        rows = read @ table.T
+        if self.mean is not None and self.spread is not None:
+            rows = torch.addr(rows, read @ self.spread, self.mean)
         return rows if self.bias is None else rows + self.bias

@@ -23,6 +23,7 @@ _LATER = {
     "eps": 0.0, "attention_bias": False, "norm_energy": "batch", "unseen_rows": "pressed",
     "head_step": "matrix", "mlp": "swiglu", "write_bias": False, "head_bias": False,
     "tied_head": False, "qk_norm": False, "post_norm": False, "head_hidden": 0,
+    "tied_mean": False,
 }  # fmt: skip
 _LATER_OF_ATTENTION = {"window": None}
 
@@ -86,6 +87,7 @@ class TransformerSpec:
     channels. With `attention_bias`, queries, keys and values have biases; with `write_bias`, what
     operators write; with `head_bias`, the outputs. With `tied_head` the token table is the map of
     the classifier too; `embed` and `classify` then have one entry for each of its columns. With
+    `tied_mean` the map is the table plus a mean of each row, which a centred table lacks. With
     `qk_norm`, queries and keys are normalised in each head, with the same `eps`.
 
     With `post_norm`, a LayerNorm in place follows the embedding and each operator, and operators
@@ -124,6 +126,7 @@ class TransformerSpec:
     qk_norm: bool = False
     post_norm: bool = False
     head_hidden: int = 0
+    tied_mean: bool = False
 
     @classmethod
     def uniform(

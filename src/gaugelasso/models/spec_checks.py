@@ -14,6 +14,8 @@ LARGEST = 2**40
 def check_tied(spec: "TransformerSpec") -> None:
     """The table of tokens is a map to the outputs."""
     if not spec.tied_head:
+        if spec.tied_mean:
+            raise SpecError("tied_mean needs tied_head: a head of its own has its means")
         return
     if spec.post_norm or spec.head_hidden:
         raise SpecError("tied_head: an encoder's head has a map of its own")

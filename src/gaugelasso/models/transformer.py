@@ -65,6 +65,7 @@ class Transformer(Compressible):
         if spec.tied_head:
             norm.pop("plain")
             axis = f"{_EMBEDDING}.d_e"
+            norm["mean"] = spec.tied_mean
             self.classifier = TiedClassifier(spec.classify, self.embedding, axis=axis, **norm)
         else:
             head = {**norm, "elementwise": spec.head_step == "elementwise"}
