@@ -37,7 +37,7 @@ from tests.docs.pages import (
     under,
     write_task,
 )
-from tests.importing.bases import write_base
+from tests.importing.bases import write_base, write_encoder
 
 FROZEN = "0d512436b8db9da9211e154cec39952f93d0bbd3909863a5b565cfdbbba19075"
 KEYED = {f"## `[{name}]`": cls for name, cls in SECTIONS.items()}
@@ -113,7 +113,8 @@ def test_configs_on_pages_are_valid(
     data = tomllib.loads(block.text)
     if base := data.get("model", {}).get("from"):
         monkeypatch.chdir(tmp_path)
-        write_base(tmp_path / "made", context=data["task"]["length"]).rename(_parent(base))
+        write = write_encoder if data["task"]["name"] == "masked_tokens" else write_base
+        write(tmp_path / "made", context=data["task"]["length"]).rename(_parent(base))
     if "module" in data["task"]:
         write_task(block.page, tmp_path / data["task"]["module"].partition(":")[0])
     config = Config.from_dict(data, NamedBy(tmp_path))

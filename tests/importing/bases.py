@@ -1,5 +1,7 @@
-"""A tiny Llama model with a tokenizer: as a GGUF file, and imported."""
+"""Tiny models with a tokenizer: a Llama as a GGUF file, and imported; an imported BERT."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gaugelasso.importing.folder import write_imported
-from tests.importing.sources import write_gguf
-from tests.tasks.tokenizers import byte_level
+from tests.importing.sources import bert, write_gguf
+from tests.tasks.tokenizers import byte_level, save, word_piece
 
 WIDTH, FILTERS, LAYERS, HEADS, GROUPS, CONTEXT = 32, 48, 2, 4, 2, 64
 
@@ -68,3 +70,15 @@ def write_base(folder: Path, context: int = CONTEXT) -> Path:
     file = tiny_gguf(folder / "tiny.gguf", tokenizer_metadata(byte_level()), context=context)
     write_imported(file, folder / "base")
     return folder / "base"
+
+
+def write_encoder(folder: Path, context: int) -> Path:
+    """An imported encoder with a WordPiece tokenizer; its source is beside it."""
+    tokenizer, source = word_piece(), folder.with_name(f"{folder.name}-source")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    sizes |= {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": context}
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar of progress
+        bert(**sizes).save_pretrained(source)
+    save(tokenizer, source / "tokenizer.json")
+    write_imported(source, folder)
+    return folder

@@ -62,6 +62,20 @@ def with_fallback() -> Any:
     return tokenizer
 
 
+def word_piece() -> Any:
+    """WordPiece in lower case, as BERT has it: no token says which bytes it stands for."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=60, show_progress=False, special_tokens=special)
+    tokenizer.train_from_iterator([WORDS], trainer)
+    return tokenizer
+
+
 def save(tokenizer: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))

@@ -168,6 +168,11 @@ def _check_form(form: str, changes: Mapping[str, str]) -> None:
 def _check_family(form: str, chosen: Plan) -> None:
     model = chosen.config.model
     assert isinstance(model, BaseModel)
+    if form == "hf" and not model.base.spec.causal:
+        raise UserError(
+            f"--form {form} holds causal models, and the model is an encoder; choose --form onnx, "
+            "pt2 or native"
+        )
     if form in STOCK:
         check_like_llama(replace(model.base.spec, length=model.context), form, model.base.path)
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from gaugelasso.cli.arguments import parse_changes
 from gaugelasso.config import Config, changed_config
+from gaugelasso.config.imported import task_of
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.plugins import NamedBy
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.runs.writing import write_text
-from gaugelasso.tasks import SELECTION, TRAINING, Tokens
+from gaugelasso.tasks import SELECTION, TRAINING, TokenText
 from gaugelasso.training.resume import FREE
 
 # Tokens of a window, and windows of a step, unless given.
@@ -33,8 +34,8 @@ _EVALUATED, _EVALUATED_LAST = 8, 64
 _EVALUATIONS = 40
 # Keys that arguments of the command decide.
 _DECIDED = {
-    "task.name": "the task is 'tokens'",
-    "task.module": "the task is 'tokens'",
+    "task.name": "the task follows from the model",
+    "task.module": "the task follows from the model",
     "task.path": "give the text with --data",
     "model.from": "give the model as MODEL",
     **dict.fromkeys(
@@ -92,8 +93,8 @@ class Plan:
     config: Config
 
     @property
-    def task(self) -> Tokens:
-        assert isinstance(self.config.task, Tokens)
+    def task(self) -> TokenText:
+        assert isinstance(self.config.task, TokenText)
         return self.config.task
 
     @property
@@ -119,8 +120,9 @@ class Plan:
 
 def plan(base: Path, wanted: Wanted) -> Plan:
     """Choose what is not given; UserError if the text is too short, or the model does not fit."""
-    most = load_spec(base).length
-    task = {"name": "tokens", "path": wanted.data, "length": wanted.length or min(_LENGTH, most)}
+    spec = load_spec(base)
+    length = wanted.length or min(_LENGTH, spec.length)
+    task = {"name": task_of(spec), "path": wanted.data, "length": length}
     if wanted.valid is not None:
         task["valid"] = wanted.valid
     elif "task.valid" not in wanted.changes:
@@ -145,7 +147,7 @@ def _choose_rest_(train: dict[str, Any], found: Plan) -> None:
     steps = train.setdefault("steps", min(max(one_pass, _LEAST_STEPS), _MOST_STEPS))
     train.setdefault("eval_every", max(1, steps // _EVALUATIONS))
     # Held-out batches start again after the last window: more would measure the same again.
-    windows = (len(task.part(SELECTION)) - 1) // task.length
+    windows = (len(task.part(SELECTION)) - 1) // task.window
     batches = math.ceil(windows / batch)
     train.setdefault("eval_batches", min(batches, _EVALUATED))
     train.setdefault("final_batches", min(batches, _EVALUATED_LAST))

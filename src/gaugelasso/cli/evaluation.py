@@ -15,7 +15,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.reading import is_imported
-from gaugelasso.tasks import TEST, Tokens
+from gaugelasso.tasks import TEST, TOKEN_TASKS, TokenText
 from gaugelasso.tasks.own import sequences
 from gaugelasso.training.evaluation import (
     choose_device,
@@ -96,7 +96,7 @@ def _on_test_data(
     shown = f"{batches} batches of {settings.train.batch}"
     if whole:
         figures, shown = whole_figures(model, settings, device), "all test data"
-    elif isinstance(task, Tokens):
+    elif isinstance(task, TokenText):
         # Bits per byte of all batches is not the mean of their bits per byte.
         figures = final_figures(model, settings, batches, device, TEST)
     else:
@@ -110,7 +110,7 @@ def _on_text(
 ) -> str:
     settings = _text_settings(run, data, length, changes)
     task = settings.task
-    assert isinstance(task, Tokens)
+    assert isinstance(task, TokenText)
     model = load_model(run, device)
     if isinstance(model, Transformer) and task.length > model.initial_spec.length:
         raise UserError(
@@ -127,10 +127,10 @@ def _text_settings(run: Path, data: str, length: int, changes: dict[str, str]) -
     if is_imported(run):
         return imported_config(run, data, length, changes)
     settings = run_config(run, changes)
-    if not isinstance(settings.task, Tokens):
+    if not isinstance(settings.task, TokenText):
         raise UserError(
-            f"--data needs a run of the task 'tokens' or an imported model, and {str(run)!r} is of "
-            f"{settings.task_name!r}; use --set with the keys of its task"
+            f"--data needs a run of {' or '.join(map(repr, TOKEN_TASKS))}, or an imported model, "
+            f"and {str(run)!r} is of {settings.task_name!r}; use --set with the keys of its task"
         )
     task = replace(
         settings.task, path=data, valid="", split=0.0, length=length or settings.task.length

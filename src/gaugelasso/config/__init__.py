@@ -28,7 +28,7 @@ from gaugelasso.models.own import OwnModel, find_model
 from gaugelasso.plugins import NamedBy, Reference, source_digest
 from gaugelasso.runs.folder import CONFIG_SECTIONS
 from gaugelasso.runs.reading import exists, is_imported, read_json
-from gaugelasso.tasks import TASKS, Task
+from gaugelasso.tasks import TASKS, TOKEN_TASKS, Task
 from gaugelasso.tasks.own import find_task, sequences
 
 _MAX_FILE_BYTES = 2**17
@@ -178,9 +178,9 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
 
 
 def _use_own_tokenizer(data: Any, run: Path) -> None:
-    """Let a run of the task `tokens` read the copy of its tokenizer, wherever it has moved."""
+    """Let a run of a task of tokens read the copy of its tokenizer, wherever it has moved."""
     task = data.get("task") if isinstance(data, dict) else None
-    if isinstance(task, dict) and task.get("name") == "tokens" and exists(run / TOKENIZER):
+    if isinstance(task, dict) and task.get("name") in TOKEN_TASKS and exists(run / TOKENIZER):
         task["tokenizer"] = str(run)
 
 

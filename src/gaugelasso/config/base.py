@@ -18,13 +18,14 @@ from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.reading import exists, is_folder
-from gaugelasso.tasks import Task
+from gaugelasso.tasks import TOKEN_TASKS, Task
 from gaugelasso.tasks.own import sequences
 from gaugelasso.tasks.stored import expand, searched_in
 
 _KEYS = {"from": str, "context": int, "sha256": str}
 # The parts of a structure that the task decides.
 _OF_TASK = ("inputs", "outputs", "input_kind", "causal")
+_CAUSAL = "; 'tokens' is a task for causal models, 'masked_tokens' one for encoders"
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class BaseModel:
         return {"from": self.base.name, "context": self.context, "sha256": self.sha256}
 
     def task_keys(self, section: Any) -> Any:
-        """[task], for the task `tokens` with the vocabulary and the tokenizer of the folder."""
-        if not isinstance(section, Mapping) or section.get("name") != "tokens":
+        """[task], for a task of tokens with the vocabulary and the tokenizer of the folder."""
+        if not isinstance(section, Mapping) or section.get("name") not in TOKEN_TASKS:
             return section
         found = dict(section)
         if not found.get("vocabulary"):
@@ -111,6 +112,7 @@ class BaseModel:
             if wanted != there:
                 raise UserError(
                     f"{self.base.title}: its {name} is {there!r}, and the task needs {wanted!r}"
+                    f"{_CAUSAL if name == 'causal' else ''}"
                 )
         # Positions of tokens can be fewer; those of patches are places in an image.
         bound = spec.positions and spec.input_kind != "tokens"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gaugelasso.config import Config, changed_config
 from gaugelasso.errors import UserError
+from gaugelasso.models import TransformerSpec
 from gaugelasso.plugins import NamedBy
 from gaugelasso.runs.checkpoint import load_spec
 
@@ -12,13 +13,19 @@ from gaugelasso.runs.checkpoint import load_spec
 _LENGTH = 512
 
 
+def task_of(spec: TransformerSpec) -> str:
+    """The task of tokens that a model is for."""
+    return "tokens" if spec.causal else "masked_tokens"
+
+
 def imported_config(
     folder: Path, path: str, length: int = 0, changes: Mapping[str, str] | None = None
 ) -> Config:
-    """The task `tokens` on the text at `path`, with the model and the tokenizer of the folder."""
-    most = load_spec(folder).length
+    """A task of tokens on the text at `path`, with the model and the tokenizer of the folder."""
+    spec = load_spec(folder)
+    most = spec.length
     if length > most:
         raise UserError(f"--length {length}: the model of {str(folder)!r} has {most} positions")
-    task = {"name": "tokens", "path": path, "length": length or min(most, _LENGTH)}
+    task = {"name": task_of(spec), "path": path, "length": length or min(most, _LENGTH)}
     data = {"task": task, "model": {"from": str(folder), "context": most}}
     return changed_config(data, changes or {}, NamedBy(Path.cwd()))

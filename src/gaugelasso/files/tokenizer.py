@@ -1,7 +1,7 @@
 """Tokenizers: a tokenizer.json read as data, and the bytes of text that each token stands for.
 
-Byte-level tokenizers and those with byte fallback are read: only of these the bytes of a token are
-known. Needs the package tokenizers, which a plain installation does not bring.
+The bytes of a token are known of byte-level tokenizers and of those with byte fallback. Needs the
+package tokenizers, which a plain installation does not bring.
 """
 
 import functools
@@ -65,8 +65,8 @@ class Tokenizer:
 
     @functools.cached_property
     def leads(self) -> bool:
-        """Whether it puts a space before a text."""
-        return int(self.sizes[self.encode(["a"])[0]].sum()) == 2
+        """Whether it puts a space before a text; taken not to, where that cannot be told."""
+        return _knows_bytes(self.inner) and int(self.sizes[self.encode(["a"])[0]].sum()) == 2
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The tokens of each text, without tokens that begin or end it."""
@@ -172,6 +172,16 @@ def end_token(tokenizer: Tokenizer, folder: Path) -> int | None:
     return named_token(tokenizer, folder, "eos_token")
 
 
+def special_token(tokenizer: Tokenizer, place: Path, name: str, *usual: str) -> int | None:
+    """The token that settings in the folder `place` name, else one that is usually named so.
+
+    A `place` that is a file has no settings.
+    """
+    named = named_token(tokenizer, place, name) if place.is_dir() else None
+    numbers = [named, *(tokenizer.inner.token_to_id(content) for content in usual)]
+    return next((number for number in numbers if number is not None), None)
+
+
 def byte_names() -> list[str]:
     """The characters by which tokenizers name bytes: those that print stand for themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -193,7 +203,7 @@ def _pieces(inner: Any, size: int, origin: str) -> list[bytes]:
 
 def _converter(inner: Any, origin: str) -> Callable[[str], bytes]:
     """From the name of a token to the bytes that it stands for."""
-    kinds = set(_decoders(json.loads(inner.decoder.__getstate__()))) if inner.decoder else set()
+    kinds = _kinds(inner)
     if "ByteLevel" in kinds:
         byte_of = {name: byte for byte, name in enumerate(byte_names())}
         return lambda token: bytes(byte_of[c] for c in token if c in byte_of)
@@ -203,6 +213,15 @@ def _converter(inner: Any, origin: str) -> Callable[[str], bytes]:
         f"{origin!r}: neither a byte-level tokenizer nor one with byte fallback, so the bytes that "
         "a token stands for are not known"
     )
+
+
+def _kinds(inner: Any) -> set[str]:
+    """The kinds of decoders that it has."""
+    return set(_decoders(json.loads(inner.decoder.__getstate__()))) if inner.decoder else set()
+
+
+def _knows_bytes(inner: Any) -> bool:
+    return bool(_kinds(inner) & {"ByteLevel", "ByteFallback"})
 
 
 def _with_fallback(token: str) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 from gaugelasso.tasks.charlm import CharLM
 from gaugelasso.tasks.ff31 import FF31
 from gaugelasso.tasks.mae import MaskedAutoencoder
+from gaugelasso.tasks.masked_tokens import MaskedTokens
 from gaugelasso.tasks.noise import Noise
 from gaugelasso.tasks.protocol import (
     EVALUATION,
@@ -23,6 +24,7 @@ from gaugelasso.tasks.protocol import (
     WithFiles,
 )
 from gaugelasso.tasks.retrieval import Retrieval
+from gaugelasso.tasks.token_text import TokenText
 from gaugelasso.tasks.tokens import Tokens
 
 TASKS: Mapping[str, Any] = {
@@ -32,7 +34,10 @@ TASKS: Mapping[str, Any] = {
     "mae": MaskedAutoencoder,
     "noise": Noise,
     "tokens": Tokens,
+    "masked_tokens": MaskedTokens,
 }
+# Those over the vocabulary of a tokenizer, which a model brings along.
+TOKEN_TASKS = tuple(name for name, task in TASKS.items() if issubclass(task, TokenText))
 
 __all__ = [
     "EVALUATION",
@@ -40,16 +45,19 @@ __all__ = [
     "SELECTION",
     "TASKS",
     "TEST",
+    "TOKEN_TASKS",
     "TRAINING",
     "CharLM",
     "Draw",
     "Illustrated",
     "MaskedAutoencoder",
+    "MaskedTokens",
     "Noise",
     "Predict",
     "Retrieval",
     "SequenceTask",
     "Task",
+    "TokenText",
     "Tokens",
     "WithData",
     "WithEnd",

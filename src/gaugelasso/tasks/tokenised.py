@@ -31,17 +31,24 @@ _LAYOUT = 1
 _log = logging.getLogger(__name__)
 
 
-def tokenised(data: text.Text, tokenizer: Tokenizer, cache: Path, origin: str) -> Array:
-    """The tokens of a text, memory-mapped; `origin` names the text in errors."""
+def tokenised(
+    data: text.Text, tokenizer: Tokenizer, cache: Path, origin: str, exact: bool = True
+) -> Array:
+    """The tokens of a text, memory-mapped; `origin` names the text in errors.
+
+    With `exact` they must stand for all of its bytes; those of WordPiece do not.
+    """
     kind = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4")
     digest = hashlib.sha256(data.data)
-    digest.update(f"{tokenizer.sha256} {_LAYOUT}".encode())
+    digest.update(f"{tokenizer.sha256} {_LAYOUT}{'' if exact else ' inexact'}".encode())
     name = f"tokens-{digest.hexdigest()[:32]}.{kind.str[1:]}"
-    path = text.cached(cache / name, lambda: _blocks(data, tokenizer, kind, origin))
+    path = text.cached(cache / name, lambda: _blocks(data, tokenizer, kind, origin, exact))
     return np.memmap(path, kind, "r") if path.stat().st_size else np.empty(0, kind)
 
 
-def _blocks(data: text.Text, tokenizer: Tokenizer, kind: np.dtype, origin: str) -> Iterator[bytes]:
+def _blocks(
+    data: text.Text, tokenizer: Tokenizer, kind: np.dtype, origin: str, exact: bool
+) -> Iterator[bytes]:
     if len(data) > _LONG:
         _log.warning("tokenising %.0f MB of %r, which is done once", len(data) / 1e6, origin)
     chunks = _chunks(data, origin)
@@ -55,7 +62,8 @@ def _blocks(data: text.Text, tokenizer: Tokenizer, kind: np.dtype, origin: str) 
                 f"text {origin!r} cannot be tokenised by {tokenizer.origin!r} ({first_line(error)})"
             ) from None
         for chunk, tokens in zip(together, found, strict=True):
-            _check_complete(chunk, tokens, tokenizer, origin)
+            if exact:
+                _check_complete(chunk, tokens, tokenizer, origin)
             yield tokens.astype(kind).tobytes()
 
 
