@@ -89,6 +89,33 @@ def bert(masked_lm: bool = True, **settings: Any) -> Any:
     return _rough(BertForMaskedLM(config) if masked_lm else BertModel(config, False))
 
 
+def roberta(masked_lm: bool = True, **settings: Any) -> Any:
+    """As `bert`; positions begin at the third row, after the padding token 2."""
+    from transformers import RobertaConfig, RobertaForMaskedLM, RobertaModel
+
+    sizes = {
+        "vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "max_position_embeddings": 43, "layer_norm_eps": 3e-3,
+        "pad_token_id": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = RobertaConfig(**{**sizes, **settings})
+    return _rough(RobertaForMaskedLM(config) if masked_lm else RobertaModel(config, False))
+
+
+def distilbert(masked_lm: bool = True, **settings: Any) -> Any:
+    """As `bert`."""
+    from transformers import DistilBertConfig, DistilBertForMaskedLM, DistilBertModel
+
+    sizes = {
+        "vocab_size": 50, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96,
+        "max_position_embeddings": 40,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = DistilBertConfig(**{**sizes, **settings})
+    return _rough(DistilBertForMaskedLM(config) if masked_lm else DistilBertModel(config))
+
+
 def vit(classes: int | None = 7, **settings: Any) -> Any:
     """As `gpt2`: a classifier of images, or without classes an encoder without a pooler."""
     from transformers import ViTConfig, ViTForImageClassification, ViTModel

@@ -124,9 +124,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "'encoder.layer.2.attention.self.query.weight' is missing": {"num_hidden_layers": 3},
     "'encoder.layer.1.attention.output.LayerNorm.bias' has no place": {"num_hidden_layers": 1},
     "'cls.predictions.bias' has no place": {"architectures": ["BertModel"]},
-    "the architecture 'RobertaForMaskedLM' cannot be imported": {
-        "architectures": ["RobertaForMaskedLM"]
-    },
     "the architecture 'AlbertForMaskedLM' cannot be imported": {
         "architectures": ["AlbertForMaskedLM"]
     },

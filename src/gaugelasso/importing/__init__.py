@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gaugelasso.errors import UserError
-from gaugelasso.importing import bert, gpt2, llama, mistral, qwen2, qwen3, vit
+from gaugelasso.importing import (
+    bert,
+    distilbert,
+    gpt2,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    roberta,
+    vit,
+)
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
@@ -24,6 +34,10 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "GPT2LMHeadModel": gpt2.from_folder,
     "BertModel": bert.from_folder,
     "BertForMaskedLM": bert.from_folder,
+    "RobertaModel": roberta.from_folder,
+    "RobertaForMaskedLM": roberta.from_folder,
+    "DistilBertModel": distilbert.from_folder,
+    "DistilBertForMaskedLM": distilbert.from_folder,
     "ViTModel": vit.from_folder,
     "ViTForImageClassification": vit.from_folder,
     "llama": llama.from_gguf,
@@ -37,7 +51,7 @@ def import_model(path: Path | str) -> Transformer:
 
     UserError names the file and the reason if it is damaged, or if it holds something that the
     transformer cannot represent. Where the source shares its embedding with its head, so does the
-    model, except that of GPT-2.
+    model, except encoders like BERT.
     """
     return build(open_source(path))
 

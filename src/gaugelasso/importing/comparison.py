@@ -4,7 +4,7 @@ Needs transformers, which a plain installation does not bring. Runs no code of t
 """
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,16 @@ class _Loaded:
 
 
 _CAUSAL = _Loaded()
-_NO_POOLER = _Loaded("AutoModel", "last_hidden_state", {"add_pooling_layer": False})
+_STATES = _Loaded("AutoModel", "last_hidden_state")
+_NO_POOLER = replace(_STATES, options={"add_pooling_layer": False})
+_MASKED = _Loaded("AutoModelForMaskedLM")
 _AS = {
     "BertModel": _NO_POOLER,
-    "BertForMaskedLM": _Loaded("AutoModelForMaskedLM"),
+    "BertForMaskedLM": _MASKED,
+    "RobertaModel": _NO_POOLER,
+    "RobertaForMaskedLM": _MASKED,
+    "DistilBertModel": _STATES,
+    "DistilBertForMaskedLM": _MASKED,
     "ViTModel": _NO_POOLER,
     CLASSIFIER: _Loaded("AutoModelForImageClassification"),
 }
@@ -116,6 +122,8 @@ def _inputs(model: Transformer, config: Any) -> tuple[Tensor, Tensor]:
     if spec.input_kind == "tokens":
         size = (_BATCH, min(spec.length, _LENGTH))
         tokens = torch.randint(spec.inputs, size, generator=generator)
+        if config.model_type == "roberta":  # where a padding token shifts all positions after it
+            tokens[tokens == config.pad_token_id] += 1 if config.pad_token_id == 0 else -1
         return tokens, tokens
     shape = (_BATCH, config.num_channels, config.image_size, config.image_size)
     images = torch.randn(shape, generator=generator)

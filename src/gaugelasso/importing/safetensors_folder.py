@@ -15,7 +15,7 @@ from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.tensors import read_tensors
 from gaugelasso.files.tokenizer import FILES, read_files
 from gaugelasso.files.untrusted import open_plain, parse_light
-from gaugelasso.importing.source import MASKS, Settings, Source
+from gaugelasso.importing.source import MASKS, PLACES, Settings, Source
 from gaugelasso.runs.reading import exists, read_json
 
 CONFIG = "config.json"
@@ -24,7 +24,8 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Bytes of a header: hundreds of times what the tensors of a large model need.
 _LONGEST_HEADER = 2**24
 _DTYPES = ("F64", "F32", "F16", "BF16")
-_MASK_DTYPES = ("BOOL", "U8")
+# Of tensors that are no weights.
+_OTHER_DTYPES = {**dict.fromkeys(MASKS, ("BOOL", "U8")), PLACES: ("I64",)}
 
 
 def open_folder(folder: Path) -> Source:
@@ -111,7 +112,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from None
     for name, entry in header.items() if isinstance(header, dict) else ():
         dtype = entry.get("dtype") if isinstance(entry, dict) else None
-        allowed = _DTYPES + (_MASK_DTYPES if name.endswith(MASKS) else ())
+        others = (kinds for end, kinds in _OTHER_DTYPES.items() if name.endswith(end))
+        allowed = _DTYPES + next(others, ())
         if name != "__metadata__" and dtype not in allowed:
             raise UserError(
                 f"{str(path)!r}: tensor {name[:60]!r} has the type {str(dtype)[:20]!r}; only "

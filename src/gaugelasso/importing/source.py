@@ -16,6 +16,8 @@ from gaugelasso.errors import UserError
 _LARGEST = 3e38
 # How the names of causal masks end, which earlier versions of transformers saved with GPT-2.
 MASKS = (".attn.bias", ".attn.masked_bias")
+# And those of the numbers of positions, which they saved with encoders.
+PLACES = "embeddings.position_ids"
 
 
 class Settings:
@@ -78,6 +80,7 @@ class Source:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors of the file but masks."""
-        shapes = (shape for name, shape in self.shapes.items() if not name.endswith(MASKS))
+        """Elements of all tensors of the file but masks and numbers of positions."""
+        no_weights = (*MASKS, PLACES)
+        shapes = (shape for name, shape in self.shapes.items() if not name.endswith(no_weights))
         return sum(map(math.prod, shapes))
