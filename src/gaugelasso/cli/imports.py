@@ -23,8 +23,8 @@ def import_(
     compared with those of transformers. Tokenizer files are copied. From the tokenizer of a GGUF
     file a tokenizer.json is made.
 
-    Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT and ViT models are read. A model that the transformer
-    here cannot represent exactly is refused.
+    Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT, RoBERTa, DistilBERT and ViT models are read. A model
+    that the transformer here cannot represent exactly is refused.
 
     Example: gaugelasso import models/SmolLM2-135M --out bases/smol
 
