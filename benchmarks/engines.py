@@ -98,7 +98,7 @@ def gaugelasso_model(model: Transformer, case: Case) -> tuple[InferenceModel, Ac
     @torch.inference_mode()
     def decode() -> Tensor:
         decoder.rewind_()
-        decoder.cache.positions.fill_(start)
+        decoder.cache.hold_(start)
         for step in range(case.calls):
             decoder.cache.longest = start + step
             decoder.step()

@@ -115,10 +115,9 @@ def _attention_parts(
         seen = length
         moved = batch * length * part.groups * (part.d_k + part.d_v)
         cache = served.new_cache(batch, length)
-        cache.positions.fill_(length - 1)
-        mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=served.device)
+        cache.hold_(length - 1)
         index = list(served.attentions()).index(name)
-        state = (cache.rows(index), cache.positions, length, mask)
+        state = (cache.rows(index), cache.new_tokens(static=served.device.type == "cuda"))
         if part.form.step == "whole":
             action = partial(part.step, x, *state)
         else:

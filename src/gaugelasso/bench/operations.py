@@ -166,10 +166,9 @@ def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...])
 
 def _decoding(setting: Setting, served: InferenceModel, part: Attention, rows: Tensor) -> Action:
     cache = served.new_cache(setting.batch, setting.length)
-    cache.positions.fill_(setting.length - 1)  # the last token that fits
-    seen = setting.length
-    mask = (torch.arange(seen, device=setting.device) <= cache.positions[:, None])[:, None, None]
-    return partial(part.mix_one, rows, cache.rows(0), cache.positions, seen, mask)
+    cache.hold_(setting.length - 1)  # the last token that fits
+    at = cache.new_tokens(static=setting.device.type == "cuda")
+    return partial(part.mix_one, rows, cache.rows(0), at)
 
 
 def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:

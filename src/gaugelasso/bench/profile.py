@@ -154,9 +154,8 @@ class Profile:
             cache = self.served.new_cache(self.batch, self.length)
 
             def action() -> Tensor:
-                cache.positions.fill_(self.length - 1)
-                cache.longest = self.length - 1
-                return self.served.decode(self.inputs[:, 0], cache, static=True)
+                cache.hold_(self.length - 1)
+                return self.served.decode(self.inputs[:, 0], cache, static=self.inputs.is_cuda)
 
         return 1000 * self._fastest({"": action})
 

@@ -67,6 +67,41 @@ def attend(
     return mixed[..., :d_v]
 
 
+def attend_one(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, form: AttentionForm = "sdpa"
+) -> Tensor:
+    """As `attend`, for one query of every sequence: q [B, H, d_k] -> [B, H, d_v].
+
+    The heads of a group are queries of the same keys, which are not repeated.
+    """
+    batch, groups, seen, _ = k.shape
+    q = q.unflatten(1, (groups, -1))
+    if form != "blocks":
+        return attend(q, k, v, mask=mask, form=form).flatten(1, 2)
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    if mask is not None:
+        scores.view(batch, -1, seen).masked_fill_(~mask[:, 0], -math.inf)
+    mixed = torch.bmm(scores.softmax(2), v.flatten(0, 1))
+    return mixed.view(batch, -1, v.shape[3])
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads [..., 2 P or more] with their pairs turned: channels i and P + i by angle i."""
+    turned = 2 * cos.shape[-1]
+    first, second = heads[..., :turned].chunk(2, dim=-1)
+    halves = [first * cos - second * sin, first * sin + second * cos]
+    padding = [heads[..., turned:]] if heads.shape[-1] > turned else []
+    return torch.cat(halves + padding, dim=-1)
+
+
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """As `rotated`, in place."""
+    first, second = heads.split(cos.shape[-1], dim=-1)[:2]
+    turned = first * sin
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).add_(turned)
+
+
 def fits_rows(widths: tuple[int, int], dtype: torch.dtype) -> bool:
     """Whether the kernel of rows takes heads of these padded widths."""
     return all(width % 8 == 0 and width * dtype.itemsize <= WIDEST for width in widths)

@@ -16,6 +16,20 @@ from gaugelasso.models import SpecError
 VECTOR = 16
 
 
+class NewTokens(NamedTuple):
+    """Where one new token of every sequence stands.
+
+    `positions` [B] on the device, and `seen` keys of the cache that contain all of them. `equal` is
+    the position of all, where the host knows that they have the same. `mask` [B, 1, 1, seen] says
+    what each of them sees, where that is needed: neither with equal positions nor by kernels.
+    """
+
+    positions: Tensor
+    seen: int
+    equal: int | None = None
+    mask: Tensor | None = None
+
+
 class CacheRows(NamedTuple):
     """Where the new keys and values of one operator go: its part of a cache, and the sequences.
 
@@ -26,21 +40,27 @@ class CacheRows(NamedTuple):
     values: Tensor
     slots: Tensor | None = None
 
-    def store_(self, k: Tensor, v: Tensor, at: Tensor | None) -> None:
-        """k [B, G, S, d_k] and v [B, G, S, d_v] at the positions `at` [B, 1], or from 0 on."""
+    def store_(self, k: Tensor, v: Tensor) -> None:
+        """k [B, G, S, d_k] and v [B, G, S, d_v] from position 0 on."""
+        where = slice(None, len(k)) if self.slots is None else self.slots
         for rows, new in ((self.keys, k), (self.values, v)):
-            if at is None:
-                where = slice(None, len(new)) if self.slots is None else self.slots
-                rows[where, :, : new.shape[2]] = new
-            else:  # one token of every sequence
-                rows[torch.arange(len(new), device=new.device), :, at[:, 0]] = new[:, :, 0]
+            rows[where, :, : new.shape[2]] = new
+
+    def store_one_(self, k: Tensor, v: Tensor, at: NewTokens) -> None:
+        """k [B, G, d_k] and v [B, G, d_v] of one token of every sequence."""
+        for rows, new in ((self.keys, k), (self.values, v)):
+            if at.equal is None:
+                rows[torch.arange(len(new), device=new.device), :, at.positions] = new
+            else:
+                rows.select(2, at.equal).copy_(new)
 
 
 class Cache:
     """Keys [B, G, L, d_k] and values [B, G, L, d_v] of every attention operator, in their order.
 
     `positions` [B] is the number of tokens that each sequence holds, on the device. `longest` is
-    an upper bound of them that the host knows, so that a step reads no more than it must.
+    an upper bound of them that the host knows, so that a step reads no more than it must. With
+    `even` the host knows that all of them are `longest`. Who changes positions keeps all three.
     """
 
     def __init__(
@@ -70,11 +90,30 @@ class Cache:
         self.positions = torch.zeros(batch, dtype=torch.long, device=device)
         self.batch, self.length = batch, length
         self.longest = 0
+        self.even = True
 
     @property
     def bytes(self) -> int:
         """Memory of all keys and values."""
         return sum(each.numel() * each.element_size() for each in [*self.keys, *self.values])
+
+    def hold_(self, tokens: int) -> None:
+        """Let all sequences hold this many tokens, whatever stands there."""
+        self.positions.fill_(tokens)
+        self.longest, self.even = tokens, True
+
+    def new_tokens(self, *, static: bool = False, kernels: bool = False) -> NewTokens:
+        """The places of the next token of every sequence.
+
+        With `static`, nothing depends on what the host knows. Kernels need no mask.
+        """
+        seen = self.length if static else self.longest + 1
+        equal = self.longest if self.even and not static else None
+        mask = None
+        if equal is None and not kernels:
+            places = torch.arange(seen, device=self.positions.device)
+            mask = (places <= self.positions[:, None])[:, None, None]
+        return NewTokens(self.positions, seen, equal, mask)
 
     def check_room(self, length: int) -> None:
         """SpecError if this many tokens of a sequence do not fit."""

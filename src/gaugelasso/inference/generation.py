@@ -152,6 +152,7 @@ class _Text:
             for row in full:
                 self.filled[row] = kept
         cache.longest = max(self.filled)
+        cache.even = min(self.filled) == cache.longest
         self.filled = [filled + 1 for filled in self.filled]
         decoder.step()
         self._remember(decoder.drawn)

@@ -6,8 +6,16 @@ Shapes: N = B*S tokens, D sites, H query heads, G key/value heads, P pairs.
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.inference.attention import ROWS, AttentionForm, attend, fits_rows
-from gaugelasso.inference.cache import CacheRows
+from gaugelasso.inference.attention import (
+    ROWS,
+    AttentionForm,
+    attend,
+    attend_one,
+    fits_rows,
+    rotate_,
+    rotated,
+)
+from gaugelasso.inference.cache import CacheRows, NewTokens
 from gaugelasso.inference.folding import Folding, Form, counters, in_one_kernel, widened
 from gaugelasso.inference.head_norm import HeadNorm
 from gaugelasso.inference.stream import uses_kernels
@@ -152,7 +160,7 @@ class Attention(nn.Module):
             return (q, k, v) if self.align % 8 == 0 else tuple(e.contiguous() for e in (q, k, v))
         q, k = (self._rotated(each, at) for each in (q, k))
         if cache is not None:
-            cache.store_(self.real_keys(k), v[..., : self.d_v], at)
+            cache.store_(self.real_keys(k), v[..., : self.d_v])
         return q, k, v
 
     def _rotate_(
@@ -171,29 +179,21 @@ class Attention(nn.Module):
         if self.cos is None or self.sin is None:
             return heads
         if at is None:
-            cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]
-        else:
-            cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-        turned = 2 * self.second
-        first, second = heads[..., :turned].chunk(2, dim=-1)
-        halves = [first * cos - second * sin, first * sin + second * cos]
-        padding = [heads[..., turned:]] if self.wide_k > turned else []
-        return torch.cat(halves + padding, dim=-1)
+            return rotated(heads, self.cos[: heads.shape[2]], self.sin[: heads.shape[2]])
+        return rotated(heads, self.cos[at][:, None], self.sin[at][:, None])
 
-    def step(
-        self, x: Tensor, cache: CacheRows, positions: Tensor, seen: int, mask: Tensor | None
-    ) -> Tensor:
+    def step(self, x: Tensor, cache: CacheRows, at: NewTokens) -> Tensor:
         """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
         # The one kernel has no biases, norms of heads or window.
-        more = self.norm is not None or self._ends(seen)
+        more = self.norm is not None or self._ends(at.seen)
         more = more or self.bias is not None or self.write.bias is not None
         if more or not in_one_kernel(self.form, x):
-            return self.write(x, self.mix_one(self.project(x), cache, positions, seen, mask))
+            return self.write(x, self.mix_one(self.project(x), cache, at))
         from gaugelasso.kernels.gpu import whole
 
         return whole.attention_(
             x, self.read.parts(), self.write.parts(), self.counters, self.read.eps,
-            (cache.keys, cache.values), positions, self.heads, (self.wide_k, self.wide_v),
+            (cache.keys, cache.values), at.positions, self.heads, (self.wide_k, self.wide_v),
             self.second, self.angles,
         )  # fmt: skip
 
@@ -258,33 +258,39 @@ class Attention(nn.Module):
         return self.window is not None and self.window < keys
 
     def mix_one(
-        self,
-        rows: Tensor,
-        cache: CacheRows,
-        positions: Tensor,
-        seen: int,
-        mask: Tensor | None,
-        tile: Tile | None = None,
+        self, rows: Tensor, cache: CacheRows, at: NewTokens, tile: Tile | None = None
     ) -> Tensor:
-        """As `mix`, for one token of every sequence [B, features], at `positions` [B] of the cache.
-
-        `mask` is of the first `seen` positions, which contain all of them; the kernel needs none.
-        """
-        if uses_kernels(rows) and not self._ends(seen):
+        """As `mix`, for one token of every sequence [B, features]."""
+        if uses_kernels(rows) and not self._ends(at.seen):
             from gaugelasso.kernels.gpu import decoding
 
             return decoding.attend_one(
-                rows, cache.keys, cache.values, positions, self.heads,
+                rows, cache.keys, cache.values, at.positions, self.heads,
                 (self.wide_k, self.wide_v), self.second, self.angles,
                 tile or self._tile(step=True),
             )  # fmt: skip
-        q, *_ = self.split(rows, len(rows), positions[:, None], cache)
-        if self.window is not None:
-            back = positions[:, None] - torch.arange(seen, device=rows.device)
+        # Few operations: on a CPU each of them costs more than its work.
+        turned = self.heads + self.groups
+        heads, v = rows[:, : self.features].split(
+            [turned * self.wide_k, self.groups * self.wide_v], dim=1
+        )
+        heads, v = heads.unflatten(1, (turned, -1)), v.unflatten(1, (self.groups, -1))
+        if self.cos is not None and self.sin is not None:
+            if at.equal is None:
+                rotate_(heads, self.cos[at.positions][:, None], self.sin[at.positions][:, None])
+            else:
+                rotate_(heads, self.cos[at.equal], self.sin[at.equal])
+        q, k = self.real_keys(heads).split([self.heads, self.groups], dim=1)
+        cache.store_one_(k, v[..., : self.d_v], at)
+        first, mask = 0, at.mask
+        if self.window is not None and at.equal is not None:
+            first = max(0, at.seen - self.window)
+        elif self.window is not None:
+            back = at.positions[:, None] - torch.arange(at.seen, device=rows.device)
             mask = ((back >= 0) & (back < self.window))[:, None, None]
-        seen_by = (each[:, :, :seen] for each in (cache.keys, cache.values))
-        mixed = self.attend(self.real_keys(q), *seen_by, mask=mask)
-        return _merged(widened(mixed, 3, self.wide_v))
+        seen_by = (each[:, :, first : at.seen] for each in (cache.keys, cache.values))
+        mixed = attend_one(q, *seen_by, mask, self.form.attention)
+        return widened(mixed, 2, self.wide_v).flatten(1)
 
 
 def _merged(mixed: Tensor) -> Tensor:

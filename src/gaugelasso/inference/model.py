@@ -143,6 +143,7 @@ class InferenceModel(FoldedModel):
                 pieces.append(self._whole(tokens[part], of, True, cache, to))
         cache.positions[into] = length if lengths is None else lengths
         cache.longest = length if rows is None else max(length, cache.longest)
+        cache.even = lengths is None and rows is None
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def decode(self, tokens: Tensor, cache: Cache, *, static: bool = False) -> Tensor:
@@ -152,22 +153,17 @@ class InferenceModel(FoldedModel):
         graph needs.
         """
         cache.check_room(cache.longest + 1)
-        cache.longest += 1
-        seen = cache.length if static else cache.longest
-        at = cache.positions[:, None]
-        mask = None  # the kernel needs the positions alone
-        if not uses_kernels(self.embedding.table):
-            mask = (torch.arange(seen, device=tokens.device) <= at)[:, None, None]
+        at = cache.new_tokens(static=static, kernels=uses_kernels(self.embedding.table))
         with self._products():
-            x = self.embedding(tokens[:, None], at)
+            x = self.embedding(tokens[:, None], cache.positions[:, None])
             for index, operator in self.numbered():
                 if isinstance(operator, Attention):
-                    rows = cache.rows(index)
-                    x = operator.step(x, rows, cache.positions, seen, mask)
+                    x = operator.step(x, cache.rows(index), at)
                 else:
                     x = operator(x)
             logits = self.logits(x)
         cache.positions += 1
+        cache.longest += 1
         return logits
 
     def forward_past(

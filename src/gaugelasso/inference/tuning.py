@@ -14,7 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.cache import Cache, CacheRows
+from gaugelasso.inference.cache import Cache, CacheRows, NewTokens
 from gaugelasso.inference.candidates import TILED, attention_forms, label, read_forms, write_forms
 from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
 from gaugelasso.inference.folded import fold
@@ -178,19 +178,19 @@ class _Parts:
             twin = self._folded(name, each)
             assert isinstance(twin, Attention)
             rows = self._random(self.tokens, twin.read.maps.values.shape[1])
-            if self.length == 1 and self.gpu and self.plain.generates:
+            if self.length == 1 and self.plain.generates:
                 action = partial(twin.mix_one, rows, *self._context(twin))
             else:
                 action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
             yield label(each.attention, each.attention_tile), (each, action)
 
-    def _context(self, part: Attention) -> tuple[CacheRows, Tensor, int, Tensor | None]:
-        """A full cache of an operator, the positions after it, the keys seen, and no mask."""
+    def _context(self, part: Attention) -> tuple[CacheRows, NewTokens]:
+        """A full cache of an operator, and the places of the last tokens."""
         length = self.plain.spec.length
         widths = [(part.groups, part.d_k, part.d_v)]
         cache = Cache(widths, self.batch, length, self.plain.dtype, self.device)
-        cache.positions.fill_(length - 1)
-        return cache.rows(0), cache.positions, length, None
+        cache.hold_(length - 1)
+        return cache.rows(0), cache.new_tokens(static=self.gpu, kernels=self.kernels)
 
     def _reads(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         """Those that agree with a read without kernels: a compiler may get one of them wrong."""
@@ -258,9 +258,8 @@ def _served(model: InferenceModel, inputs: Tensor) -> Callable[[], object]:
     cache = model.new_cache(len(inputs))
 
     def step() -> None:
-        cache.longest = cache.length - 1
-        cache.positions.fill_(cache.longest)
-        model.decode(inputs[:, 0], cache, static=True)
+        cache.hold_(cache.length - 1)
+        model.decode(inputs[:, 0], cache, static=inputs.is_cuda)
 
     return step
 
