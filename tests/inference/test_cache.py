@@ -120,3 +120,31 @@ def test_the_memory_of_a_token_is_told(dtype: torch.dtype) -> None:
     )
     assert served.cache_bytes_per_token == numbers * dtype.itemsize
     assert served.new_cache(3, 4).bytes == 3 * 4 * served.cache_bytes_per_token
+
+
+@torch.inference_mode()
+def test_a_cache_knows_whether_its_sequences_are_equally_long() -> None:
+    """Then a step needs no mask; with static shapes nothing depends on it."""
+    case = GENERATIVE[0]
+    served = InferenceModel(make(case), dtype=torch.float64)
+    tokens = inputs_of(case, make(case))
+    cache = served.new_cache(2)
+    assert cache.new_tokens().equal == 0
+    served.prefill(tokens[:, :2], cache)
+    at = cache.new_tokens()
+    assert (at.seen, at.equal, at.mask) == (3, 2, None)
+    fixed = cache.new_tokens(static=True)
+    assert (fixed.seen, fixed.equal) == (cache.length, None)
+    assert fixed.mask is not None
+    assert fixed.mask.sum().item() == 2 * 3
+    served.prefill(tokens[:, :2], cache, torch.tensor([2, 1]))
+    uneven = cache.new_tokens()
+    assert uneven.equal is None
+    assert uneven.mask is not None
+    assert uneven.mask[:, 0, 0].sum(1).tolist() == [3, 2]
+    assert cache.new_tokens(kernels=True).mask is None
+    cache.hold_(2)
+    assert cache.new_tokens().equal == 2
+    assert cache.positions.tolist() == [2, 2]
+    served.prefill(tokens[:1, :1], cache, rows=torch.tensor([1]))
+    assert cache.new_tokens().equal is None

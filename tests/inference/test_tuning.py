@@ -140,20 +140,29 @@ def test_forms_that_differ_by_more_than_rounding_do_not_agree(dtype: torch.dtype
         usable.check_agrees(lambda same=same: same, expected[: len(same), : same.shape[1]])
 
 
-@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize(
+    ("times", "by_output", "by_numpy"),
+    [((1, 2, 3), False, False), ((2, 1, 3), True, False), ((3, 2, 1), True, True)],
+    ids=["plain", "by output", "by NumPy"],
+)
 @torch.inference_mode()
-def test_maps_lie_by_output_where_steps_are_faster_so(
-    monkeypatch: pytest.MonkeyPatch, faster: bool
+def test_steps_are_computed_in_the_fastest_way(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], by_output: bool, by_numpy: bool
 ) -> None:
-    """The outputs stay, and oneDNN, which would reorder them, is off."""
+    """The outputs stay, and oneDNN, which would reorder maps by output, is off."""
     case = next(case for case in DROPPED if case.row.name == "rope")
     model = make(case).float()
     inputs = inputs_of(case, model)[:1]
-    spent = iter([2.0, 1.0 if faster else 3.0])
+    spent = iter(times)
     monkeypatch.setattr(tuning, "call_times", lambda actions, repeats: {"step": next(spent)})
     served = tuned(model, inputs[:, :1], repeats=1)
     maps = [part.values for part in served.modules() if isinstance(part, Matrix)]
     assert maps
-    assert all(each.T.is_contiguous() is faster for each in maps if min(each.shape) > 1)
-    assert not (faster and served.onednn)
-    assert deviation(served(inputs), model(inputs)) < 1e-4
+    assert all(each.T.is_contiguous() is by_output for each in maps if min(each.shape) > 1)
+    assert not (by_output and served.onednn)
+    assert served.steps_by_numpy is by_numpy
+    expected = model(inputs)
+    assert deviation(served(inputs), expected) < 1e-4
+    cache = served.new_cache(1)
+    for at in range(inputs.shape[1]):
+        assert deviation(served.decode(inputs[:, at], cache), expected[:, at]) < 1e-4

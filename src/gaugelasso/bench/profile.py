@@ -58,6 +58,7 @@ class Profile:
         self.served = tuned(model, self.inputs, dtype=dtype)
         if decode:
             self.served.check_generates()
+            self.served.step_by_numpy_(False)  # the table has the operations of PyTorch
         part = self.served.tokens_per_pass
         together = batch if part is None or decode else max(1, part // length)
         self.passes = math.ceil(batch / together)

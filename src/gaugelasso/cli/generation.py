@@ -66,6 +66,7 @@ def generate(
         )
     language = _language(run, model.initial_spec.inputs)
     served = InferenceModel(model)
+    served.step_by_numpy_()
     start = language.encode(prompt)
     sampling = Sampling(temperature, top_k, top_p)
     blocks = generate_blocks(

@@ -5,13 +5,17 @@ values stand at its position, for sequences of any length in one batch: what lie
 sequence's own position is never read.
 """
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gaugelasso.models import SpecError
 
+# Keys [G, L, d_k] and values [G, L, d_v] of one sequence, as arrays.
+Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 # Tokens of a channel that begin at an aligned address.
 VECTOR = 16
 
@@ -91,6 +95,12 @@ class Cache:
         self.batch, self.length = batch, length
         self.longest = 0
         self.even = True
+
+    @cached_property
+    def arrays(self) -> list[Pair]:
+        """Keys and values of the first sequence, on the same memory; on a CPU."""
+        both = zip(self.keys, self.values, strict=True)
+        return [(keys[0].numpy(), values[0].numpy()) for keys, values in both]
 
     @property
     def bytes(self) -> int:

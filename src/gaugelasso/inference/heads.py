@@ -288,8 +288,8 @@ class Attention(nn.Module):
         elif self.window is not None:
             back = at.positions[:, None] - torch.arange(at.seen, device=rows.device)
             mask = ((back >= 0) & (back < self.window))[:, None, None]
-        seen_by = (each[:, :, first : at.seen] for each in (cache.keys, cache.values))
-        mixed = attend_one(q, *seen_by, mask, self.form.attention)
+        keys, values = (each[:, :, first : at.seen] for each in (cache.keys, cache.values))
+        mixed = attend_one(q, keys, values, mask, self.form.attention)
         return widened(mixed, 2, self.wide_v).flatten(1)
 
 

@@ -5,7 +5,7 @@ contiguous, and all tensors are buffers of one precision. Plain PyTorch. `forwar
 `forward_past` have no control flow that depends on values, so that they can be traced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.cache import Cache
+from gaugelasso.inference.arrays import ArrayStep, supported
+from gaugelasso.inference.cache import Cache, NewTokens
 from gaugelasso.inference.folded import FoldedModel
 from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.padding import Side, rolled
@@ -43,6 +44,7 @@ class InferenceModel(FoldedModel):
     # Seconds by operator, part and form, where `tuned` has measured them.
     timings: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType({})
     _captured: "Captured | None" = None
+    _arrays: ArrayStep | None = None
 
     def captured(self) -> "Captured":
         """This model with its work on a GPU captured in CUDA graphs, which are kept."""
@@ -51,6 +53,24 @@ class InferenceModel(FoldedModel):
 
             self._captured = Captured(self)
         return self._captured
+
+    @property
+    def steps_by_numpy(self) -> bool:
+        """Whether NumPy computes the steps of one sequence."""
+        return self._arrays is not None
+
+    def step_by_numpy_(self, on: bool = True) -> bool:
+        """Let NumPy compute the steps of one sequence, if the model is `supported`.
+
+        Until its tensors are moved or converted. Returns whether it does.
+        """
+        self._arrays = ArrayStep(self) if on and supported(self) else None
+        return self.steps_by_numpy
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "InferenceModel":
+        self._arrays = None  # it has the memory of these tensors
+        super()._apply(fn, recurse)
+        return self
 
     # --- whole sequences ----------------------------------------------------------------
 
@@ -154,17 +174,24 @@ class InferenceModel(FoldedModel):
         """
         cache.check_room(cache.longest + 1)
         at = cache.new_tokens(static=static, kernels=uses_kernels(self.embedding.table))
+        if self._arrays is not None and at.equal is not None and cache.batch == 1:
+            row = self._arrays(tokens.numpy()[0], cache.arrays, at.equal)
+            logits = torch.from_numpy(row)[None]
+        else:
+            logits = self._step(tokens, cache, at)
+        cache.positions += 1
+        cache.longest += 1
+        return logits
+
+    def _step(self, tokens: Tensor, cache: Cache, at: NewTokens) -> Tensor:
         with self._products():
-            x = self.embedding(tokens[:, None], cache.positions[:, None])
+            x = self.embedding(tokens[:, None], at.positions[:, None])
             for index, operator in self.numbered():
                 if isinstance(operator, Attention):
                     x = operator.step(x, cache.rows(index), at)
                 else:
                     x = operator(x)
-            logits = self.logits(x)
-        cache.positions += 1
-        cache.longest += 1
-        return logits
+            return self.logits(x)
 
     def forward_past(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, past: Past

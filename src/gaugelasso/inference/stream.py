@@ -6,6 +6,7 @@ Which form is fastest depends on the device, the widths and the number of tokens
 (`tuning`).
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -160,7 +161,10 @@ class Read(nn.Module):
 
     def _plain(self, x: Tensor) -> Tensor:
         start, stop = self.start, self.stop
-        picked = x[:, start:stop] if self.window else x.index_select(1, self.sites)
+        if not self.window:
+            picked = x.index_select(1, self.sites)
+        else:
+            picked = x if stop - start == x.shape[1] else x[:, start:stop]
         if self.weight is None:
             return picked @ self.maps()
         return normalised(picked, self.weight, self.eps) @ self.maps()
@@ -232,7 +236,8 @@ class Write(nn.Module):
                 return x
             return x.index_add_(1, self.sites, self.bias[: len(self.sites)].expand(len(x), -1))
         if self.form == "window":
-            written = x[:, self.start : self.stop].addmm_(h, self.maps())
+            written = x if self.stop - self.start == x.shape[1] else x[:, self.start : self.stop]
+            written.addmm_(h, self.maps())
             if self.bias is not None:
                 written += self.bias
             return x
@@ -250,11 +255,15 @@ class Write(nn.Module):
 
 def normalised(picked: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(eps + sum_i weight_i x_i^2) of each row; 0 without signal."""
-    level = picked.to(weight.dtype).square() @ weight
+    # Few operations, and a product with a column rather than a vector: a step of decoding on a CPU
+    # has little else to do.
+    wide = picked.to(weight.dtype)
+    level = (wide * wide) @ weight[:, None]
     if eps:
         level = level + eps
-    factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-    return picked * factor.to(picked.dtype)[:, None]
+    if eps <= EPS:
+        level = nn.functional.threshold(level, EPS, math.inf)
+    return picked * level.rsqrt().to(picked.dtype)
 
 
 def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:

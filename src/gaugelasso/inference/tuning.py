@@ -64,23 +64,28 @@ def tuned(
     best.timings = found[onednn][2]
     best.onednn = onednn
     if on_cpu and length == 1:
-        _lay_maps_(best, inputs, repeats)
+        _fit_step_(best, inputs, repeats)
     if on_cpu and batch > 1:
         best.tokens_per_pass = _fastest_pass(best, inputs, repeats)
     return best
 
 
-def _lay_maps_(model: InferenceModel, inputs: Tensor, repeats: int) -> None:
-    """Order the maps of a model by outputs, if a step of decoding is faster so.
+def _fit_step_(model: InferenceModel, inputs: Tensor, repeats: int) -> None:
+    """Order the maps by outputs, and compute steps by NumPy, if a step of decoding is faster so.
 
-    A product of one row then reads them in order. oneDNN would order them anew for each product.
+    A product of one row reads maps by outputs in order. oneDNN would order them anew for each
+    product.
     """
     step, onednn = _served(model, inputs), model.onednn
     times = {}
     for by_output in (False, True):
         _order_maps_(model, by_output, onednn)
-        times[by_output] = call_times({"step": step}, 3 * repeats)["step"]
-    _order_maps_(model, times[True] < times[False], onednn)
+        times[by_output, False] = call_times({"step": step}, 3 * repeats)["step"]
+    if len(inputs) == 1 and model.step_by_numpy_():
+        times[True, True] = call_times({"step": step}, 3 * repeats)["step"]
+    by_output, by_numpy = fastest(times)[0]
+    _order_maps_(model, by_output, onednn)
+    model.step_by_numpy_(by_numpy)
 
 
 def _order_maps_(model: InferenceModel, by_output: bool, onednn: bool) -> None:
