@@ -1,5 +1,6 @@
 """Steps by NumPy give the logits of a whole pass, for every model that has them."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,7 @@ def test_converted_weights_are_not_computed_with_those_of_before() -> None:
     tokens = inputs_of(case, model)[:1]
     served = InferenceModel(model, dtype=torch.float32)
     assert served.step_by_numpy_()
+    assert not copy.deepcopy(served).steps_by_numpy
     served.double()
     assert not served.steps_by_numpy
     assert served.step_by_numpy_()

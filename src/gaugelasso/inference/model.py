@@ -67,6 +67,9 @@ class InferenceModel(FoldedModel):
         self._arrays = ArrayStep(self) if on and supported(self) else None
         return self.steps_by_numpy
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_arrays": None}  # a copy has memory of its own
+
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "InferenceModel":
         self._arrays = None  # it has the memory of these tensors
         super()._apply(fn, recurse)
