@@ -99,9 +99,15 @@ def _classifier(model: "FoldedModel") -> Callable[[Array], Array]:
 def _tied(model: "FoldedModel", part: TiedClassifier) -> Callable[[Array], Array]:
     sites, weight, gain = part.sites.numpy(), part.weight.numpy(), part.gain.numpy()
     table, eps = model.embedding.table.numpy(), part.eps
+    means = None
+    if part.mean is not None and part.spread is not None:
+        means = part.spread.numpy(), part.mean.numpy()
 
     def rows(x: Array) -> Array:
-        out: Array = np.dot(table, _normalised(x[sites], weight, eps) * gain)
+        read = _normalised(x[sites], weight, eps) * gain
+        out: Array = np.dot(table, read)
+        if means is not None:
+            out += np.dot(read, means[0]) * means[1]
         return out
 
     return rows
