@@ -145,6 +145,7 @@ def _attention(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...])
     spec = replace(
         setting.spec, sites=(0,), embed=(0,), classify=(0,), operators=(operator,), positions=False,
         causal=bool(causal), length=max(setting.length, 1), layers=1, tied_head=False,
+        tied_mean=False,
     )  # fmt: skip
     model = Transformer(spec).to(setting.device)
     made: dict[str, Action] = {}
@@ -174,7 +175,7 @@ def _decoding(setting: Setting, served: InferenceModel, part: Attention, rows: T
 def _embed(setting: Setting, fixed: tuple[int, ...], sizes: tuple[int, ...]) -> Actions:
     sites = tuple(range(sizes[0]))
     # A tied table is looked up in the same way; its factors take no time.
-    plain = replace(setting.spec, tied_head=False)
+    plain = replace(setting.spec, tied_head=False, tied_mean=False)
     spec = replace(plain, sites=sites, embed=sites, classify=(0,), operators=())
     model = Transformer(spec).to(setting.device)
     served = InferenceModel(
