@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,16 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import ModelConfig, load_config
+from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.report.compare_results import control_result
+from gaugelasso.report.compare_results import control_result, finite
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
 
 JOINT = "; "  # between the commands of a results file
+Job = tuple[str, int]  # an arm and a seed
 
 
 class Controls:
@@ -48,31 +50,51 @@ class Controls:
     def __init__(self, name: str, given: argparse.Namespace):
         self.work, self.given = TASKS[name](given.fma), given
         self.end = time.monotonic() + given.seconds
-        self._locks: dict[Path, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._saving = threading.Lock()
 
     def folder(self, arm: str, seed: int) -> Path:
         out: Path = self.given.out
         return out / f"{arm}-{seed}"
 
+    def make_all(self, jobs: Sequence[Job]) -> None:
+        """The runs, some side by side, in this order but for those whose source is not made yet."""
+        waiting, running, changed = list(jobs), set[Job](), threading.Condition()
+
+        def ready() -> Job | None:
+            pending = {*waiting, *running}
+            return next((job for job in waiting if self.work.origin(*job) not in pending), None)
+
+        def work(_: int) -> None:
+            while True:
+                with changed:
+                    changed.wait_for(lambda: ready() or not waiting)
+                    if not waiting:
+                        return
+                    job = ready()
+                    assert job is not None
+                    waiting.remove(job)
+                    running.add(job)
+                try:
+                    self.make(*job)
+                finally:
+                    with changed:
+                        running.remove(job)
+                        changed.notify_all()
+
+        with ThreadPoolExecutor(self.given.jobs) as pool:
+            list(pool.map(work, range(self.given.jobs)))
+
     def make(self, name: str, seed: int) -> None:
-        """Train one run, unless it is finished or the time is over."""
-        arm, folder = self.work.arms[name], self.folder(name, seed)
-        with self._guard:
-            lock = self._locks.setdefault(folder, threading.Lock())
-        with lock:
-            if summary_of(folder):
+        """Train one run, unless it is finished, its source is not, or the time is over."""
+        folder, words = self.folder(name, seed), []
+        if summary_of(folder) or time.monotonic() >= self.end:
+            return
+        if origin := self.work.origin(name, seed):
+            source = self.folder(*origin)
+            if not summary_of(source):
                 return
-            words: list[str] = []
-            if origin := self.work.origin(name, seed):
-                self.make(*origin)
-                source = self.folder(*origin)
-                if not summary_of(source):
-                    return
-                words = [str(source)]
-            if time.monotonic() >= self.end:
-                return
-            self._run(name, arm, seed, folder, words)
+            words = [str(source)]
+        self._run(name, self.work.arms[name], seed, folder, words)
 
     def _run(self, name: str, arm: Arm, seed: int, folder: Path, words: list[str]) -> None:
         settings = [*self.given.set, *arm.settings]
@@ -102,27 +124,35 @@ class Controls:
     def save(self) -> None:
         """Write the rows of all runs that are finished."""
         path: Path = self.given.results
-        with self._guard:
+        with self._saving:
             about = environment(self.given.device)
             old = json.loads(path.read_text()) if path.exists() else {"runs": []}
             rows = {(row["method"], row["seed"]): row for row in old["runs"]}
-            for name, arm in self.work.arms.items():
-                for folder in self.given.out.glob(f"{name}-*"):
-                    seed, run = folder.name.removeprefix(f"{name}-"), finished(folder)
-                    if run is None or not seed.isdigit():
-                        continue
-                    row = row_of(arm.method or name, run, arm.structure)
-                    known = rows.get(key := (row["method"], row["seed"]), {})
-                    if known.get("wall_s") != row["wall_s"]:
-                        rows[key] = row | {"commit": about["commit"]}
+            for row in self._rows():
+                known = rows.get(key := (row["method"], row["seed"]), {})
+                # A run of an earlier call keeps the commit that it was made with.
+                same = known.get("wall_s") == row["wall_s"]
+                rows[key] = row | {"commit": known.get("commit") if same else about["commit"]}
             commands = [*(old.get("command") or "").split(JOINT), about["command"]]
             about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
             note = {"note": old["note"]} if "note" in old else {}
             make_folder(path.parent)
             write_json(path, {**about, **note, "runs": [rows[key] for key in sorted(rows)]})
 
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for name, arm in self.work.arms.items():
+            for folder in self.given.out.glob(f"{name}-*"):
+                if not folder.name.removeprefix(f"{name}-").isdigit():
+                    continue  # of an arm whose name begins with this one's
+                if (run := finished(folder)) is None:
+                    continue
+                try:
+                    yield row_of(arm.method or name, run, arm.structure)
+                except UserError as error:  # a damaged run does not cost the others their rows
+                    print(f"left out: {error}", flush=True)
 
-def in_order(work: Work, arms: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+
+def in_order(work: Work, arms: Sequence[str], seeds: Sequence[int]) -> list[Job]:
     """The runs that others start from first, then the arms as they are given."""
     sources = [work.origin(name, seed) for name in arms for seed in seeds]
     jobs = [*filter(None, sources), *((name, seed) for name in arms for seed in seeds)]
@@ -166,7 +196,7 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
 def row_of(method: str, run: Path, structure: bool = False) -> dict[str, Any]:
     """A finished run as a comparison has it; its widths only where a table shows them."""
     found = load_run(run)
-    row = control_result(found)
+    row = finite(control_result(found))
     kept = {key: value for key, value in row.items() if key != "structure" or structure}
     return {"method": method, **kept, "accounting": found.accounting}
 
@@ -196,9 +226,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if unknown := [name for name in arms if name not in controls.work.arms]:
         parser.error(f"{unknown[0]!r}: {given.task} has {', '.join(controls.work.arms)}")
     make_folder(given.out)
-    jobs = in_order(controls.work, arms, given.seeds)
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(lambda job: controls.make(*job), jobs))
+    controls.make_all(in_order(controls.work, arms, given.seeds))
     controls.save()
 
 

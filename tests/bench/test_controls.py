@@ -1,6 +1,7 @@
 """The driver of controls: valid settings, and runs after those that they start from."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,38 @@ def test_rivals_wait_for_their_sources_alone() -> None:
     donor = TASKS["retrieval"](None).donor
     first = [("full", 42), ("full", 43), ("compression", donor)]
     assert jobs == [*first, *((name, seed) for name in arms for seed in (42, 43))]
+
+
+def test_a_run_that_waits_for_its_source_keeps_no_other_from_starting(
+    made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, run = threading.Event(), controls.run_command
+
+    def watched(words: list[str]) -> str:
+        if "compression-45" in words[words.index("--out") + 1]:
+            assert begun.wait(20)
+        begun.set()
+        return run(words)
+
+    monkeypatch.setattr(controls, "run_command", watched)
+    words = ["retrieval", "--arms", "scratch", "uniform-dims", "--jobs", "2", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json")]
+    controls.main(words)
+    assert len(made) == 3
+
+
+def test_a_damaged_run_does_not_cost_the_others_their_rows(
+    made: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results.json"
+    words = ["retrieval", "--arms", "full", "--seeds", "42-43", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "runs"), "--results", str(results)]
+    controls.main(words)
+    results.unlink()
+    (tmp_path / "runs/full-42/initial.json").unlink()
+    controls.main(words)
+    assert [row["seed"] for row in json.loads(results.read_text())["runs"]] == [43]
+    assert "full-42" in capsys.readouterr().out.partition("left out: ")[2]
 
 
 def test_earlier_rows_commands_and_notes_stay(

@@ -112,23 +112,24 @@ class Write(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens [B, S] -> the stream [B, S, D]; site d has the column spread_d of a tied table."""
+    """Tokens [B, S] -> the stream [B, S, D]; site d has a column of a tied table, or none."""
 
-    spread: Tensor
+    column_of_site: Tensor
 
     def __init__(self, config: GaugelassoConfig):
         super().__init__()
         width, sites = config.tied_columns, config.hidden_size
         self.table = nn.Parameter(torch.zeros(config.vocab_size, width or sites))
         self.scale = nn.Parameter(torch.zeros(width)) if width else None
-        self.register_buffer("spread", torch.zeros(sites, dtype=torch.long) if width else None)
+        columns = torch.zeros(sites, dtype=torch.long) if width else None
+        self.register_buffer("column_of_site", columns)
         places = config.max_position_embeddings, sites
         self.positions = nn.Parameter(torch.zeros(places)) if config.learned_positions else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, self.table)
         if self.scale is not None:  # sites that are not written have one more column: zeros
-            x = F.pad(x * self.scale, (0, 1)).index_select(-1, self.spread)
+            x = F.pad(x * self.scale, (0, 1)).index_select(-1, self.column_of_site)
         return x if self.positions is None else x + F.embedding(positions, self.positions)
 
 

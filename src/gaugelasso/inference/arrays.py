@@ -70,15 +70,15 @@ def _embedding(model: "FoldedModel") -> Callable[[int, int], Array]:
     part = model.embedding
     table = part.table.numpy()
     positions = None if part.positions is None else part.positions.numpy()
-    scale = spread = None
+    scale = columns = None
     if isinstance(part, TiedEmbedding):
         scale = part.scale.numpy()
-        spread = None if part.whole else part.spread.numpy()
+        columns = None if part.whole else part.column_of_site.numpy()
 
     def embed(token: int, at: int) -> Array:
         x = table[token].copy() if scale is None else table[token] * scale
-        if spread is not None:
-            x = np.append(x, x.dtype.type(0))[spread]
+        if columns is not None:
+            x = np.append(x, x.dtype.type(0))[columns]
         if positions is not None:
             x += positions[at]
         return x

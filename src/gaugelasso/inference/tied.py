@@ -23,7 +23,7 @@ class TiedEmbedding(nn.Module):
 
     table: Tensor
     scale: Tensor
-    spread: Tensor
+    column_of_site: Tensor
     positions: Tensor | None
 
     def __init__(self, part: layers.Embedding, folding: Folding, order: StreamOrder = "tokens"):
@@ -33,8 +33,8 @@ class TiedEmbedding(nn.Module):
         table = folding.widened(part.table.detach().cpu()[:, columns], 1)
         scale = folding.widened(part.write.scale.detach().cpu()[columns], 0)
         # The sites that are not written read one more column, which is zero.
-        spread = torch.full((folding.size,), len(scale))
-        spread[folding.place[part.write.sites.cpu()][columns]] = torch.arange(len(columns))
+        column_of_site = torch.full((folding.size,), len(scale))
+        column_of_site[folding.place[part.write.sites.cpu()][columns]] = torch.arange(len(columns))
         # Zeros at the end of the stream are zeros at the end of the table.
         self.whole = len(columns) == len(folding.place)
         positions = None
@@ -42,14 +42,14 @@ class TiedEmbedding(nn.Module):
             positions = folding.spread(part.positions, part.write).contiguous()
         self.register_buffer("table", table.to(folding.dtype).contiguous())
         self.register_buffer("scale", scale.to(folding.dtype))
-        self.register_buffer("spread", spread)
+        self.register_buffer("column_of_site", column_of_site)
         self.register_buffer("positions", positions)
 
     def forward(self, inputs: Tensor, at: Tensor | None = None) -> Tensor:
         """`at` [B, S] are the positions; without them they count from 0."""
         x = F.embedding(inputs, self.table) * self.scale
         if not self.whole:
-            x = F.pad(x, (0, 1)).index_select(-1, self.spread)
+            x = F.pad(x, (0, 1)).index_select(-1, self.column_of_site)
         if self.positions is not None:
             x = x + (self.positions[: inputs.shape[1]] if at is None else self.positions[at])
         x = x.flatten(0, 1)

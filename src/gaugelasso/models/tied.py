@@ -76,6 +76,7 @@ class TiedClassifier(Head):
         return {}
 
     def costs(self, name: str) -> list[Cost]:
+        # The product with the means is one for each output, and is not counted, as biases are not.
         factors = 1 if self.spread is None else 2
         return [Cost("scale", factors, (self._axis,)), Cost("matmul", self.outputs, (self._axis,))]
 

@@ -51,7 +51,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
             for name, members in found.methods.items()
         ],
     }
-    return dict(_finite(data))
+    return dict(finite(data))
 
 
 def _run_result(member: Member) -> dict[str, Any]:
@@ -131,10 +131,10 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
     return {"mean": statistics.fmean(present), "std": std, "min": min(present), "max": max(present)}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
