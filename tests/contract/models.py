@@ -204,11 +204,13 @@ FIRST = [case for case in CASES if case.seed == SEEDS[0]]
 
 
 def axis_names(case: Case) -> list[str]:
-    """Every axis of a case. At birth the second layer is like the first, and is left out.
+    """The axes of one of the two layers, and those of no layer.
 
-    A test goes through them by itself: model, table and output are then made once for all axes.
+    At birth the first layer, after drops the second: a row has every axis in one of its cases. A
+    test goes through them by itself: model, table and output are then made once for all axes.
     """
-    return [a.name for a in table_of(case).axes if case.dropped or "_1." not in a.name]
+    other = "_0." if case.dropped else "_1."
+    return [a.name for a in table_of(case).axes if other not in a.name]
 
 
 def is_linked(case: Case) -> bool:
