@@ -198,7 +198,8 @@ def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
 
 
 def small() -> Any:
-    return gpt2(n_embd=16, n_inner=24, n_positions=12, n_head=2)
+    """One layer: the tests above and the contract have two, and another would add time alone."""
+    return gpt2(n_layer=1, n_embd=16, n_inner=24, n_positions=12, n_head=2)
 
 
 def next_token_loss(logits: Tensor, inputs: Tensor) -> Tensor:

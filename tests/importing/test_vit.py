@@ -95,7 +95,8 @@ def class_loss(outputs: Tensor, classes: Tensor) -> Tensor:
 
 
 def test_the_declaration_is_right(tmp_path: Path) -> None:
-    vit(hidden_size=16, num_attention_heads=2, intermediate_size=24).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    vit(num_hidden_layers=1, **sizes).save_pretrained(tmp_path)
     batch = to_patches(images(), 4), torch.tensor([0, 3, 6])
     result = check_model(import_model(tmp_path), batch, class_loss, steps=40)
     assert result.passed, str(result)
@@ -103,7 +104,7 @@ def test_the_declaration_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("classes", [7, None])
 def test_the_folder_and_its_exports(classes: int | None, tmp_path: Path) -> None:
-    theirs, base = vit(classes), tmp_path / "base"
+    theirs, base = vit(classes, num_hidden_layers=1), tmp_path / "base"
     theirs.save_pretrained(tmp_path / "source")
     written = write_imported(tmp_path / "source", base)
     assert not isinstance(written.difference, str)
