@@ -208,23 +208,24 @@ def test_a_cut_that_costs_too_much_is_undone(axis: str, indices: Sequence[int]) 
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"train__precision": "bfloat16"}, {"compress__split_share": 0.3}],
+    ("changes", "costly"),
+    [({"train__precision": "bfloat16"}, "balance"), ({"compress__split_share": 0.3}, "split")],
     ids=["bfloat16", "eager splits"],
 )
-def test_no_event_of_a_run_costs_more_than_it_may(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Left alone, balance here costs up to 0.0084 and a split 0.0081."""
-    target, tolerance = 1.5, 0.003
+def test_no_event_of_a_run_costs_more_than_it_may(
+    tmp_path: Path, changes: dict[str, Any], costly: str
+) -> None:
+    """Left alone, balance here costs up to 0.0035 and a split 0.0059: more than is allowed."""
+    target, tolerance = 1.5, 0.0005
     run = finish(
         tmp_path,
         target__loss=target,
         compress__drop_tolerance=tolerance,
-        train__steps=250,
-        train__cooldown=20,
+        train__steps=60,
         train__checkpoint_every=50,
         **changes,
     )
     events = [event for event in rows(run, "events.jsonl") if event["returned_to"] is None]
-    assert len(events) > 40
+    assert any(costly in event["undone"] for event in events)
     for event in events:
         assert event["loss_after"] <= event["loss_before"] + tolerance * target
