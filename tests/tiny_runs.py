@@ -56,13 +56,14 @@ def stop_at(trainer: Trainer, step: int) -> None:
         trainer.run()
 
 
-def keep_images(trainer: Trainer) -> None:
-    """Before each step, copy what a kill would leave there into a folder of the step's number."""
+def keep_images(trainer: Trainer, *steps: int) -> None:
+    """Before these steps, or each, copy what a kill would leave into a folder of its number."""
     take = trainer._step
 
     def one() -> Any:
-        image = trainer.folder.path.with_name(str(trainer.compressor.steps))
-        if not image.exists():
+        step = trainer.compressor.steps
+        image = trainer.folder.path.with_name(str(step))
+        if (not steps or step in steps) and not image.exists():
             # Without the lock, which names a process that lives on.
             shutil.copytree(
                 trainer.folder.path,

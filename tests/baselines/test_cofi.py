@@ -25,7 +25,7 @@ from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from tests.command import Command, assert_user_error
 from tests.export.sources import tiny, write_run
-from tests.tiny_runs import assert_same_run, finished, read, rows, stop_at
+from tests.tiny_runs import assert_same_run, finished, keep_images, read, rows
 
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
 
@@ -275,7 +275,7 @@ def test_a_run_ends_dense_at_its_target(run: Path) -> None:
 
 def test_a_target_that_the_control_does_not_reach_is_said_with_the_nearest(run: Path) -> None:
     target = 0.5 * read(run / "summary.json")["fma_final"]
-    trainer = start(run, plan_of(target, rate=1e-4), "cofi")
+    trainer = start(run, replace(plan_of(target, rate=1e-4), prune=10), "cofi")
     with pytest.raises(
         TargetMissed, match=r"--fma 312 was not reached: the nearest is \d+; lambda"
     ):
@@ -320,19 +320,24 @@ def test_the_teacher_is_counted_in_fma_whatever_is_priced(run: Path) -> None:
     trainer.folder.close()
 
 
-def finish(run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse") -> None:
+def finish(
+    run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse", kept: tuple[int, ...] = ()
+) -> None:
+    trainer = start(run, plan, name, existing)
+    if kept:
+        keep_images(trainer, *kept)
     with contextlib.suppress(TargetMissed):
-        start(run, plan, name, existing).run()
+        trainer.run()
 
 
 def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
     """Killed with masks, and after they are made dense."""
     plan = replace(plan_of(0.5 * read(run / "summary.json")["fma_final"], 0.5), prune=25)
-    finish(run, plan, "whole")
-    for step in (23, 36):
-        stop_at(start(run, plan, f"at{step}"), step)
-        finish(run, plan, f"at{step}", "resume")
-        assert_same_run(run.parent / "whole", run.parent / f"at{step}")
+    steps = 23, 36
+    finish(run, plan, "whole", kept=steps)
+    for step in steps:
+        finish(run, plan, str(step), "resume")
+        assert_same_run(run.parent / "whole", run.parent / str(step))
 
 
 def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Path) -> None:

@@ -27,7 +27,7 @@ from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.rotation import newest_first
 from gaugelasso.tasks import Draw
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import assert_same_run, contents, finished, read, rows, stop_at
+from tests.tiny_runs import assert_same_run, contents, finished, keep_images, read, rows, stop_at
 
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
 
@@ -173,13 +173,14 @@ def test_a_round_may_have_nothing_left_to_remove(run: Path) -> None:
 def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
     """Killed within a round and within the fine-tuning."""
     plan = to_work(run, 0.4 * read(run / "summary.json")["fma_final"])
-    start(run, plan, "whole").run()
-    for step in (10, 17):
-        stop_at(start(run, plan, f"at{step}"), step)
-        start(run, plan, f"at{step}", "resume").run()
-        assert_same_run(run.parent / "whole", run.parent / f"at{step}")
+    whole, steps = start(run, plan, "whole"), (10, 17)
+    keep_images(whole, *steps)
+    whole.run()
+    for step in steps:
+        start(run, plan, str(step), "resume").run()
+        assert_same_run(run.parent / "whole", run.parent / str(step))
     with pytest.raises(Exception, match=r"--resume: fma = 7, but the run in"):
-        PruneTrainer(Source.of(run), to_work(run, 7), start_config(run, plan), run.parent / "at10",
+        PruneTrainer(Source.of(run), to_work(run, 7), start_config(run, plan), run.parent / "10",
                      "resume")  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from gaugelasso.report.data import load_run
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import assert_same_run, finished, read, rows, stop_at
+from tests.tiny_runs import assert_same_run, finished, keep_images, read, rows, stop_at
 
 PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
 # Heads that share keys, with RoPE; one key for each head, without; patches and a tied normaliser;
@@ -132,10 +132,11 @@ def test_also_those_of_a_model_whose_operators_read_and_write_some_sites() -> No
 # --- what the package removes ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# Every shape in one ranking, and every ranking of one shape: neither knows of the other.
 @pytest.mark.parametrize(
-    ("mode", "ranking"),
-    [("magnitude", "global"), ("group-norm", "local"), ("magnitude", "isomorphic")],
+    ("shape", "mode", "ranking"),
+    [(shape, "magnitude", "global") for shape in SHAPES]
+    + [(SHAPES[0], "group-norm", "local"), (SHAPES[0], "magnitude", "isomorphic")],
 )
 def test_our_cut_is_the_model_that_the_package_has_pruned(
     shape: dict[str, Any], mode: Mode, ranking: RankingScope
@@ -275,11 +276,12 @@ def test_a_killed_run_resumes_to_the_same_end(
 ) -> None:
     """Killed within regularised steps, within a round and within the fine-tuning."""
     plan = plan_of(run, mode)
-    start(run, plan, "whole").run()
+    trainer = start(run, plan, "whole")
+    keep_images(trainer, *steps)
+    trainer.run()
     for step in steps:
-        stop_at(start(run, plan, f"at{step}"), step)
-        start(run, plan, f"at{step}", "resume").run()
-        assert_same_run(run.parent / "whole", run.parent / f"at{step}")
+        start(run, plan, str(step), "resume").run()
+        assert_same_run(run.parent / "whole", run.parent / str(step))
 
 
 # --- the command ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gaugelasso.compress.whole_operators import in_turn
 from tests.compress.tables import table_for, written
 from tests.distributed.crews import CANONICAL, Crews
 from tests.tiny import tiny
-from tests.tiny_runs import assert_same_run, finish, rows, start, stop_at
+from tests.tiny_runs import assert_same_run, finished, killed, rows, start
 
 SPEC = TransformerSpec.uniform(
     width=16, layers=2, heads=2, d_k=8, d_v=8, d_f=24, length=6, inputs=9, outputs=9
@@ -161,10 +161,10 @@ def changes_of(folder: Path) -> dict[str, str]:
 def test_a_run_loses_operators_and_goes_on_exactly(tmp_path: Path) -> None:
     """With nothing but launches to save, a run is cut by operators, and a killed one the same."""
     changes = changes_of(tmp_path)
-    whole = finish(tmp_path, "whole", **changes)
+    whole = finished(tmp_path, "whole", **changes)
     removed = [event["step"] for event in rows(whole, "events.jsonl") if event["removed"]]
     assert removed
-    stop_at(start(tmp_path, "killed", **changes), removed[0] + 1)
+    killed(tmp_path, removed[0] + 1, "killed", **changes)
     start(tmp_path, "killed", "resume", **changes).run()
     assert_same_run(whole, tmp_path / "killed")
 

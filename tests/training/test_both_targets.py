@@ -20,10 +20,17 @@ from gaugelasso.training.missed import missed_message
 from gaugelasso.training.records import RunRecord, outcome_of
 from tests.command import Command, assert_user_error
 from tests.tiny import tiny, write_tiny
-from tests.tiny_runs import assert_same_run, read, stop_at
+from tests.tiny_runs import assert_same_run, keep_images, read
 from tests.training.test_own_loop import STEPS, image, loop, other_target
 from tests.training.test_own_loop import rows as loop_rows
-from tests.training.test_targets import QUICK, assert_a_spoiled_end_gives_way, course_of, start
+from tests.training.test_targets import (
+    BRIEF,
+    KILLED,
+    QUICK,
+    assert_a_spoiled_end_gives_way,
+    course_of,
+    start,
+)
 
 BOTH = TargetConfig(loss=1.7, metric=0.3)
 
@@ -31,6 +38,7 @@ BOTH = TargetConfig(loss=1.7, metric=0.3)
 @pytest.fixture(scope="module")
 def both_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = start(tmp_path_factory.mktemp("both"), BOTH)
+    keep_images(trainer, KILLED)
     trainer.run()
     return trainer.folder.path
 
@@ -55,19 +63,19 @@ def test_both_are_named_and_held(both_run: Path) -> None:
     [
         (
             TargetConfig(loss=1e-3, metric=0.1),
-            r"target\.loss = 0\.001 was missed in 40 steps: accuracy .* Name another target\.loss,",
+            r"target\.loss = 0\.001 was missed in 20 steps: accuracy .* Name another target\.loss,",
             "The training loss never reached the loss target of 0.001; held-out loss {loss:.4g}; "
             "accuracy {metric:.3%} on selection data, which meets the target of 10.000%; ",
         ),
         (
-            TargetConfig(loss=2.0, metric=1.0),
-            r"target\.metric = 1 was missed in 40 steps: accuracy .* Name another target\.metric,",
-            "Held-out loss {loss:.4g}, within the loss target of 2; "
+            TargetConfig(loss=9.0, metric=1.0),
+            r"target\.metric = 1 was missed in 20 steps: accuracy .* Name another target\.metric,",
+            "Held-out loss {loss:.4g}, within the loss target of 9; "
             "accuracy {metric:.3%} on selection data, which misses the target of 100.000%; ",
         ),
         (
             TargetConfig(loss=1e-3, metric=1.0),
-            r"target\.loss = 0\.001 and target\.metric = 1 were missed in 40 steps: accuracy is .* "
+            r"target\.loss = 0\.001 and target\.metric = 1 were missed in 20 steps: accuracy is .* "
             r"Name another target\.loss and target\.metric, or raise train\.steps",
             "The training loss never reached the loss target of 0.001; held-out loss {loss:.4g}; "
             "accuracy {metric:.3%} on selection data, which misses the target of 100.000%; ",
@@ -79,7 +87,7 @@ def test_one_of_them_is_not_enough(
     target: TargetConfig, missed: str, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TargetMissed, match=missed):
-        start(tmp_path, target).run()
+        start(tmp_path, target, changes=BRIEF).run()
     summary = read(tmp_path / "run" / "summary.json")
     assert summary["held"] is False
     held, said = verdict([load_run(tmp_path / "run")])
@@ -118,13 +126,14 @@ def test_the_direction_of_the_metric_is_that_of_the_task(both_run: Path) -> None
     assert said.startswith("target.loss = 1.7 and target.metric = 0.3 were missed")
 
 
-def test_a_final_model_that_misses_the_loss_gives_way_to_one_that_has_both(tmp_path: Path) -> None:
-    assert_a_spoiled_end_gives_way(tmp_path, BOTH)
+def test_a_final_model_that_misses_the_loss_gives_way_to_one_that_has_both(
+    both_run: Path, tmp_path: Path
+) -> None:
+    assert_a_spoiled_end_gives_way(both_run, tmp_path)
 
 
 def test_a_killed_run_goes_on_to_the_last_bit(both_run: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, BOTH), 8)
-    stop_at(start(tmp_path, BOTH, existing="resume"), 26)
+    shutil.copytree(both_run.with_name(str(KILLED)), tmp_path / "run")
     start(tmp_path, BOTH, existing="resume").run()
     assert_same_run(both_run, tmp_path / "run")
     assert course_of(both_run) == course_of(tmp_path / "run")
@@ -183,8 +192,8 @@ def test_the_command_line_names_both(tmp_path: Path, gaugelasso: Command) -> Non
     assert code == 0
     assert "which meets the target of 30.000%" in out
     command[3] = tmp_path / "missed"
-    answer = gaugelasso(*command, "--set", "target.metric=1.0")
-    assert_user_error(answer, "target.metric = 1 was missed in 40 steps")
+    answer = gaugelasso(*command, "--set", "target.metric=1.0", "--set", "train.steps=20")
+    assert_user_error(answer, "target.metric = 1 was missed in 20 steps")
 
 
 # --- a loop of the user's own --------------------------------------------------------
@@ -220,7 +229,7 @@ def test_a_metric_target_may_bring_its_loss(tmp_path: Path) -> None:
         {"loss_target": 2.0, "metric_target": 0.2},
         {"metric_target": MetricTarget(0.2, loss=2.0)},
     ):
-        compressor = loop(tmp_path, record=None, steps=60, **(other_target("metric") | named))
+        compressor = loop(tmp_path, record=None, steps=40, **(other_target("metric") | named))
         results.append(compressor.finish())
     assert results[0] == results[1]
     assert results[0].loss_target == 2.0
@@ -253,7 +262,7 @@ def test_a_loop_that_misses_one_says_which(
 ) -> None:
     run = tmp_path / "run"
     with pytest.warns(TargetMissedWarning, match=missed):
-        result = loop(run, steps=60, **(other_target("metric") | named)).finish()
+        result = loop(run, steps=24, **(other_target("metric") | named)).finish()
     assert result.held is read(run / "summary.json")["held"] is False
     assert str(result).endswith(end)
     assert not verdict([load_run(run)])[0]

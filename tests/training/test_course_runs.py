@@ -33,6 +33,7 @@ from tests.tiny_runs import (
     rows,
     sign,
     start,
+    start_at,
     stop_at,
 )
 from tests.training.spoilers import empty, poison, returns
@@ -176,7 +177,7 @@ def test_a_return_to_a_state_that_did_not_hold_is_not_called_held(
 def test_without_the_checkpoint_to_return_to_a_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = start(tmp_path, **COURSE)
+    trainer = start_at(tmp_path, 28, **COURSE)
     take = trainer._step
 
     def one() -> Any:
@@ -197,7 +198,7 @@ def test_the_state_that_is_left_is_gone_before_the_other_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A return needs no more memory than training, also in the middle of a decision."""
-    trainer = start(tmp_path, **COURSE)
+    trainer = start_at(tmp_path, 28, **COURSE)
     left, alive, taking = weakref.ref(trainer.compressor), [], RunState._set_model
 
     def look(state: RunState, model: Any) -> None:
@@ -230,7 +231,7 @@ def test_steps_that_fail_return_to_a_checkpoint(
 def test_a_final_model_that_misses_gives_way_to_the_last_that_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = start(tmp_path, **COURSE)
+    trainer = start_at(tmp_path, 45, **COURSE)
     take = trainer._step
 
     def one() -> Any:
@@ -282,7 +283,7 @@ def test_a_loss_that_only_training_reached_is_not_called_never_reached(run: Path
 
 def test_a_work_target_that_is_met_starts_the_anneal(tmp_path: Path) -> None:
     goal = COURSE | {"target__fma": 300, "target__loss": 2.05}
-    whole = finish(tmp_path, "whole", **goal)
+    whole = finished(tmp_path, "whole", **goal)
     summary = read(whole / "summary.json")
     frozen = summary["frozen_step"]
     assert 4 < frozen < 30
@@ -291,7 +292,7 @@ def test_a_work_target_that_is_met_starts_the_anneal(tmp_path: Path) -> None:
     assert summary["structure_step"] <= frozen
     phases = {row["step"]: row["phase"] for row in rows(whole, "metrics.jsonl")}
     assert {phase for step, phase in phases.items() if step > frozen} == {"cooldown"}
-    stop_at(start(tmp_path, "died", **goal), frozen + 12)
+    killed(tmp_path, frozen + 12, "died", **goal)
     start(tmp_path, "died", "resume", **goal).run()
     assert_same_run(whole, tmp_path / "died")
 

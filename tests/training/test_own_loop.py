@@ -280,9 +280,9 @@ def test_a_loop_may_name_something_else_than_a_loss(
 
 def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
     with pytest.warns(TargetMissedWarning, match=r"fma_target = 1 was not reached: the model ends"):
-        loop(tmp_path, record=None, steps=60, **(other_target("work") | {"fma_target": 1.0}))
+        loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 1.0}))
     with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
-        loop(tmp_path, record=None, steps=60, **(other_target("metric") | {"metric_target": 1.5}))
+        loop(tmp_path, record=None, steps=24, **(other_target("metric") | {"metric_target": 1.5}))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

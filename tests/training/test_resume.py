@@ -64,8 +64,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(
 def test_a_checkpoint_between_two_rows_loses_nothing(run: Path) -> None:
     """Losses not yet logged and the last look at held-out data outlive a crash."""
     odd: dict[str, Any] = {"train__eval_every": 20, "train__checkpoint_every": 7}
-    whole = finish(run.parent, "whole", **odd)
-    stop_at(start(run.parent, "died", **odd), 33)
+    whole = finished(run.parent, "whole", **odd)
+    killed(run.parent, 33, "died", **odd)
     assert read(newest(run.parent / "died") / "state.json")["steps"] == 28
     start(run.parent, "died", "resume", **odd).run()
     assert_same_run(whole, run.parent / "died")
@@ -97,8 +97,8 @@ def test_a_crash_between_the_renames_of_a_checkpoint_loses_nothing(
 
 def test_a_frozen_run_stays_frozen_when_resumed(tmp_path: Path) -> None:
     goal: dict[str, Any] = {"target__fma": 450, "train__saturation": 9}
-    whole = finish(tmp_path, "whole", **goal)
-    stop_at(start(tmp_path, "died", **goal), read(whole / "summary.json")["steps"] - 1)
+    whole = finished(tmp_path, "whole", **goal)
+    killed(tmp_path, read(whole / "summary.json")["steps"] - 1, "died", **goal)
     start(tmp_path, "died", "resume", **goal).run()
     assert_same_run(whole, tmp_path / "died")
 

@@ -27,6 +27,7 @@ from tests.tiny_runs import (
     plain,
     rows,
     start,
+    start_at,
     stop_at,
 )
 from tests.training.spoilers import (
@@ -308,7 +309,7 @@ def test_a_checkpoint_amid_a_row_is_judged_by_the_next(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_anneal_ends_on_the_state_that_held(tmp_path: Path) -> None:
-    trainer = start(tmp_path, train__checkpoint_every=5)
+    trainer = start_at(tmp_path, 33, train__checkpoint_every=5)
     spoil_ends(trainer, after=35)
     summary = trainer.run()
     run = trainer.folder.path
@@ -339,7 +340,7 @@ def test_what_held_stays_in_the_ring(tmp_path: Path) -> None:
 
 
 def test_an_anneal_that_loses_the_target_is_done_again(tmp_path: Path) -> None:
-    trainer = start(tmp_path, train__checkpoint_every=5)
+    trainer = start_at(tmp_path, 33, train__checkpoint_every=5)
     spoil(trainer, at=38)
     summary = trainer.run()
     run = trainer.folder.path
@@ -357,11 +358,12 @@ def test_a_run_that_went_back_can_be_killed_and_resumed(
     changes: dict[str, Any] = {"train__skip_limit": 5, "train__checkpoint_every": 5}
     poison(monkeypatch, range(20, 25))
     whole = start(tmp_path, "whole", **changes)
-    keep_images(whole)
+    kills = 26, 33, 44
+    keep_images(whole, *kills)
     spoil_when_new(whole)
     whole.run()
     assert returns(whole.folder.path) == [(25, 20), (40, 30)]
-    for at in (26, 33, 44):
+    for at in kills:
         shutil.copytree(tmp_path / str(at), tmp_path / f"died-at-{at}")
         again = start(tmp_path, f"died-at-{at}", "resume", **changes)
         spoil_when_new(again)

@@ -23,7 +23,17 @@ from gaugelasso.training.reference_file import load_reference
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command
 from tests.tiny import tiny, write_tiny
-from tests.tiny_runs import Stop, assert_same_run, contents, newest, read, rows, sign, stop_at
+from tests.tiny_runs import (
+    Stop,
+    assert_same_run,
+    contents,
+    keep_images,
+    newest,
+    read,
+    rows,
+    sign,
+    stop_at,
+)
 
 QUICK: dict[str, Any] = {"compress__interval": 2, "compress__trust": 6.0, "train__steps": 40}
 LONGER = {**QUICK, "train__steps": 60}  # a work target is met later than a metric
@@ -31,10 +41,19 @@ WORK = TargetConfig(fma=300.0)
 METRIC = TargetConfig(metric=0.3)
 
 
+# For runs that reach no target, however long they are.
+BRIEF = {**QUICK, "train__steps": 20, "train__cooldown": 5, "train__warmup": 2}
+KILLED = 26  # behind a checkpoint
+
+
 def start(
-    folder: Path, target: TargetConfig, name: str = "run", existing: Existing = "refuse"
+    folder: Path,
+    target: TargetConfig,
+    name: str = "run",
+    existing: Existing = "refuse",
+    changes: dict[str, Any] | None = None,
 ) -> Trainer:
-    changes = LONGER if target.fma else QUICK
+    changes = changes or (LONGER if target.fma else QUICK)
     return Trainer(replace(tiny(folder, **changes), target=target), folder / name, existing)
 
 
@@ -45,6 +64,7 @@ def course_of(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def work_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = start(tmp_path_factory.mktemp("work"), WORK)
+    keep_images(trainer, KILLED)
     trainer.run()
     return trainer.folder.path
 
@@ -52,6 +72,7 @@ def work_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def metric_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = start(tmp_path_factory.mktemp("metric"), METRIC)
+    keep_images(trainer, KILLED)
     trainer.run()
     return trainer.folder.path
 
@@ -100,17 +121,18 @@ def test_the_metric_on_selection_data_decides(metric_run: Path) -> None:
 
 
 def test_a_metric_that_is_missed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TargetMissed, match=r"target\.metric = 1 was missed in 40 steps: accuracy"):
-        start(tmp_path, TargetConfig(metric=1.0)).run()
+    with pytest.raises(TargetMissed, match=r"target\.metric = 1 was missed in 20 steps: accuracy"):
+        start(tmp_path, TargetConfig(metric=1.0), changes=BRIEF).run()
     summary = read(tmp_path / "run" / "summary.json")
     assert summary["held"] is False
     _, sentence = verdict([load_run(tmp_path / "run")])
     assert "on selection data, which misses the target of 100.000%" in sentence
 
 
-def assert_a_spoiled_end_gives_way(folder: Path, target: TargetConfig) -> None:
+def assert_a_spoiled_end_gives_way(run: Path, folder: Path) -> None:
     """The weights are spoiled in the last step: the run ends on an earlier state that held."""
-    trainer = start(folder, target)
+    shutil.copytree(run.with_name(str(KILLED)), folder / "run")
+    trainer = start(folder, run_config(run).target, existing="resume")
     take = trainer._step
 
     def one() -> Any:
@@ -126,8 +148,10 @@ def assert_a_spoiled_end_gives_way(folder: Path, target: TargetConfig) -> None:
     assert rows(folder / "run", "events.jsonl")[-1]["returned_to"] == summary["held_step"]
 
 
-def test_a_final_model_that_misses_the_metric_gives_way_to_one_that_met_it(tmp_path: Path) -> None:
-    assert_a_spoiled_end_gives_way(tmp_path, METRIC)
+def test_a_final_model_that_misses_the_metric_gives_way_to_one_that_met_it(
+    metric_run: Path, tmp_path: Path
+) -> None:
+    assert_a_spoiled_end_gives_way(metric_run, tmp_path)
 
 
 def test_damaged_pairs_are_not_resumed(metric_run: Path, tmp_path: Path) -> None:
@@ -151,10 +175,8 @@ def run(request: pytest.FixtureRequest) -> Path:
 
 
 def test_a_killed_run_goes_on_to_the_last_bit(run: Path, tmp_path: Path) -> None:
-    target = run_config(run).target
-    stop_at(start(tmp_path, target), 8)
-    stop_at(start(tmp_path, target, existing="resume"), 26)
-    start(tmp_path, target, existing="resume").run()
+    shutil.copytree(run.with_name(str(KILLED)), tmp_path / "run")
+    start(tmp_path, run_config(run).target, existing="resume").run()
     assert_same_run(run, tmp_path / "run")
     assert course_of(run) == course_of(tmp_path / "run")
 
@@ -338,7 +360,7 @@ def test_a_reference_has_to_be_finished_and_above_zero(above_run: Path, tmp_path
 def test_a_trainer_needs_the_loss_of_the_full_model(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"target\.above_full needs the loss of the full model"):
         start(tmp_path, ABOVE)
-    trainer = start(tmp_path, replace(ABOVE, reference_loss=2.0))
+    trainer = start(tmp_path, replace(ABOVE, reference_loss=2.0), changes=BRIEF)
     summary = run_to_end(trainer)
     assert summary["loss_target"] == pytest.approx(2.1)
     assert summary["reference"]["named"] == "named 2.1 = 1.05 x 2, given"
@@ -346,7 +368,7 @@ def test_a_trainer_needs_the_loss_of_the_full_model(tmp_path: Path) -> None:
 
 def test_the_command_tells_of_the_reference(tmp_path: Path, gaugelasso: Command) -> None:
     path = write_tiny(tmp_path)
-    words = [f"{key.replace('__', '.')}={value}" for key, value in QUICK.items()]
+    words = [f"{key.replace('__', '.')}={value}" for key, value in BRIEF.items()]
     words += ["target.hold=final", "target.above_full=1.0"]
     given = ["train", path, "--out", tmp_path / "run", *(w for c in words for w in ("--set", c))]
     code, out, error = gaugelasso(*given)
@@ -355,7 +377,7 @@ def test_the_command_tells_of_the_reference(tmp_path: Path, gaugelasso: Command)
     assert "named " in out
     code, out, _ = gaugelasso(*given, "--resume")
     assert "first the reference" not in out
-    assert "resuming after step 40" in out
+    assert "resuming after step 20" in out
     code, _, error = gaugelasso(*given)
     assert code == 2
     assert "already exists" in error
