@@ -6,6 +6,7 @@ and no worker starts before it.
 
 import compileall
 import contextlib
+import functools
 import gc
 import importlib
 import logging
@@ -114,6 +115,15 @@ def _known_commit() -> Iterator[None]:
 def _small_products() -> Iterator[None]:
     """A benchmark multiplies small matrices, too, to see how fast the machine is."""
     with mock.patch("gaugelasso.bench.stopwatch._SIZES", {"cuda": 64, "cpu": 64}):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_parser() -> Iterator[None]:
+    """The parser of all commands is built once, not in each call: it takes longer than most."""
+    import typer.main
+
+    with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
         yield
 
 
