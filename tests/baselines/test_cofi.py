@@ -119,16 +119,16 @@ def test_open_masks_change_nothing_and_cost_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "also"),
+    ("norm", "also", "kv_heads"),
     [
-        ("slow", None),
-        ("tied", None),
-        ("slow", "attention_bias"),
-        ("slow", "qk_norm"),
-        ("slow", "tied_head"),
+        ("slow", None, 2),
+        ("slow", None, 4),
+        ("tied", None, 2),
+        ("slow", "attention_bias", 2),
+        ("slow", "qk_norm", 4),
+        ("slow", "tied_head", 2),
     ],
 )
-@pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize(
     ("closed", "owner"),
     [

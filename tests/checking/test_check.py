@@ -48,7 +48,7 @@ class Net(Compressible):
 
 
 def report(model: Compressible, batch: Any = BATCH) -> CheckResult:
-    return gaugelasso.check(model, batch, steps=150)
+    return gaugelasso.check(model, batch, steps=60)
 
 
 def only_failure(model: Compressible, check: str) -> str:

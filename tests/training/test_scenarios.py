@@ -22,7 +22,7 @@ from tests.trust.traps import Signals
 
 # Seed -> how often its run goes back at least: else the scenarios would show little.
 # With and without a work target, checkpoints often and rarely, one to four steps without a loss.
-RETURNS = dict.fromkeys((8, 11), 1) | dict.fromkeys((1, 14), 2)
+RETURNS = {8: 1, 11: 1, 1: 2}
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def test_the_patient_is_well(patient: Patient, tmp_path: Path) -> None:
 
 def test_spoiled_checkpoints_are_refused(patient: Patient, tmp_path: Path, canary: Path) -> None:
     ring = patient.run / "checkpoints"
-    tried = list(mutants(ring / "step-00000020", ring / "step-00000010", often=2, most=2))
-    assert len(tried) > 250
+    tried = list(mutants(ring / "step-00000020", ring / "step-00000010", often=1, most=1))
+    assert len(tried) > 120
     met = {str(mutant): refusal(patient, mutant, tmp_path) for mutant in tried}
     assert {name: message for name, message in met.items() if message} == {}
     assert not canary.exists()
