@@ -16,7 +16,7 @@ from gaugelasso.compress.selection import Keeps, trim_to_work_target
 from gaugelasso.models import Transformer
 from gaugelasso.runs.reading import read_rows
 from tests.compress.small_compressor import FILTERS, SPEC, fade_, train
-from tests.tiny_runs import finish, read
+from tests.tiny_runs import finish, finished, read
 
 SITES = "D"
 
@@ -228,7 +228,7 @@ def test_a_state_that_is_loaded_presses_no_more_where_its_target_is_met() -> Non
 
 
 def test_a_run_ends_at_its_work_target(tmp_path: Path) -> None:
-    free, run = finish(tmp_path, "free"), finish(tmp_path, target__fma=450, train__saturation=7)
+    free, run = finished(tmp_path, "free"), finish(tmp_path, target__fma=450, train__saturation=7)
     passed = [event["fma"] for event in read_rows(free / "events.jsonl")]
     assert 450 not in passed
     below = next(fma for fma in passed if fma < 450)

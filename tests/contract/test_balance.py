@@ -162,8 +162,12 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
     assert all(math.isfinite(value) for c in factors.values() for value in c.tolist())
 
 
-@pytest.mark.parametrize(("clip", "rounded"), [(10.0, False), (1.05, True)])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "clip", "rounded"),
+    [(case, 10.0, False) for case in CASES]
+    + [(case, 1.05, True) for case in CASES if case.dropped],
+    ids=str,
+)
 def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
     case: Case, clip: float, rounded: bool
 ) -> None:

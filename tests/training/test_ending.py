@@ -33,7 +33,7 @@ LATE = 33  # a step of the tiny run after which something happens to its end
 
 def test_the_end_is_the_smallest_state_that_held(tmp_path: Path) -> None:
     """A run that cannot anneal has tried the last that held; as it was, it is still the one."""
-    for seed in (3, 5, 8):
+    for seed in (3, 8):
         changes = {"train__checkpoint_every": 5, "compress__trust": 1.2, "train__seed": seed}
         trainer = start(tmp_path, f"seed{seed}", **changes)
         spoil_ends(trainer)
@@ -172,7 +172,7 @@ def test_the_state_that_is_left_is_gone_before_the_other_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or going back would want the memory of two."""
-    trainer = start(tmp_path)
+    trainer = start_at(tmp_path, 18)
     left, alive, take = weakref.ref(trainer.compressor), [], trainer._step
 
     def one() -> Any:

@@ -31,6 +31,7 @@ from tests.tiny_runs import (
     read,
     rows,
     start,
+    start_at,
 )
 
 
@@ -168,7 +169,7 @@ def test_an_event_without_a_cut_leaves_the_captured_step_as_it_is(tmp_path: Path
 
 
 def test_without_a_probe_losses_are_not_known(tmp_path: Path) -> None:
-    run = finish(tmp_path, train__probe=False)
+    run = finished(tmp_path, train__probe=False)
     events = rows(run, "events.jsonl")
     assert events
     for event in events:
@@ -177,10 +178,9 @@ def test_without_a_probe_losses_are_not_known(tmp_path: Path) -> None:
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     """A probe that may hold back no drop only looks."""
-    seen, blind = (
-        finish(tmp_path, f"probe {on}", train__probe=on, compress__drop_tolerance=1e9)
-        for on in (True, False)
-    )
+    seen, blind = finished(tmp_path, "seen"), finished(tmp_path, "blind", train__probe=False)
+    assert read(seen / "config.json")["train"]["probe"]
+    assert read(seen / "config.json")["compress"]["drop_tolerance"] == 1e9
     assert rows(seen, "metrics.jsonl") == rows(blind, "metrics.jsonl")
 
 
@@ -411,7 +411,7 @@ def ruin(trainer: Trainer, at: int) -> None:
 @pytest.mark.parametrize("at", [20, 38, 40])
 def test_weights_that_are_no_numbers_never_reach_a_checkpoint(tmp_path: Path, at: int) -> None:
     """At a step that is saved, shortly before the end, at the end: the run goes back."""
-    trainer = start(tmp_path)
+    trainer = start_at(tmp_path, at - 3)
     ruin(trainer, at)
     summary = trainer.run()
     assert summary["returns"] == 1
