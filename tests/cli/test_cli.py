@@ -314,6 +314,7 @@ def test_info_shows_the_structure(gaugelasso: Command, run: Path) -> None:
         assert part in out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
     code, out, _ = gaugelasso("report", run)
     assert code == 0

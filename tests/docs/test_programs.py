@@ -53,7 +53,7 @@ def test_python_on_pages_compiles(block: Block) -> None:
 
 def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (block for block in blocks(README) if block.kind == "python")
-    text, steps = block.text.replace("steps=2000", "steps=40"), 40
+    text, steps = block.text.replace("steps=2000", "steps=20"), 20
     assert text != block.text
     generator = torch.Generator().manual_seed(0)
     batches = torch.randint(16, (steps, 2, 2, 16), generator=generator)
@@ -76,8 +76,8 @@ def test_the_program_on_the_serving_page_runs(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path) -> None:
     with pytest.warns(gaugelasso.TargetMissedWarning):  # too short to learn anything
-        compressor = example(path.stem).main(steps=40)
-    assert compressor.steps == 40
+        compressor = example(path.stem).main(steps=20)
+    assert compressor.steps == 20
     assert all(parameter.isfinite().all() for parameter in compressor.model.parameters())
 
 

@@ -19,7 +19,7 @@ from gaugelasso.tasks import Draw
 from gaugelasso.training.trainer import Trainer
 from tests.baselines.test_retrain import train_here
 from tests.command import Command, assert_user_error, run_process
-from tests.tiny_runs import assert_same_run, newest, read, rows, sign, stop_at
+from tests.tiny_runs import assert_same_run, keep_images, newest, read, rows, sign, stop_at
 
 
 def start(own: Path, name: str = "run", existing: Any = "refuse", **changes: str) -> Trainer:
@@ -69,15 +69,18 @@ def test_resume_is_bit_identical_from_another_directory(
         widths = "width = 8\nlayers = 1\nheads = 2\nd_k = 4\nd_v = 4\nd_f = 8"
         text = text.replace('module = "my_models.py:build"\nhidden = 24', widths)
         own.write_text(text)
-    whole = finish(own, "whole")
+    trainer = start(own, "whole")
+    keep_images(trainer, 27)
+    trainer.run()
+    whole = trainer.folder.path
     assert any(row["dropped"] for row in rows(whole, "events.jsonl"))
-    stop_at(start(own, "parts"), 27)
     forget_imports()
     monkeypatch.chdir("/")
-    start(own, "parts", "resume").run()
-    assert_same_run(whole, tmp_path / "runs" / "parts")
+    start(own, "27", "resume").run()
+    assert_same_run(whole, tmp_path / "runs" / "27")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_command_works(
     gaugelasso: Command, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from gaugelasso.training.evaluation import evaluate, predictor
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command
 from tests.tasks.prose import PROSE, write
-from tests.tiny_runs import assert_same_run, contents, read, stop_at
+from tests.tiny_runs import assert_same_run, contents, keep_images, read, stop_at
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -225,16 +225,17 @@ def test_the_report_shows_the_figures(run: Path) -> None:
 
 def test_a_resumed_run_continues_at_its_position(tmp_path: Path) -> None:
     config = tiny(write(tmp_path / "a.txt"))
-    Trainer(config, tmp_path / "whole").run()
-    stop_at(Trainer(config, tmp_path / "died"), 23)
-    Trainer(tiny(tmp_path / "a.txt"), tmp_path / "died", "resume").run()
-    assert_same_run(tmp_path / "whole", tmp_path / "died")
+    whole = Trainer(config, tmp_path / "whole")
+    keep_images(whole, 23)
+    whole.run()
+    Trainer(tiny(tmp_path / "a.txt"), tmp_path / "23", "resume").run()
+    assert_same_run(tmp_path / "whole", tmp_path / "23")
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])
 def test_resuming_needs_the_text_of_the_first_start(tmp_path: Path, part: str) -> None:
     path = write(tmp_path / "a.txt")
-    stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
+    stop_at(Trainer(tiny(path), tmp_path / "run"), 12)
     before, data = contents(tmp_path / "run"), path.read_bytes()
     at = 99 if part == "training" else len(data) - 99
     path.write_bytes(data[:at] + b"#" + data[at + 1 :])
@@ -248,7 +249,7 @@ def test_resuming_needs_the_text_of_the_first_start(tmp_path: Path, part: str) -
 def test_a_run_without_fingerprints_can_be_resumed(tmp_path: Path) -> None:
     """Earlier versions stored none."""
     path = write(tmp_path / "a.txt")
-    stop_at(Trainer(tiny(path), tmp_path / "run"), 23)
+    stop_at(Trainer(tiny(path), tmp_path / "run"), 12)
     initial = read(tmp_path / "run" / "initial.json")
     assert initial.pop("data")
     (tmp_path / "run" / "initial.json").write_text(json.dumps(initial))

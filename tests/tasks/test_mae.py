@@ -153,6 +153,7 @@ def test_a_model_without_positions_is_rejected(
     assert_user_error(answer, "set model.positions = true and model.rope = false")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_ends_with_examples_that_the_report_shows(tmp_path: Path) -> None:
     summary = Trainer(tiny(), tmp_path / "run").run()
     assert summary["metric"] == {"name": "masked_mse", "value": summary["loss"]}

@@ -1,5 +1,6 @@
 """A run of a model whose token table is also its head: cut, stopped, resumed and reported."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from gaugelasso.runs.folder import Existing
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command
 from tests.tiny import TIED
-from tests.tiny_runs import assert_same_run, final_tensors, outcome, read, rows, stop_at
+from tests.tiny_runs import assert_same_run, final_tensors, keep_images, outcome, read, rows
 
 
 def start(folder: Path, name: str, existing: Existing = "refuse") -> Trainer:
@@ -23,6 +24,7 @@ def start(folder: Path, name: str, existing: Existing = "refuse") -> Trainer:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = start(tmp_path_factory.mktemp("tied"), "run")
+    keep_images(trainer, 23)
     trainer.run()
     return trainer.folder.path
 
@@ -44,7 +46,7 @@ def test_the_table_is_one_parameter_that_is_cut_and_stays_tied(run: Path) -> Non
 
 
 def test_a_run_that_was_killed_comes_to_the_same_end(run: Path, tmp_path: Path) -> None:
-    stop_at(start(tmp_path, "run"), 23)
+    shutil.copytree(run.with_name("23"), tmp_path / "run")
     assert any(event["dropped"] for event in rows(tmp_path / "run", "events.jsonl"))
     start(tmp_path, "run", "resume").run()
     assert_same_run(run, tmp_path / "run")
