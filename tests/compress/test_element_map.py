@@ -13,7 +13,7 @@ from gaugelasso.compress.flat_optimizer import StateVector
 from gaugelasso.compress.gauge import Balance
 from gaugelasso.compress.groups import Groups, weighed_with_riders
 from gaugelasso.compress.penalty import Penalty
-from tests.contract.models import CASES, Case, make
+from tests.contract.models import WHOLE, Case, make
 from tests.test_golden import CURVES, curve
 from tests.toys import exact, gaussian, pairs
 
@@ -42,7 +42,7 @@ def results(case: Case) -> dict[str, torch.Tensor]:
     return found | {"weight": weight, "state": state.values, **dict(model.named_buffers())}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_both_forms_agree(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = results(case)
     monkeypatch.setattr(element_map, "MOST_STORED", 0)

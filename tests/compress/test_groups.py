@@ -7,11 +7,11 @@ from gaugelasso.axes import named_tensors, width
 from gaugelasso.compress import reference
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.groups import Groups, waves
-from tests.contract.models import CASES, Case, make
+from tests.contract.models import WHOLE, Case, make
 from tests.toys import chain, gaussian, pairs
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_sums_and_counts_are_those_of_the_slots(case: Case) -> None:
     model = make(case)
     table = model.axis_table()
@@ -47,6 +47,6 @@ def test_axes_that_share_no_tensor_are_one_wave() -> None:
 
 
 def test_the_number_of_waves_does_not_grow_with_depth() -> None:
-    table = make(CASES[0]).axis_table()
+    table = make(WHOLE[0]).axis_table()
     kinds = [{axis.kind for axis in wave} for wave in waves(table)]
     assert kinds == [{"d_e", "d_ai", "d_mi", "d_c"}, {"d_k", "d_v", "d_f"}, {"d_ao", "d_mo"}, {"D"}]

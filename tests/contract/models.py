@@ -199,6 +199,11 @@ CASES = [
 # For what only the built-in transformer has, such as a spec.
 TRANSFORMERS = [case for case in CASES if case.row.inputs is transformer_inputs]
 
+# For tests of whole models: after drops one has all that it had at birth, in unequal sizes. One of
+# each kind of stream and head is tested at birth too, and all of them in tests of every axis.
+AT_BIRTH = ("rope", "bert", "tied_head", "perceptron", "encoder")
+WHOLE = [case for case in CASES if case.dropped or case.row.name in AT_BIRTH]
+
 # For tests of every axis: a second seed would add nothing but sizes.
 FIRST = [case for case in CASES if case.seed == SEEDS[0]]
 

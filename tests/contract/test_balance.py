@@ -13,8 +13,8 @@ from gaugelasso.compress.gauge_factors import power_of_two
 from gaugelasso.compress.groups import Groups
 from gaugelasso.compress.optim import CoupledOptimizer
 from tests.contract.models import (
-    CASES,
     FIRST,
+    WHOLE,
     Case,
     axis_names,
     difference,
@@ -42,7 +42,7 @@ def test_rescaling_one_axis_changes_no_output(case: Case) -> None:
         assert difference(output(model, case), before) < 1e-10, axis.name
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_balance_changes_no_output(case: Case) -> None:
     """By powers of two not in a single bit."""
     for rounded in (False, True):
@@ -95,7 +95,7 @@ def test_the_nearest_power_of_two() -> None:
     assert bool(((near / x).log2().abs() <= 0.5 + 1e-12).all())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if has_norms(case)], ids=str)
+@pytest.mark.parametrize("case", [case for case in WHOLE if has_norms(case)], ids=str)
 def test_an_anchor_changes_no_output(case: Case) -> None:
     """A normaliser with an eps is left alone: its level cannot be changed exactly."""
     model = make(case)
@@ -111,7 +111,7 @@ def test_an_anchor_changes_no_output(case: Case) -> None:
     assert difference(output(model, case), before) < 1e-10
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_each_sweep_is_clipped(case: Case) -> None:
     model = make(case)
     tensors = named_tensors(model)
@@ -121,7 +121,7 @@ def test_each_sweep_is_clipped(case: Case) -> None:
     assert torch.equal(factors[axis.name], torch.full_like(factors[axis.name], 1 / 64))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_gradient_follows_balance_as_momentum_does(case: Case) -> None:
     model = make(case)
     tensors = named_tensors(model)
@@ -138,7 +138,7 @@ def test_gradient_follows_balance_as_momentum_does(case: Case) -> None:
         assert difference(second[name], parameter.grad.square()) < 1e-9
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if has_norms(case)], ids=str)
+@pytest.mark.parametrize("case", [case for case in WHOLE if has_norms(case)], ids=str)
 def test_energy_follows_the_stream(case: Case) -> None:
     """The stored input energy is the rescaled stream's own, so the slow norm stays informed."""
     model = make(case).train()
@@ -153,7 +153,7 @@ def test_energy_follows_the_stream(case: Case) -> None:
 
 @pytest.mark.parametrize("dead", ["side_a", "side_b"])
 def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
-    model = make(CASES[0])
+    model = make(WHOLE[0])
     tensors, axis = named_tensors(model), model.axis_table().axes[0]
     for slot in getattr(axis, dead):
         tensors[slot.tensor].detach().select(slot.dim, 0).zero_()
@@ -164,8 +164,8 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "clip", "rounded"),
-    [(case, 10.0, False) for case in CASES]
-    + [(case, 1.05, True) for case in CASES if case.dropped],
+    [(case, 10.0, False) for case in WHOLE]
+    + [(case, 1.05, True) for case in WHOLE if case.dropped],
     ids=str,
 )
 def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
@@ -206,7 +206,7 @@ def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
             assert difference(got[name].double(), tensor.double()) < 1e-12, name
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
     """The factors that a sweep returns, applied one axis at a time, give the same tensors."""
     one, flat = make(case), make(case)
@@ -226,7 +226,7 @@ def test_a_flat_sweep_is_a_rescale_of_every_axis(case: Case) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("case", [case for case in CASES if has_norms(case)], ids=str)
+@pytest.mark.parametrize("case", [case for case in WHOLE if has_norms(case)], ids=str)
 def test_slow_weights_of_all_normalisers_follow_as_each_would(case: Case, rate: float) -> None:
     one, flat = make(case), make(case)
     table, tensors = table_of(case), named_tensors(one)
@@ -273,7 +273,7 @@ def test_trained_riders_follow_a_flat_sweep() -> None:
 
 @pytest.mark.parametrize("dead", ["side_a", "side_b"])
 def test_a_flat_sweep_leaves_an_index_with_a_zero_side_alone(dead: str) -> None:
-    model = make(CASES[0])
+    model = make(WHOLE[0])
     table = model.axis_table()
     store = FlatStore(model, table)
     tensors, axis = named_tensors(model), table.axes[0]

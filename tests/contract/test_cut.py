@@ -14,8 +14,8 @@ from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.optim import CoupledOptimizer
 from gaugelasso.compress.surgery import cut_, kept_elements, snapshot_modules
 from tests.contract.models import (
-    CASES,
     FIRST,
+    WHOLE,
     Case,
     axis_names,
     difference,
@@ -62,7 +62,7 @@ def test_dropping_zeroed_indices_of_one_axis_changes_no_output(case: Case) -> No
         assert difference(output(model, case), before) < 1e-10, name
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_dropping_zeroed_indices_of_all_axes_changes_no_output(case: Case) -> None:
     model = make(case)
     decision = random_decision(model, torch.Generator().manual_seed(5), removed=1)
@@ -74,7 +74,7 @@ def test_dropping_zeroed_indices_of_all_axes_changes_no_output(case: Case) -> No
 
 @pytest.mark.parametrize(
     ("case", "multiple"),
-    [(case, 2) for case in CASES] + [(case, n) for case in CASES if case.dropped for n in (1, 4)],
+    [(case, 2) for case in WHOLE] + [(case, n) for case in WHOLE if case.dropped for n in (1, 4)],
     ids=str,
 )
 def test_widths_go_down_in_multiples(case: Case, multiple: int) -> None:
@@ -221,7 +221,7 @@ def operate(model: Compressible, optimizer: CoupledOptimizer, decision: Decision
     return kept
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_surgery_and_an_elementwise_step_commute(case: Case) -> None:
     generator = torch.Generator().manual_seed(4)
     (model, early), (other_model, late) = trained(case), trained(case)
@@ -242,7 +242,7 @@ def test_surgery_and_an_elementwise_step_commute(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [(case, "adam") for case in CASES] + [(case, "muon") for case in CASES if case.dropped],
+    [(case, "adam") for case in WHOLE] + [(case, "muon") for case in WHOLE if case.dropped],
     ids=str,
 )
 def test_weights_and_state_are_slices_of_the_old(case: Case, kind: str) -> None:
@@ -259,7 +259,7 @@ def test_weights_and_state_are_slices_of_the_old(case: Case, kind: str) -> None:
             assert torch.equal(tensor, sliced(old[what][name], name, table, decision.keeps))
 
 
-@pytest.mark.parametrize("case", list(filter(is_linked, CASES)), ids=str)
+@pytest.mark.parametrize("case", list(filter(is_linked, WHOLE)), ids=str)
 def test_sites_keep_their_names_through_a_cut(case: Case) -> None:
     """A position that survives stands at the site it stood at, by the number at birth."""
     model = make(case)
@@ -277,7 +277,7 @@ def test_sites_keep_their_names_through_a_cut(case: Case) -> None:
         )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_after_surgery_every_parameter_lives_in_the_store_and_is_trained(case: Case) -> None:
     model = make(case)
     compressor = Compressor(model, 0.0, CompressorOptions(lr=1e-3))
@@ -302,7 +302,7 @@ def test_after_surgery_every_parameter_lives_in_the_store_and_is_trained(case: C
         assert parameter.detach().norm() < old[name].norm(), name
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_structure_rebuilds_the_same_model(case: Case) -> None:
     model = make(case)
     decision = random_decision(model, torch.Generator().manual_seed(2), removed=1)

@@ -10,7 +10,7 @@ from gaugelasso.compress import reference
 from gaugelasso.compress.flat import FlatStore
 from gaugelasso.compress.penalty import Penalty
 from gaugelasso.compress.pricing import ACCOUNTINGS, prices
-from tests.contract.models import CASES, Case, difference, make
+from tests.contract.models import WHOLE, Case, difference, make
 
 
 def slices(axis: Axis, slots: tuple[Slot, ...], tensors: Tensors) -> list[list[torch.Tensor]]:
@@ -24,7 +24,7 @@ def slices(axis: Axis, slots: tuple[Slot, ...], tensors: Tensors) -> list[list[t
     return parts
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_norms_and_strengths_are_those_of_the_slices(case: Case) -> None:
     model = make(case)
     table = model.axis_table()
@@ -48,7 +48,7 @@ def test_norms_and_strengths_are_those_of_the_slices(case: Case) -> None:
                 assert penalty.strength[span][j].item() == pytest.approx(strength, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_gradient_is_that_of_the_summed_norms(case: Case) -> None:
     model = make(case)
     table, tensors = model.axis_table(), named_tensors(model)
