@@ -39,7 +39,9 @@ def test_outputs_are_the_trained_models(case: Case) -> None:
     model = make(case)
     inputs = inputs_of(case, model)
     whole = model(inputs)
-    for form, dtype in itertools.product(FORMS, (torch.float64, torch.float32)):
+    # Rounding is that of the products, which cut models have too.
+    dtypes = (torch.float64, torch.float32) if case.dropped else (torch.float64,)
+    for form, dtype in itertools.product(FORMS, dtypes):
         served = InferenceModel(model, dtype=dtype, forms=form)
         assert served.dtype == dtype
         assert deviation(served(inputs), whole) < WITHIN[dtype], form
