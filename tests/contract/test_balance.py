@@ -164,8 +164,7 @@ def test_an_index_with_a_zero_side_is_left_alone(dead: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "clip", "rounded"),
-    [(case, 10.0, False) for case in WHOLE]
-    + [(case, 2.5, True) for case in WHOLE if case.dropped],
+    [(case, 10.0, False) for case in WHOLE] + [(case, 2.5, True) for case in WHOLE if case.dropped],
     ids=str,
 )
 def test_flat_sweeps_and_anchors_are_those_of_one_axis_after_another(
