@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_text_shorter_than_a_window_is_measured(tmp_path: Path) -> None:
         ({"masked": 0.0}, "task.masked = 0.0: must be a share of the tokens"),
         ({"masked": 1.0}, "task.masked = 1.0: must be a share"),
         ({"mask": 60}, "task.mask = 60: must be a token of the vocabulary, 0 to 59"),
-        ({"mask": -2}, "task.mask = -2"),
+        ({"mask": -2}, "task.mask = -2: must be the number of a token, or -1 for that of"),
         ({"mask": -1}, "the mask token is not known"),
     ],
 )
@@ -172,6 +173,15 @@ def test_a_tokenizer_without_a_mask_token_is_refused(task: MaskedTokens, tmp_pat
     assert named.mask_token == named.reader.inner.token_to_id("<|end|>")
     assert named.ends == ()
     assert named.window == 8
+
+
+def test_a_mask_token_that_the_tokenizer_does_not_have_is_refused(task: MaskedTokens) -> None:
+    """The vocabulary is the tokenizer's, which is not read before the data are."""
+    size = task.reader.size
+    last, beyond = (replace(task, mask=number) for number in (size - 1, size))
+    assert last.stored_data()["special tokens"].tolist() == [size - 1, FIRST, LAST]
+    with pytest.raises(UserError, match=f"task.mask = {size}: must be .*, 0 to {size - 1}, or -1"):
+        beyond.stored_data()
 
 
 def test_a_window_without_room_is_refused(task: MaskedTokens) -> None:

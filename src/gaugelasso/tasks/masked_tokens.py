@@ -45,15 +45,24 @@ class MaskedTokens(TokenText):
             raise UserError(
                 f"task.masked = {self.masked}: must be a share of the tokens, above 0 and below 1"
             )
-        if self.mask < -1 or 0 < self.vocabulary <= self.mask:
+        if self.mask < -1:
             raise UserError(
-                f"task.mask = {self.mask}: must be a token of the vocabulary, 0 to "
-                f"{self.vocabulary - 1}, or -1 for that of the tokenizer"
+                f"task.mask = {self.mask}: must be the number of a token, or -1 for that of the "
+                "tokenizer"
             )
+        if self.vocabulary:
+            self._check_mask(self.vocabulary)
         if self.mask < 0 and not self.tokenizer:
             raise UserError(
                 "task.tokenizer is empty, so the mask token is not known; give a tokenizer, or the "
                 "number of the mask token in task.mask"
+            )
+
+    def _check_mask(self, tokens: int) -> None:
+        if self.mask >= tokens:
+            raise UserError(
+                f"task.mask = {self.mask}: must be a token of the vocabulary, 0 to {tokens - 1}, "
+                "or -1 for that of the tokenizer"
             )
 
     # --- special tokens ---------------------------------------------------------------
@@ -64,8 +73,11 @@ class MaskedTokens(TokenText):
 
     @functools.cached_property
     def mask_token(self) -> int:
-        """UserError if neither task.mask nor the tokenizer names one."""
-        found = self.mask if self.mask >= 0 else self._special("mask_token", "[MASK]", "<mask>")
+        """UserError if neither task.mask nor the tokenizer names one of the vocabulary."""
+        if self.mask >= 0:
+            self._check_mask(self.inputs)
+            return self.mask
+        found = self._special("mask_token", "[MASK]", "<mask>")
         if found is None:
             raise UserError(
                 f"task.tokenizer = {self.tokenizer!r} has no mask token; give the tokenizer of an "
