@@ -109,7 +109,8 @@ def test_figures_are_those_of_the_chosen_tokens(tmp_path: Path) -> None:
         """Likes the token that stands there: right where a chosen one was kept."""
         return 3.0 * F.one_hot(inputs, 60).float()
 
-    number = (len(task.part(TEST)) - 1) // 40
+    assert len(task.part(TEST)) % 40 == 0
+    number = task.whole_windows(TEST)
     inputs, targets = task.batch(number, Draw(0, 0, TEST), "cpu")
     chosen = targets != NO_TARGET
     loss = float(F.cross_entropy(predict(inputs)[chosen], targets[chosen]))
@@ -141,6 +142,30 @@ def test_a_text_shorter_than_a_window_is_measured(tmp_path: Path) -> None:
     figures = task.text_figures(predict, "cpu", most=100)
     assert sizes == [(1, 100)]
     assert figures["loss"] == pytest.approx(math.log(60), rel=1e-5)
+
+
+def test_of_a_text_every_token_is_read_once(tmp_path: Path) -> None:
+    task = array_task(tmp_path, length=64, masked=0.01)
+    text = torch.from_numpy(np.load(tmp_path / "ids.npy"))
+    read: list[Tensor] = []
+
+    def predict(inputs: Tensor) -> Tensor:
+        read.append(inputs)
+        return torch.zeros(*inputs.shape, 60)
+
+    for most in (1000, 40 * 64, 0):
+        read.clear()
+        task.text_figures(predict, "cpu", most)
+        seen = torch.cat([inputs.flatten() for inputs in read])
+        assert len(seen) == (most or len(text))
+        # But for the one token that is hidden in each window.
+        assert (seen != text[: len(seen)]).sum() <= math.ceil(len(seen) / 64)
+    # Also of the held-out halves; that for selection has whole windows.
+    for stream, rest in ((TEST, 32), (SELECTION, 0)):
+        read.clear()
+        task.whole_figures(predict, 1, "cpu", stream)
+        assert sum(inputs.numel() for inputs in read) == len(task.part(stream))
+        assert len(task.part(stream)) % 64 == rest
 
 
 # --- what is refused -----------------------------------------------------------------------

@@ -147,8 +147,7 @@ def _choose_rest_(train: dict[str, Any], found: Plan) -> None:
     steps = train.setdefault("steps", min(max(one_pass, _LEAST_STEPS), _MOST_STEPS))
     train.setdefault("eval_every", max(1, steps // _EVALUATIONS))
     # Held-out batches start again after the last window: more would measure the same again.
-    windows = (len(task.part(SELECTION)) - 1) // task.window
-    batches = math.ceil(windows / batch)
+    batches = math.ceil(task.whole_windows(SELECTION) / batch)
     train.setdefault("eval_batches", min(batches, _EVALUATED))
     train.setdefault("final_batches", min(batches, _EVALUATED_LAST))
 

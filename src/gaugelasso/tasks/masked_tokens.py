@@ -1,7 +1,7 @@
 """Masked language model: predict some tokens of a text from all others, as BERT is trained.
 
-A share of the tokens of a window is chosen. Of these 80% become the mask token, 10% any token, and
-10% stay as they are. The loss is in nats per chosen token, the metric in bits. A window begins and
+A share of the tokens of a window is chosen. Most of these become the mask token, some any token, and
+some stay as they are. The loss is in nats per chosen token, the metric in bits. A window begins and
 ends with the tokens that the tokenizer has for that. Special tokens are chosen last.
 
 The choice in a training batch depends on its draw. In a held-out window it depends on the number of
@@ -10,6 +10,7 @@ the window alone, so all runs and batch sizes are measured on the same choice.
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,8 @@ class MaskedTokens(TokenText):
     causal: ClassVar[bool] = False
     # Bits are counted by token, so that WordPiece will do, which changes the text.
     exact: ClassVar[bool] = False
+    # All targets stand in the window.
+    after: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,16 +125,18 @@ class MaskedTokens(TokenText):
     def batch(self, size: int, draw: Draw, device: str) -> tuple[Tensor, Tensor]:
         """Inputs, and targets with NO_TARGET for tokens that were not chosen: [B, S] each."""
         part = self.part(draw.stream)
+        if draw.held_out:
+            # Starts again from the first window after the last.
+            numbers = (draw.index * size + np.arange(size)) % self.whole_windows(draw.stream)
+            return self._held_out(part, numbers, self.window, device)
         rows = windows.drawn(part, size, draw, self.window)[:, :-1]
-        if not draw.held_out:
-            return self._to_device(*self._hide(rows, np.random.default_rng(draw.seed)), device)
-        numbers = draw.index * size + np.arange(size)
-        return self._held_out(rows, numbers % ((len(part) - 1) // self.window), device)
+        return self._to_device(*self._hide(rows, np.random.default_rng(draw.seed)), device)
 
     def _held_out(
-        self, rows: np.ndarray, numbers: np.ndarray, device: str
+        self, part: windows.Array, numbers: np.ndarray, width: int, device: str
     ) -> tuple[Tensor, Tensor]:
-        """Windows [B, w] with these numbers."""
+        """The windows with these numbers, of each its first `width` tokens."""
+        rows = part[self.window * numbers[:, None] + np.arange(width)]
         pairs = [
             self._hide(row[None], np.random.default_rng(int(number)))
             for row, number in zip(rows, numbers, strict=True)
@@ -173,14 +178,10 @@ class MaskedTokens(TokenText):
         return self.loss(outputs, targets) / math.log(2)
 
     def _figures(self, part: windows.Array, predict: Predict, device: str) -> dict[str, float]:
-        """Figures of whole windows; of a text that is shorter than one, of all but a token."""
-        width = min(self.window, len(part) - 1)
-        number = (len(part) - 1) // width
+        """Figures of the chosen tokens; every token is read once."""
         sums = torch.zeros(3, device=device, dtype=torch.float64)
-        for first in range(0, number, self.at_once):
-            numbers = np.arange(first, min(first + self.at_once, number))
-            rows = part[width * numbers[:, None] + np.arange(width)]
-            inputs, targets = self._held_out(rows, numbers, device)
+        for numbers, width in self._batches(len(part)):
+            inputs, targets = self._held_out(part, numbers, width, device)
             outputs = predict(inputs)
             counted = (targets != kernels.NO_TARGET).sum()
             right = (outputs.argmax(-1) == targets).sum()
@@ -193,3 +194,11 @@ class MaskedTokens(TokenText):
             "accuracy": right / counted,
             "perplexity per masked token": math.exp(min(loss, 700.0)),
         }
+
+    def _batches(self, tokens: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Numbers and width of windows: whole ones, and last what remains, as one of its own."""
+        whole, rest = divmod(tokens, self.window)
+        for first in range(0, whole, self.at_once):
+            yield np.arange(first, min(first + self.at_once, whole)), self.window
+        if rest:
+            yield np.array([whole]), rest

@@ -46,6 +46,8 @@ class TokenText:
     has_end: ClassVar[bool] = True
     # Whether the tokens of a text must stand for all of its bytes.
     exact: ClassVar[bool] = True
+    # Tokens after a window that its targets need: the last target is the next token.
+    after: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= 2**20:
@@ -126,7 +128,11 @@ class TokenText:
 
     def part(self, stream: int) -> windows.Array:
         """The tokens that a stream reads; no two streams share one."""
-        return windows.part_of(*self.texts, stream, self.window)
+        return windows.part_of(*self.texts, stream, self.window, self.after)
+
+    def whole_windows(self, stream: int) -> int:
+        """Adjacent windows in the tokens of a stream."""
+        return (len(self.part(stream)) - self.after) // self.window
 
     def stored_data(self) -> dict[str, np.ndarray]:
         origins = self.path, self.valid or self.path
@@ -152,7 +158,7 @@ class TokenText:
     ) -> dict[str, float]:
         """Figures of the windows of the draws, each window once."""
         part = self.part(draws[0].stream)
-        return self._figures(part[: len(draws) * size * self.window + 1], predict, device)
+        return self._figures(part[: len(draws) * size * self.window + self.after], predict, device)
 
     def whole_figures(
         self, predict: Predict, size: int, device: str, stream: int = TEST
@@ -162,10 +168,10 @@ class TokenText:
 
     def text_figures(self, predict: Predict, device: str, most: int = 0) -> dict[str, float]:
         """Figures of all of `path`, which is not split, or of its first `most` tokens."""
-        part = self._all(self.path, "task.path")
-        if len(part) < 2:
-            raise UserError(f"{self.path!r} has {len(part)} tokens; at least 2 are needed")
-        return self._figures(part[: most + 1] if most else part, predict, device)
+        part, least = self._all(self.path, "task.path"), 1 + self.after
+        if len(part) < least:
+            raise UserError(f"{self.path!r} has {len(part)} tokens; at least {least} are needed")
+        return self._figures(part[: most + self.after] if most else part, predict, device)
 
     def _figures(self, part: windows.Array, predict: Predict, device: str) -> dict[str, float]:
         """Loss, metric and further figures of a sequence, by its adjacent windows."""

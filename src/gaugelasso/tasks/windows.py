@@ -45,11 +45,13 @@ def check_long_enough(train: Array, valid: Array, length: int, unit: str,
             )
 
 
-def part_of(train: Array, valid: Array, stream: int, length: int) -> Array:
-    """What a stream reads; no two streams share an element."""
+def part_of(train: Array, valid: Array, stream: int, length: int, after: int = 1) -> Array:
+    """What a stream reads; no two streams share an element.
+
+    `after` is how many elements after a window its targets need.
+    """
     selection_windows = ((len(valid) - 1) // length - _GAP) // 2
-    # The last target of a window is the element after it.
-    selection = valid[: selection_windows * length + 1]
+    selection = valid[: selection_windows * length + after]
     test = valid[(selection_windows + _GAP) * length :]
     return {TRAINING: train, SELECTION: selection, TEST: test}[stream]
 
