@@ -215,6 +215,11 @@ def test_a_window_without_room_is_refused(task: MaskedTokens) -> None:
         short.part(TRAINING)
 
 
+def test_a_text_that_is_too_short_is_refused_with_the_length_as_given(task: MaskedTokens) -> None:
+    with pytest.raises(UserError, match=r"task\.length = 4000 needs at least 3,999: give more"):
+        replace(task, length=4000).part(TRAINING)
+
+
 # --- a run ---------------------------------------------------------------------------------
 
 RUN = """

@@ -29,13 +29,17 @@ _LEAST_WINDOWS, _GAP = 2, 1
 
 
 def check_long_enough(train: Array, valid: Array, length: int, unit: str,
-                      origins: tuple[str, str]) -> None:  # fmt: skip
-    """UserError unless both have enough windows; `unit` is what they are sequences of."""
+                      origins: tuple[str, str], window: int | None = None) -> None:  # fmt: skip
+    """UserError unless both have enough windows; `unit` is what they are sequences of.
+
+    `length` is task.length, and `window` what a window has of the sequence, if that is less.
+    """
+    window = length if window is None else window
     windows = 2 * _LEAST_WINDOWS + _GAP
     halves = f" ({_LEAST_WINDOWS} windows for selection and {_LEAST_WINDOWS} for the test)"
     for name, origin, part, least, why in (
-        ("training", origins[0], train, length + 1, ""),
-        ("validation", origins[1], valid, windows * length + 1, halves),
+        ("training", origins[0], train, window + 1, ""),
+        ("validation", origins[1], valid, windows * window + 1, halves),
     ):
         if len(part) < least:
             raise UserError(
