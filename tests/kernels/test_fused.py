@@ -164,14 +164,16 @@ def test_soft_cross_entropy(classes: int, feature_major: bool, dtype: torch.dtyp
     teacher[0] = float("-inf")  # a class, or all but the first of a token, that is impossible
     if not feature_major:
         teacher[0, 0] = 1.0
+    targets = draw_indices(classes, batch, length)
+    targets[:, ::3] = kernels.NO_TARGET
 
     def lay(logits: Tensor) -> Tensor:
         return (logits.T if feature_major else logits).view(batch, length, classes)
 
     def run(logits: Tensor, fused: bool) -> Tensor:
         if not fused:
-            return kernels.soft_cross_entropy(lay(logits), lay(teacher))
-        return entropy.SoftCrossEntropy.apply(lay(logits.to(dtype)), lay(teacher))
+            return kernels.soft_cross_entropy(lay(logits), lay(teacher), targets)
+        return entropy.SoftCrossEntropy.apply(lay(logits.to(dtype)), lay(teacher), targets)
 
     logits = [5 * draw(*shape)]
     compare(lambda z: run(z, False), lambda z: run(z, True), logits, TOLERANCE[dtype])
@@ -184,7 +186,11 @@ def test_soft_cross_entropy_ignores_what_both_exclude() -> None:
     expected = kernels.soft_cross_entropy(logits[..., kept], teacher[..., kept])
     with kernels.reference_kernels():
         assert torch.allclose(kernels.soft_cross_entropy(logits, teacher), expected)
-    assert torch.allclose(entropy.SoftCrossEntropy.apply(logits, teacher), expected)
+    found = entropy.SoftCrossEntropy.apply(logits, teacher)
+    assert torch.allclose(found, expected)
+    # Not a bit else where all positions have a target.
+    targets = draw_indices(5, 1, 3)
+    assert torch.equal(entropy.SoftCrossEntropy.apply(logits, teacher, targets), found)
     with pytest.raises(ValueError, match=r"\(1, 3, 5\) and \(1, 3, 4\)"):
         kernels.soft_cross_entropy(logits, teacher[..., kept])
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gaugelasso import kernels
 from gaugelasso.bench.measure import _step as measured_step
 from gaugelasso.bench.measure import work_per_token
 from gaugelasso.config import Config, load_config
@@ -125,7 +126,7 @@ def test_a_changed_model_is_drawn_back_to_the_original(
 
     def distance() -> torch.Tensor:
         outputs, loss = step.forward(step.inputs[0], step.targets[0])
-        return found.minimised(step.inputs[0], outputs, loss)
+        return found.minimised(step.inputs[0], step.targets[0], outputs, loss)
 
     before = distance()
     before.backward()
@@ -133,6 +134,35 @@ def test_a_changed_model_is_drawn_back_to_the_original(
         for parameter in step.model.parameters():
             parameter.sub_(0.01 * parameter.grad)
     assert distance().item() < before.item()
+
+
+def test_the_distance_counts_the_positions_that_the_loss_counts(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = step_of(config(home, monkeypatch, train__distill=1.0))
+    found = distillation_of(step.config, "cpu")
+    assert found is not None
+    inputs, targets = step.inputs[0], step.targets[0]
+    outputs = torch.randn(*inputs.shape, 300, generator=torch.manual_seed(0), requires_grad=True)
+
+    def distance(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value = found.minimised(inputs, targets, outputs, torch.zeros(()))
+        return value, *torch.autograd.grad(value, outputs)
+
+    wanted = step.model(inputs)
+    whole = kernels.soft_cross_entropy(outputs, wanted)
+    # Not a bit else where all positions have a target, or none is known.
+    for given in (targets, targets[:, :3].float()):
+        value, grad = distance(given)
+        assert torch.equal(value, whole)
+        assert torch.equal(grad, *torch.autograd.grad(whole, outputs, retain_graph=True))
+    few = targets.clone()
+    few[:, 3:] = kernels.NO_TARGET
+    value, grad = distance(few)
+    expected = kernels.soft_cross_entropy(outputs[:, :3], wanted[:, :3])
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(grad, *torch.autograd.grad(expected, outputs))
+    assert not grad[:, 3:].any()
 
 
 def test_a_teacher_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

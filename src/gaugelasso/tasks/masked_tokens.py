@@ -1,8 +1,8 @@
 """Masked language model: predict some tokens of a text from all others, as BERT is trained.
 
 A share of the tokens of a window is chosen. Most of these become the mask token, some any token,
-and some stay as they are. The loss is in nats per chosen token, the metric in bits. A window begins and
-ends with the tokens that the tokenizer has for that. Special tokens are chosen last.
+and some stay as they are. The loss is in nats per chosen token, the metric in bits. A window begins
+and ends with the tokens that the tokenizer has for that. Special tokens are chosen last.
 
 The choice in a training batch depends on its draw. In a held-out window it depends on the number of
 the window alone, so all runs and batch sizes are measured on the same choice.

@@ -17,8 +17,9 @@ from gaugelasso.training.evaluation import autocast
 class Distillation:
     """What is minimised: (1 - share) of the task's loss, and `share` of the distance to a teacher.
 
-    Over tokens that is the cross-entropy to the teacher's probabilities. Its least value is their
-    entropy, so it is of the size of the loss. Else it is the squared error to the teacher's values.
+    Over tokens that is the cross-entropy to the teacher's probabilities, at the positions that the
+    loss counts. Its least value is their entropy, so it is of the size of the loss. Else it is the
+    squared error to the teacher's values.
     """
 
     def __init__(self, teacher: nn.Module, over_tokens: bool, config: Config, device: str):
@@ -27,12 +28,15 @@ class Distillation:
         self._over_tokens = over_tokens
         self._config, self._device = config, device
 
-    def minimised(self, inputs: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
+    def minimised(self, inputs: Tensor, targets: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
         """From a batch, the outputs of the model, and the task's loss."""
         with torch.no_grad(), autocast(self._config, self._device):
             wanted = self._teacher(inputs)
         if self._over_tokens:
-            distance = kernels.soft_cross_entropy(outputs, wanted)
+            # A task of the user's own may have targets of another kind: then all positions count.
+            by_position = targets.shape == outputs.shape[:-1]
+            given = targets if by_position else None
+            distance = kernels.soft_cross_entropy(outputs, wanted, given)
         else:
             distance = F.mse_loss(outputs.float(), wanted.float())
         return (1 - self._share) * loss + self._share * distance

@@ -125,7 +125,7 @@ class TrainingStep:
         if self._distillation is None:
             return loss, loss
         with reference_kernels(not self.config.train.fused):
-            return loss, self._distillation.minimised(inputs, outputs, loss)
+            return loss, self._distillation.minimised(inputs, targets, outputs, loss)
 
     def gradients(self) -> None:
         """Forward and backward over the micro-batches; reads nothing back to the host."""

@@ -189,8 +189,9 @@ def _soft_join(sums, losses, lse, teacher_lse, N, parts, BN: tl.constexpr, BP: t
 
 
 @triton.jit
-def _soft_back(grad, logits, teacher, lse, teacher_lse, d_logits, N, classes, to_token, to_class,
-               from_token, from_class, BN: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+def _soft_back(grad, number, logits, teacher, targets, lse, teacher_lse, d_logits, N, classes,
+               to_token, to_class, from_token, from_class,
+               BN: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
     live = n < N
@@ -201,15 +202,20 @@ def _soft_back(grad, logits, teacher, lse, teacher_lse, d_logits, N, classes, to
     t = tl.load(there, mask=mask, other=float("-inf")).to(tl.float32)
     own = tl.exp(v - tl.load(lse + n, mask=live, other=0.0)[None, :])
     wanted = tl.exp(t - tl.load(teacher_lse + n, mask=live, other=0.0)[None, :])
-    share = tl.load(grad) / N
-    tl.store(d_logits + at, (share * (own - wanted)).to(d_logits.dtype.element_ty), mask=mask)
+    target = tl.load(targets + n, mask=live, other=_NO_TARGET)
+    share = tl.where(target != _NO_TARGET, tl.load(grad) / tl.load(number), 0.0)
+    d = share[None, :] * (own - wanted)
+    tl.store(d_logits + at, d.to(d_logits.dtype.element_ty), mask=mask)
 
 
 class SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, teacher):
+    def forward(ctx, logits, teacher, targets=None):
         flat, other = logits.flatten(0, 1), teacher.flatten(0, 1)
         N, classes = flat.shape
+        if targets is None:
+            targets = torch.zeros(N, device=logits.device, dtype=torch.long)
+        targets = targets.flatten().contiguous()
         parts, slice = _slices(classes)
         sums = torch.empty(5, parts, N, device=logits.device, dtype=torch.float32)
         losses, lse, wanted = torch.empty(3, N, device=logits.device, dtype=torch.float32)
@@ -217,17 +223,21 @@ class SoftCrossEntropy(torch.autograd.Function):
         blocks = triton.cdiv(N, BN)
         _soft_partial[(blocks, parts)](flat, other, sums, N, classes, slice, *strides, BN, BC)
         _soft_join[(blocks,)](sums, losses, lse, wanted, N, parts, BN, 16)
-        ctx.save_for_backward(flat, other, lse, wanted)
+        number = (targets != NO_TARGET).sum().float()
+        ctx.save_for_backward(flat, other, targets, lse, wanted, number)
         ctx.shape = logits.shape
-        return losses.mean()
+        # With all targets, times exactly one.
+        return losses.masked_fill(targets == NO_TARGET, 0.0).mean() * (N / number)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        flat, other, lse, wanted = ctx.saved_tensors
+        flat, other, targets, lse, wanted, number = ctx.saved_tensors
         N, classes = flat.shape
         d_flat = _laid_out_like(flat)
         grid = (triton.cdiv(N, BN), triton.cdiv(classes, BC))
         strides = *flat.stride(), *other.stride()
-        _soft_back[grid](grad, flat, other, lse, wanted, d_flat, N, classes, *strides, BN, BC)
-        return d_flat.view(ctx.shape), None
+        _soft_back[grid](
+            grad, number, flat, other, targets, lse, wanted, d_flat, N, classes, *strides, BN, BC
+        )
+        return d_flat.view(ctx.shape), None, None
