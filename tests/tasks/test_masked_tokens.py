@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
+from gaugelasso.files.tokenizer import load_tokenizer
+from gaugelasso.importing import import_model, is_causal, open_source
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.kernels import NO_TARGET
 from gaugelasso.runs.checkpoint import load_model
@@ -24,7 +27,7 @@ from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw, MaskedTokens
 from gaugelasso.training.trainer import Trainer
 from tests.command import Command, assert_user_error
 from tests.importing.bases import write_encoder
-from tests.importing.sources import gpt2
+from tests.importing.sources import gpt2, roberta
 from tests.tasks.tokenizers import WORDS, byte_level, save, word_piece
 from tests.tiny_runs import assert_same_run, outcome, read, stop_at
 
@@ -294,6 +297,49 @@ def test_the_task_and_the_model_must_fit(folder: Path, gaugelasso: Command) -> N
     assert_user_error(given, "'masked_tokens' one for encoders")
     given = gaugelasso("train", "run.toml", "--out", "other", "--set", "task.name=tokens")
     assert_user_error(given, "'tokens' is a task for causal models")
-    compress = ("compress", "base", "--data", "text.txt", "--above-original", "5%")
-    given = gaugelasso(*compress, "--out", "small", "--length", "12")
+    # A model without a head has hidden states as outputs.
+    with contextlib.redirect_stderr(io.StringIO()):
+        roberta(masked_lm=False, vocab_size=61, max_position_embeddings=16).save_pretrained("bare")
+    write_imported(Path("bare"), Path("headless"))
+    given = gaugelasso("train", "run.toml", "--out", "other", "--set", "task.mask=4",
+                       "--set", "model.from=headless")  # fmt: skip
+    assert_user_error(given, "its outputs is 64, and the task needs 61; give a model with a head")
+    # What an architecture says of a model is what the model is.
+    for name in ("causal", "bare", "base-source"):
+        assert is_causal(open_source(name)) == import_model(name).spec().causal
+    # Before anything is imported.
+    compress = ("compress", "base-source", "--data", "text.txt", "--above-original", "5%")
+    given = gaugelasso(*compress, "--out", "small", "--form", "hf")
     assert_user_error(given, "holds causal models, and the model is an encoder")
+    assert not Path("small").exists()
+
+
+def test_an_encoder_is_compressed(folder: Path, gaugelasso: Command) -> None:
+    """In the form that it has, with losses of masked tokens."""
+    Path("valid.txt").write_text(WORDS * 4)
+    reader = load_tokenizer(Path("base"))
+    counts = np.bincount(reader.encode([TEXT])[0], minlength=reader.size)
+    weights = load_file("base-source/model.safetensors")
+    # Knows little but how frequent each token is, which is more than a guess.
+    weights["cls.predictions.transform.LayerNorm.weight"] *= 0.1
+    weights["cls.predictions.bias"] = torch.from_numpy(counts + 0.1).log().float()
+    save_file(weights, "base-source/model.safetensors", {"format": "pt"})
+    texts = ("--data", "text.txt", "--valid", "valid.txt", "--above-original", "10%")
+    sizes = ("--length", "12", "--steps", "20", "--batch", "4", "--device", "cpu")
+    code, told, error = gaugelasso("compress", "base-source", *texts, *sizes, "--out", "small")
+    assert code == 0, error
+    assert {path.name for path in Path("small").iterdir()} == {
+        "base", "original.json", "config.toml", "run", "native",
+    }  # fmt: skip
+    loss = read(Path("small/original.json"))["selection"]["loss"]
+    assert f"original: {loss:.4f} nats per masked token, " in told
+    assert f"target: {1.1 * loss:.4f} nats per masked token = " in told
+    assert "│ nats per masked token │ " in told
+    assert "nats per token" not in told
+    original = read(Path("small/original.json"))
+    original["test"]["loss"] = 0.01
+    Path("small/original.json").write_text(json.dumps(original))
+    more = ("--out", "small", "--resume", "--form", "none")
+    given = gaugelasso("compress", "base-source", *texts, *sizes, *more)
+    assert_user_error(given, "nats per masked token on test data")
+    assert "gaugelasso export small/run --form native does so" in given[2]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from gaugelasso.cli.arguments import Changes, Device, choose_existing
-from gaugelasso.cli.compression_folder import Stages, opened
+from gaugelasso.cli.compression_folder import Stages, is_causal, opened
 from gaugelasso.cli.compression_original import Original, Result, measure_original, named_loss
 from gaugelasso.cli.compression_plan import (
     Plan,
@@ -39,7 +39,7 @@ from gaugelasso.signals import stop_requests
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.records import Progress
 
-_FORM, _NO_FORM = "hf", "none"
+_NO_FORM = "none"
 
 
 def compress(
@@ -70,9 +70,13 @@ def compress(
         ),
     ] = None,
     form: Annotated[
-        str,
-        typer.Option(metavar="|".join([*FORMS, _NO_FORM]), help="Form to export the result in."),
-    ] = _FORM,
+        str | None,
+        typer.Option(
+            metavar="|".join([*FORMS, _NO_FORM]),
+            help="Form to export the result in.",
+            show_default="hf, of an encoder native",
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -121,7 +125,10 @@ def compress(
     """
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
-    _check_form(form, changes)
+    causal = is_causal(model)
+    default = "hf" if causal else "native"
+    form = default if form is None else form
+    _check_form(form, causal, changes)
     if started_as()[1] > 1:
         raise UserError(
             "compress runs in one process; for several devices stop it once it trains, and start "
@@ -137,10 +144,10 @@ def compress(
     chosen, original = _measure_and_choose(stages, wanted, where, form)
     print_line(f"train: {chosen.describe()}")
     _train(stages, chosen, original, resume)
-    result = Result.load(original, stages.run)
+    result = Result.load(original, stages.run, chosen.task.loss_unit)
     render(result.table(), console)
     if result.above > share:
-        raise _missed(stages.run, result, share, form)
+        raise _missed(stages.run, result, share, default if form == _NO_FORM else form)
     if not result.summary["held"]:
         print_line(
             f"note: target.loss = {chosen.config.target.loss:g} follows from selection data. The "
@@ -151,12 +158,17 @@ def compress(
     print_line(f"folder: {out}")
 
 
-def _check_form(form: str, changes: Mapping[str, str]) -> None:
+def _check_form(form: str, causal: bool, changes: Mapping[str, str]) -> None:
     if form not in (*FORMS, _NO_FORM):
         raise UserError(
             f"--form {form!r} is unknown; choose one of: {', '.join([*FORMS, _NO_FORM])}"
         )
-    # Now, and not when it has been trained.
+    # Now, and not when it has been imported or trained.
+    if form == "hf" and not causal:
+        raise UserError(
+            f"--form {form} holds causal models, and the model is an encoder; choose --form onnx, "
+            "pt2 or native"
+        )
     if form in STOCK and changes.get("compress.shape", "").strip("'\"") != "llama":
         raise UserError(
             f"--form {form} holds models whose layers are alike; add --set compress.shape=llama, "
@@ -168,11 +180,6 @@ def _check_form(form: str, changes: Mapping[str, str]) -> None:
 def _check_family(form: str, chosen: Plan) -> None:
     model = chosen.config.model
     assert isinstance(model, BaseModel)
-    if form == "hf" and not model.base.spec.causal:
-        raise UserError(
-            f"--form {form} holds causal models, and the model is an encoder; choose --form onnx, "
-            "pt2 or native"
-        )
     if form in STOCK:
         check_like_llama(replace(model.base.spec, length=model.context), form, model.base.path)
 
@@ -193,10 +200,11 @@ def _measure_and_choose(
             check_same_plan(stages.config, chosen)
             return chosen, original
         original = measure_original(chosen, device)
-    print_line(f"original: {original}")
+    unit = chosen.task.loss_unit
+    print_line(f"original: {original.describe(unit)}")
     named = named_loss(original, wanted.share, chosen)
     origin = f"{1 + wanted.share:g} x {original.selection.loss:.6g}"
-    print_line(f"target: {named:.4f} nats per token = {origin}")
+    print_line(f"target: {named:.4f} {unit} = {origin}")
     chosen = chosen.with_target(named)
     original.save(stages.original)
     # Last: the stage is finished when config.toml is there.
@@ -232,7 +240,7 @@ def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
     def price(progress: Progress) -> str:
         bits, times = progress.row[progress.metric_name], progress.compression
         bought = f"{times:.2f}x less work" if times > 1 else "nothing yet"
-        # Bits per byte are proportional to the loss.
+        # Bits are proportional to the loss.
         paid = "not measured yet" if bits is None else f"{bits / original.during - 1:+.2%} loss"
         return f"bought: {bought}, price: {paid} (allowed {allowed:+.2%})"
 
@@ -240,10 +248,9 @@ def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
 
 
 def _missed(run: Path, result: Result, share: float, form: str) -> TargetMissed:
-    form = _FORM if form == _NO_FORM else form
     return TargetMissed(
         f"--above-original {share:.4g} was missed in {result.summary['steps']:,} steps: the result "
-        f"has {result.loss:.4f} nats per token on test data, {result.above:+.2%} beside the "
+        f"has {result.loss:.4f} {result.unit} on test data, {result.above:+.2%} beside the "
         f"original's {result.original.test.loss:.4f}. It is in {str(run)!r} and was not exported; "
         f"gaugelasso export {run} --form {form} does so all the same. Raise --above-original or "
         "--steps, or give more text"

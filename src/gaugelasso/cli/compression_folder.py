@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaugelasso import importing
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.importing import check_known, open_source
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.checkpoint import Checkpoint
+from gaugelasso.runs.checkpoint import Checkpoint, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
@@ -77,14 +77,20 @@ class Stages:
             )
 
 
+def is_causal(model: Path) -> bool:
+    """Whether MODEL is causal; UserError unless it can be imported, as far as its headers say."""
+    if _is_base(model):
+        return load_spec(model).causal
+    return importing.is_causal(importing.open_source(model))
+
+
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
     """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
 
-    `texts` are the texts that are given, by option. Model and texts are looked for first: a wrong
-    name must not cost the result that --overwrite replaces.
+    `texts` are the texts that are given, by option. They are looked for first, as `is_causal` looks
+    for the model: a wrong name must not cost the result that --overwrite replaces.
     """
     check_name(out)
-    _check_model(model)
     given = {option: expand(text, option) for option, text in texts.items() if text is not None}
     for option, path in given.items():
         if not exists(path):
@@ -108,14 +114,6 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
                 )
         _clear(stages)
     return stages
-
-
-def _check_model(model: Path) -> None:
-    """UserError unless this is a model that can be imported, as far as its headers say."""
-    if _is_base(model):
-        _checkpoint(model).structure()
-    else:
-        check_known(open_source(model))
 
 
 def _is_base(model: Path) -> bool:

@@ -19,7 +19,7 @@ from gaugelasso.training.opening import check_data
 
 @dataclass(frozen=True)
 class Figures:
-    """Nats per token, and bits per byte (per token where no tokenizer is known)."""
+    """The loss in nats, and the metric of the task in bits."""
 
     loss: float
     bits: float
@@ -55,10 +55,11 @@ class Original:
     def save(self, path: Path) -> None:
         write_json(path, asdict(self))
 
-    def __str__(self) -> str:
+    def describe(self, unit: str) -> str:
+        """All figures; `unit` is that of the loss."""
         selection, test = self.selection, self.test
         return (
-            f"{selection.loss:.4f} nats per token, {selection.bits:.4f} {self.metric} on selection "
+            f"{selection.loss:.4f} {unit}, {selection.bits:.4f} {self.metric} on selection "
             f"data; {test.loss:.4f} and {test.bits:.4f} on test data"
         )
 
@@ -93,7 +94,7 @@ def named_loss(original: Original, share: float, chosen: Plan) -> float:
     if named >= guess:
         raise UserError(
             f"--above-original {share:.4g} names a loss of {named:.4g} = {1 + share:.4g} x "
-            f"{loss:.4g} nats per token; guessing among {chosen.task.inputs:,} tokens has "
+            f"{loss:.4g} {chosen.task.loss_unit}; guessing among {chosen.task.inputs:,} tokens has "
             f"{guess:.4g}, so any model would hold it: lower the share, or check that MODEL and "
             "--data belong together"
         )
@@ -102,13 +103,14 @@ def named_loss(original: Original, share: float, chosen: Plan) -> float:
 
 @dataclass(frozen=True)
 class Result:
-    """The original beside the model of a finished run."""
+    """The original beside the model of a finished run. `unit` is that of the losses."""
 
     original: Original
     summary: dict[str, Any]
+    unit: str
 
     @classmethod
-    def load(cls, original: Original, run: Path) -> "Result":
+    def load(cls, original: Original, run: Path, unit: str) -> "Result":
         path = run / "summary.json"
         summary = read_json(path)
         try:
@@ -117,7 +119,7 @@ class Result:
             raise UserError(f"{str(path)!r}: not the summary of a run") from None
         if not all(isinstance(value, float) for value in found):
             raise UserError(f"{str(path)!r}: the final model has no finite loss on test data")
-        return cls(original, summary)
+        return cls(original, summary, unit)
 
     @property
     def loss(self) -> float:
@@ -136,7 +138,7 @@ class Result:
         rows = [
             [unit(accounting), *(number(each, accounting) for each in work), _ratio(*work)],
             ["parameters", *(f"{each:,}" for each in parameters), _ratio(*parameters)],
-            ["nats per token", f"{test.loss:.4f}", f"{self.loss:.4f}", f"{self.above:+.2%}"],
+            [self.unit, f"{test.loss:.4f}", f"{self.loss:.4f}", f"{self.above:+.2%}"],
             [
                 self.original.metric,
                 f"{test.bits:.4f}",

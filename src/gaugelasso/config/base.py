@@ -18,14 +18,19 @@ from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.reading import exists, is_folder
-from gaugelasso.tasks import TOKEN_TASKS, Task
+from gaugelasso.tasks import TOKEN_TASKS, Task, TokenText
 from gaugelasso.tasks.own import sequences
 from gaugelasso.tasks.stored import expand, searched_in
 
 _KEYS = {"from": str, "context": int, "sha256": str}
 # The parts of a structure that the task decides.
 _OF_TASK = ("inputs", "outputs", "input_kind", "causal")
-_CAUSAL = "; 'tokens' is a task for causal models, 'masked_tokens' one for encoders"
+# What to do where a part does not fit.
+_HINTS = {
+    "outputs": "; give a model with a head over tokens, such as BertForMaskedLM or "
+    "RobertaForMaskedLM",
+    "causal": "; 'tokens' is a task for causal models, 'masked_tokens' one for encoders",
+}
 
 
 @dataclass(frozen=True)
@@ -107,12 +112,13 @@ class BaseModel:
                 f"{self.sha256[:12]!r}...; put these back, or remove model.sha256"
             )
         here, spec = sequences(task), self.base.spec
+        hints = _HINTS if isinstance(task, TokenText) else {}
         for name in _OF_TASK:
             wanted, there = getattr(here, name), getattr(spec, name)
             if wanted != there:
                 raise UserError(
                     f"{self.base.title}: its {name} is {there!r}, and the task needs {wanted!r}"
-                    f"{_CAUSAL if name == 'causal' else ''}"
+                    f"{hints.get(name, '')}"
                 )
         # Positions of tokens can be fewer; those of patches are places in an image.
         bound = spec.positions and spec.input_kind != "tokens"

@@ -44,6 +44,7 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "qwen2": qwen2.from_gguf,
     "qwen3": qwen3.from_gguf,
 }
+_ENCODERS = (bert.from_folder, roberta.from_folder, distilbert.from_folder, vit.from_folder)
 
 
 def import_model(path: Path | str) -> Transformer:
@@ -77,4 +78,10 @@ def check_known(source: Source) -> None:
         )
 
 
-__all__ = ["ARCHITECTURES", "build", "check_known", "import_model", "open_source"]
+def is_causal(source: Source) -> bool:
+    """Whether its model is causal, which the architecture says before any tensor is read."""
+    check_known(source)
+    return ARCHITECTURES[source.architecture] not in _ENCODERS
+
+
+__all__ = ["ARCHITECTURES", "build", "check_known", "import_model", "is_causal", "open_source"]

@@ -36,6 +36,7 @@ class MaskedTokens(TokenText):
     mask: int = -1  # -1: that of the tokenizer
 
     metric_name: ClassVar[str] = "bits per masked token"
+    loss_unit: ClassVar[str] = "nats per masked token"
     causal: ClassVar[bool] = False
     # Bits are counted by token, so that WordPiece will do, which changes the text.
     exact: ClassVar[bool] = False

@@ -44,6 +44,7 @@ class TokenText:
     metric_lower_is_better: ClassVar[bool] = True
     input_kind: ClassVar[InputKind] = "tokens"
     has_end: ClassVar[bool] = True
+    loss_unit: ClassVar[str] = "nats per token"
     # Whether the tokens of a text must stand for all of its bytes.
     exact: ClassVar[bool] = True
     # Tokens after a window that its targets need: the last target is the next token.
