@@ -12,10 +12,20 @@ import torch.nn.functional as F
 
 from gaugelasso import Compressor, CompressorOptions, import_model, load_model
 from gaugelasso.importing import comparison
+from gaugelasso.importing.folder import write_imported
 from gaugelasso.models.operators import SwiGLU
 from gaugelasso.runs.checkpoint import load_spec
 from tests.command import Command, calling
-from tests.importing.sources import gguf_tensors, llama, metadata, tokens, write_gguf
+from tests.importing.sources import (
+    bert,
+    gguf_tensors,
+    gpt2,
+    llama,
+    metadata,
+    roberta,
+    tokens,
+    write_gguf,
+)
 
 
 @pytest.fixture
@@ -63,7 +73,7 @@ def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) ->
     model = import_model(source)
     here = sum(parameter.numel() for parameter in model.parameters())
     theirs = sum(parameter.numel() for parameter in llama(tie_word_embeddings=True).parameters())
-    assert f"parameters: {here:,} ({theirs:,} of the source" in said
+    assert f"parameters: {here:,} ({theirs:,} in the source; added: scales of writes)" in said
     # A table and a head that are one stay one. Every write has a scale here.
     scales = [p.numel() for name, p in model.named_parameters() if name.endswith("write.scale")]
     assert here == theirs + sum(scales)
@@ -83,6 +93,31 @@ def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) ->
     fma = matrices + scales + 2 * (2 * 64) * 20.5
     assert f"FMA per token: {fma:,.0f} (mean over a context of 40 tokens)" in said
     assert f"imported from {str(source)!r}, not trained here: {fma:,.0f} FMA" in info
+
+
+NORMS, HEAD = "means and spreads of norms", "a copy of the table as the head"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "changes"),
+    [
+        (gpt2, {}, "scales of writes, mean and spread of the tied table"),
+        (bert, {}, f"scales of writes, {NORMS}, {HEAD}"),
+        (bert, {"tie_word_embeddings": False}, f"scales of writes, {NORMS}"),
+        (roberta, {"masked_lm": False}, f"scales of writes, {NORMS}, the identity as the head"),
+    ],
+    ids=["gpt2", "bert", "untied", "headless"],
+)
+def test_parameters_that_the_source_does_not_have_are_named(
+    family: Any, settings: dict[str, bool], changes: str, tmp_path: Path
+) -> None:
+    family(**settings).save_pretrained(tmp_path / "source")
+    found = write_imported(tmp_path / "source", tmp_path / "base")
+    assert found.changes == f"added: {changes}; folded: some biases"
+    # Little beside a copy of the table, or an identity.
+    more = found.parameters - found.source_parameters
+    large = 50 * 64 if HEAD in changes else 64 * 64 if "identity" in changes else 0
+    assert large - 320 < more < large + 1400
 
 
 def test_a_gguf_file_is_imported(command: Command, tmp_path: Path) -> None:

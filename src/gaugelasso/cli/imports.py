@@ -34,8 +34,8 @@ def import_(
     """
     found = write_imported(source, out)
     print_line(
-        f"parameters: {found.parameters:,} ({found.source_parameters:,} of the source; here writes "
-        "have scales)"
+        f"parameters: {found.parameters:,} ({found.source_parameters:,} in the source; "
+        f"{found.changes})"
     )
     print_line(f"FMA per token: {found.fma:,.0f} (mean over a context of {found.length:,} tokens)")
     if isinstance(found.difference, str):

@@ -17,6 +17,7 @@ from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.files.tokenizer import parse_tokenizer
 from gaugelasso.importing import build, open_source
 from gaugelasso.importing.comparison import Difference, compare
+from gaugelasso.importing.source import Source
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
@@ -31,13 +32,14 @@ from gaugelasso.runs.writing import write_json
 class Imported:
     """A written folder.
 
-    `difference` is from transformers, `tokenizer` its number of tokens; or each says why there is
-    none.
+    `changes` says which parameters the source does not have, or has alone. `difference` is from
+    transformers, `tokenizer` its number of tokens; or each says why there is none.
     """
 
     folder: Path
     parameters: int
     source_parameters: int
+    changes: str
     fma: float
     length: int
     tokenizer: int | str
@@ -70,6 +72,7 @@ def write_imported(path: Path, out: Path) -> Imported:
         folder=out,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         source_parameters=source.parameters,
+        changes=_changes(model, source),
         fma=_work(model),
         length=model.initial_spec.length,
         tokenizer=tokenizer,
@@ -95,6 +98,23 @@ def write_model(model: Transformer, out: Path, origin: str, tokenizer: Mapping[s
         checkpoint.save(folder / CHECKPOINTS, _Unpressed(model), {"logs": {}})
         for name, content in tokenizer.items():
             write_new(folder / name, [content])
+
+
+def _changes(model: Transformer, source: Source) -> str:
+    """The parameters that the source does not have, by kind, and those that it has alone."""
+    spec, table = model.initial_spec, tuple(model.embedding.table.shape)
+    of_table = [shape for shape in source.shapes.values() if shape == table]
+    headless = not spec.causal and source.architecture.endswith("Model")
+    kinds = {
+        "scales of writes": True,
+        "means and spreads of norms": spec.post_norm,
+        "mean and spread of the tied table": spec.tied_mean,
+        # That of a source may be its table, which is there once then.
+        "a copy of the table as the head": spec.head_hidden > 0 and len(of_table) == 1,
+        "the identity as the head": headless,
+    }
+    added = "added: " + ", ".join(kind for kind, here in kinds.items() if here)
+    return f"{added}; folded: some biases" if spec.write_bias else added
 
 
 def _work(model: Transformer) -> float:
