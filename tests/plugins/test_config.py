@@ -231,7 +231,9 @@ def test_built_in_names_win(installed: Path) -> None:
 
 
 def test_errors_of_entry_points(installed: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    with pytest.raises(UserError, match=r"one of: .*noise, tokens, absent, copying, regression"):
+    with pytest.raises(
+        UserError, match=r"one of: .*noise, tokens, masked_tokens, absent, copying, regression"
+    ):
         Config.from_dict({"task": {"name": "copyin"}})
     with pytest.raises(
         UserError, match=r"a_package_of_tasks.nothing:Copying' of 'some-tasks' raised"

@@ -35,6 +35,7 @@ from gaugelasso.export import export as write_export
 from gaugelasso.export.extras import check_extra
 from gaugelasso.report.layout import render
 from gaugelasso.runs.reading import exists
+from gaugelasso.runs.writing import check_name
 from gaugelasso.signals import stop_requests
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.records import Progress
@@ -125,6 +126,7 @@ def compress(
     """
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
+    check_name(out)
     causal = is_causal(model)
     default = "hf" if causal else "native"
     form = default if form is None else form

@@ -14,7 +14,7 @@ from gaugelasso.runs.checkpoint import Checkpoint, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
-from gaugelasso.runs.writing import check_name, writing
+from gaugelasso.runs.writing import writing
 from gaugelasso.tasks.stored import expand
 
 _BASE, _ORIGINAL, _CONFIG, _RUN = "base", "original.json", "config.toml", "run"
@@ -90,7 +90,6 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
     `texts` are the texts that are given, by option. They are looked for first, as `is_causal` looks
     for the model: a wrong name must not cost the result that --overwrite replaces.
     """
-    check_name(out)
     given = {option: expand(text, option) for option, text in texts.items() if text is not None}
     for option, path in given.items():
         if not exists(path):

@@ -76,9 +76,10 @@ class TiedClassifier(Head):
         return {}
 
     def costs(self, name: str) -> list[Cost]:
-        # The product with the means is one for each output, and is not counted, as biases are not.
-        factors = 1 if self.spread is None else 2
-        return [Cost("scale", factors, (self._axis,)), Cost("matmul", self.outputs, (self._axis,))]
+        costs = [Cost("scale", 1, (self._axis,)), Cost("matmul", self.outputs, (self._axis,))]
+        if self.spread is not None:  # and the means, whose number no cut changes
+            costs += [Cost("scale", 1, (self._axis,)), Cost("scale", self.outputs, ())]
+        return costs
 
     def operations(self, name: str) -> list[Operation]:
         return [Operation("read", (size(self._axis), Size(constant=self.outputs)))]
