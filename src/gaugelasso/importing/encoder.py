@@ -9,13 +9,13 @@ identity.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
+from gaugelasso.importing.layer_norm import Trunk
 from gaugelasso.importing.pretrained import unfilled
 from gaugelasso.importing.source import PLACES, Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
@@ -65,19 +65,13 @@ class Names:
         return twins
 
 
-@dataclass(frozen=True)
-class Sizes:
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Trunk):
     """What settings say of a model; `masked_lm` where it has the head of one."""
 
-    width: int
-    layers: int
-    heads: int
-    d_f: int
     vocabulary: int
     length: int
     types: int
-    eps: float
-    mlp: Literal["gelu", "gelu_tanh"]
     masked_lm: bool
     # Whether its last map is the table of tokens.
     tied: bool
@@ -114,27 +108,11 @@ class Sizes:
         return {f"{name}.weight": (self.width,), f"{name}.bias": (self.width,)}
 
     def spec(self) -> TransformerSpec:
-        d_k = self.width // self.heads
-        spec = TransformerSpec.uniform(
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            d_k=d_k,
-            d_v=d_k,
-            d_f=self.d_f,
-            length=self.length,
-            inputs=self.vocabulary,
-            outputs=self.vocabulary if self.masked_lm else self.width,
-            rope=False,
+        return self.biased(
+            self.length,
+            self.vocabulary,
+            self.vocabulary if self.masked_lm else self.width,
             causal=False,
-            positions=True,
-            eps=self.eps,
-        )
-        return replace(
-            spec,
-            mlp=self.mlp,
-            attention_bias=True,
-            write_bias=True,
             post_norm=True,
             head_bias=self.masked_lm,
             head_hidden=self.width if self.masked_lm else 0,

@@ -9,7 +9,7 @@ pruned heads, activations other than GELU.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.importing.layer_norm import (
     LayerNorm,
     Maps,
+    Trunk,
     activation_of,
     fill_attention_,
     fill_mlp_,
@@ -43,18 +44,12 @@ _REQUIRED: tuple[tuple[str, Any, str], ...] = (
 _MASKED = -1e4
 
 
-@dataclass(frozen=True)
-class Sizes:
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Trunk):
     """What settings say of a model."""
 
-    width: int
-    layers: int
-    heads: int
-    d_f: int
     vocabulary: int
     length: int
-    eps: float
-    mlp: Literal["gelu", "gelu_tanh"]
 
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The tensors beside the layers, and those of a layer: inputs, outputs."""
@@ -79,22 +74,7 @@ class Sizes:
         return ends, layer
 
     def spec(self) -> TransformerSpec:
-        d_k = self.width // self.heads
-        spec = TransformerSpec.uniform(
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            d_k=d_k,
-            d_v=d_k,
-            d_f=self.d_f,
-            length=self.length,
-            inputs=self.vocabulary,
-            outputs=self.vocabulary,
-            rope=False,
-            positions=True,
-            eps=self.eps,
-        )
-        return replace(spec, mlp=self.mlp, attention_bias=True, write_bias=True, head_bias=True)
+        return self.biased(self.length, self.vocabulary, self.vocabulary)
 
 
 def from_folder(source: Source) -> Transformer:

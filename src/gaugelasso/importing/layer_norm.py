@@ -6,18 +6,18 @@ What is written to the stream is centred over the sites, so that the mean of the
 its variance is its mean square. That changes no output, because every LayerNorm removes the mean.
 Each map that reads a LayerNorm takes over its bias: W^T (n + b) = W^T n + W^T b.
 
-Also the settings that families with LayerNorm share: their GELU, and their heads.
+Also what families with LayerNorm share: their GELU, their heads, and their structure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gaugelasso.importing.source import Settings
-from gaugelasso.models import centred
+from gaugelasso.models import TransformerSpec, centred
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.layers import Injector
 from gaugelasso.models.operators import Attention
@@ -48,6 +48,38 @@ def width_and_heads(config: Settings, width_key: str, heads_key: str) -> tuple[i
     if width % heads:
         raise config.error(heads_key, f"must divide {width_key} = {width}")
     return width, heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trunk:
+    """What the settings of each of these families say."""
+
+    width: int
+    layers: int
+    heads: int
+    d_f: int
+    eps: float
+    mlp: Literal["gelu", "gelu_tanh"]
+
+    def biased(self, length: int, inputs: int, outputs: int, **others: Any) -> TransformerSpec:
+        """Learned positions, GELU and biases; `others` are further keys of the structure."""
+        d_k = self.width // self.heads
+        spec = TransformerSpec.uniform(
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            d_k=d_k,
+            d_v=d_k,
+            d_f=self.d_f,
+            length=length,
+            inputs=inputs,
+            outputs=outputs,
+            rope=False,
+            positions=True,
+            eps=self.eps,
+        )
+        biases = {"attention_bias": True, "write_bias": True, "head_bias": True}
+        return replace(spec, mlp=self.mlp, **(biases | others))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ Refused by name: the pooler of a ViTModel, images that are not square, activatio
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from torch import Tensor
 from gaugelasso.importing.layer_norm import (
     LayerNorm,
     Maps,
+    Trunk,
     activation_of,
     fill_attention_,
     fill_mlp_,
@@ -44,19 +44,13 @@ def to_patches(images: Tensor, size: int) -> Tensor:
     return F.pad(patches, (0, 0, 1, 0))
 
 
-@dataclass(frozen=True)
-class Sizes:
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Trunk):
     """What settings say of a model; `classes` is None for one without a classifier."""
 
-    width: int
-    layers: int
-    heads: int
-    d_f: int
     image: int
     patch: int
     channels: int
-    eps: float
-    mlp: Literal["gelu", "gelu_tanh"]
     qkv_bias: bool
     classes: int | None
 
@@ -90,24 +84,8 @@ class Sizes:
         return shapes
 
     def spec(self) -> TransformerSpec:
-        d_k = self.width // self.heads
-        spec = TransformerSpec.uniform(
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            d_k=d_k,
-            d_v=d_k,
-            d_f=self.d_f,
-            length=self.length,
-            inputs=self.channels * self.patch**2,
-            outputs=self.classes or self.width,
-            input_kind="patches",
-            rope=False,
-            causal=False,
-            positions=True,
-            eps=self.eps,
-        )
-        return replace(spec, mlp=self.mlp, attention_bias=True, write_bias=True, head_bias=True)
+        inputs, outputs = self.channels * self.patch**2, self.classes or self.width
+        return self.biased(self.length, inputs, outputs, input_kind="patches", causal=False)
 
 
 def from_folder(source: Source) -> Transformer:
