@@ -25,7 +25,8 @@ class Arm:
     """A command of the package. `source` is the arm whose run it starts from.
 
     `method` is its name in the results file, if that is another: the one of `gaugelasso compare`.
-    `structure`: its row has the widths of each layer, which a table shows.
+    `structure`: its row has the widths of each layer, which a table shows. `found` is a results
+    file and a seed: the run begins with the structure of that one, and new weights.
     """
 
     command: str
@@ -35,26 +36,21 @@ class Arm:
     options: tuple[str, ...] = ()
     method: str = ""
     structure: bool = False
+    found: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task: its arms, and the seed whose structure is trained from scratch.
-
-    `fma` is the work of uniform models; the arms have that of the rivals.
-    """
+    """A task and its arms. `fma` is the work of uniform models; the arms have that of rivals."""
 
     arms: Mapping[str, Arm]
-    donor: int
     fma: float = 0.0
     uniform: Mapping[str, Scale] = field(default_factory=dict)
 
     def origin(self, name: str, seed: int) -> tuple[str, int] | None:
         """The arm and seed of the run that this one starts from."""
-        arm = self.arms[name]
-        if not arm.source:
-            return None
-        return arm.source, self.donor if arm.command == "retrain" else seed
+        source = self.arms[name].source
+        return (source, seed) if source else None
 
 
 def results_of(name: str) -> list[dict[str, Any]]:
@@ -96,10 +92,25 @@ def shortened(name: str, budget: float) -> tuple[str, ...]:
     return (f"train.saturation={left}",)
 
 
+def from_scratch(config: str, name: str, seed: int) -> Arm:
+    """The structure of a run of a results file, with its steps and anneal, without pressure."""
+    run = run_of(name, seed)
+    anneal = run["steps"] - run["before_cooldown"]["step"]
+    length = (f"train.steps={run['steps']}", f"train.cooldown={anneal}", "train.saturation=0")
+    settings = (*PLAIN, "target.fma=0", *length)
+    return Arm("train", config, settings=settings, method="from scratch", found=(name, seed))
+
+
+def run_of(name: str, seed: int) -> dict[str, Any]:
+    return next(run for run in results_of(name) if run["seed"] == seed)
+
+
 def retrieval(fma: float | None) -> Work:
     config = "configs/retrieval/paper.toml"
     fma = fma or mean_work("retrieval/population.json")
     to = ("--fma", f"{fma:.0f}")
+    # As many steps after the full model as compression has in all.
+    longer = (*to, "--finetune", "29000")
     exchange = ("compress.exchange=500",)
     # With a tied norm balance changes the outputs and would be undone; the paper bounds no event.
     tied = ("model.norm=tied", "compress.drop_tolerance=1000")
@@ -112,15 +123,16 @@ def retrieval(fma: float | None) -> Work:
             "full": Arm("train", config, settings=PLAIN),
             "uniform-dims": Arm("train", config, settings=PLAIN, method="uniform"),
             "uniform-heads": Arm("train", config, settings=PLAIN),
-            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "scratch": from_scratch(config, "retrieval/population.json", 45),
             "post-hoc": Arm("prune", source="full", options=to),
+            "post-hoc-long": Arm("prune", source="full", options=longer),
             "cofi": Arm("cofi", source="full", options=to),
             "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=to),
+            "torch-pruning-magnitude-long": Arm("torch-pruning", source="full", options=longer),
             "torch-pruning-group-norm": Arm(
                 "torch-pruning", source="full", options=(*to, "--mode", "group-norm")
             ),
         },
-        donor=45,
         fma=fma,
         uniform={"uniform-dims": "dims", "uniform-heads": "heads"},
     )
@@ -137,10 +149,9 @@ def division(_: float | None) -> Work:
             "compression": Arm("train", config),
             "compression-slow": Arm("train", slow),
             "full": Arm("train", config, settings=full),
-            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "scratch": from_scratch(config, "ff31/population.json", 43),
             "post-hoc": Arm("prune", source="full", options=ceiling),
         },
-        donor=43,
     )
 
 
@@ -166,7 +177,7 @@ def charlm(fma: float | None) -> Work:
             "deep": Arm("train", "configs/charlm/deep.toml", structure=True),
             "loose": Arm("train", "configs/charlm/loose.toml"),
             "full": Arm("train", config, settings=full),
-            "scratch": Arm("retrain", source="compression", method="from scratch"),
+            "scratch": from_scratch(config, "charlm/main.json", 42),
             "post-hoc": Arm("prune", source="full", options=(*to, *tuned)),
             "cofi": Arm(
                 "cofi",
@@ -175,7 +186,6 @@ def charlm(fma: float | None) -> Work:
             ),
             "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=(*to, *tuned)),
         },
-        donor=42,
     )
 
 
@@ -195,7 +205,6 @@ def faces(_: float | None) -> Work:
             "loose": Arm("train", "configs/mae/loose.toml"),
             "wide": Arm("train", "configs/mae/wide.toml"),
         },
-        donor=42,
     )
 
 

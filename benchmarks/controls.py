@@ -8,10 +8,10 @@
         --set task.path=data/faces.npz --results results/controls/mae.json
 
 An arm is one way to get a model, such as post-hoc pruning; `control_arms` has them. An arm that
-starts from a run of another arm (the full model, or the structure that compression found) trains
-that first. Finished runs are not trained again, and a stopped one goes on. No run starts after
-`--seconds`. The file of results has a row for each run that is finished; rows and commands of
-earlier calls stay, and so does its note.
+starts from a run of another one, as rivals do from the full model, trains that first. Finished runs
+are not trained again, and a stopped one goes on. No run starts after `--seconds`. The file of
+results has a row for each run that is finished; rows and commands of earlier calls stay, and so
+does its note.
 """
 
 import argparse
@@ -26,10 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_arms import ROOT, TASKS, Arm, Work
+from benchmarks.control_arms import ROOT, TASKS, Arm, Work, run_of
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
+from gaugelasso.baselines.retrained import found_structure
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import ModelConfig, load_config
 from gaugelasso.errors import UserError
@@ -103,12 +104,12 @@ class Controls:
             settings.append(f"train.seed={seed}")
             if name in self.work.uniform:
                 settings += uniform_settings(arm.config, self.work.uniform[name], self.work.fma)
-        elif arm.command != "retrain":
+            if arm.found:
+                words += ["--structure", str(self._structure(name, arm.found))]
+        else:
             settings = []  # those of the run that it starts from
         changes = [word for pair in settings for word in ("--set", pair)]
-        if arm.command == "retrain":
-            changes = ["--seeds", str(seed)]
-        elif folder.exists():
+        if folder.exists():
             changes.append("--resume")
         where = ["--out", str(folder), "--device", self.given.device]
         command = [arm.command, *words, *where, *arm.options, *changes]
@@ -120,6 +121,12 @@ class Controls:
             print(f"{name}, seed {seed}: {made['fma_final']:,.0f} FMA, loss {made['loss']:.4g}",
                   flush=True)  # fmt: skip
         self.save()
+
+    def _structure(self, name: str, found: tuple[str, int]) -> Path:
+        """A file with the structure that an arm begins with."""
+        path: Path = self.given.out / f"{name}.json"
+        write_json(path, found_structure(ROOT / "results" / found[0], run_of(*found)))
+        return path
 
     def save(self) -> None:
         """Write the rows of all runs that are finished."""
@@ -144,10 +151,10 @@ class Controls:
             for folder in self.given.out.glob(f"{name}-*"):
                 if not folder.name.removeprefix(f"{name}-").isdigit():
                     continue  # of an arm whose name begins with this one's
-                if (run := finished(folder)) is None:
+                if summary_of(folder) is None:
                     continue
                 try:
-                    yield row_of(arm.method or name, run, arm.structure)
+                    yield row_of(arm.method or name, folder, arm.structure)
                 except UserError as error:  # a damaged run does not cost the others their rows
                     print(f"left out: {error}", flush=True)
 
@@ -182,15 +189,10 @@ def uniform_settings(config: str, scale: Scale, fma: float) -> list[str]:
     return [f"model.{key}={getattr(model, key)}" for key in ("width", "heads", "d_k", "d_v", "d_f")]
 
 
-def finished(folder: Path) -> Path | None:
-    """The run in this folder, or in the one below it; None if it is not finished."""
-    found = [*folder.glob("summary.json"), *folder.glob("seed*/summary.json")]
-    return found[0].parent if found else None
-
-
 def summary_of(folder: Path) -> dict[str, Any] | None:
-    run = finished(folder)
-    return None if run is None else json.loads((run / "summary.json").read_text())
+    """What the run in a folder ended with; None if it is not finished."""
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def row_of(method: str, run: Path, structure: bool = False) -> dict[str, Any]:

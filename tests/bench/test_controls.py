@@ -13,6 +13,7 @@ from gaugelasso.config import load_config
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.report.data import load_run
 from gaugelasso.report.results_schema import check_results
+from gaugelasso.runs.structures import Structure
 from tests.tiny_runs import finished, read
 
 
@@ -41,8 +42,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(words)
         out = Path(words[words.index("--out") + 1])
         seed = int(out.name.rpartition("-")[2])
-        if "--seeds" in words:
-            out /= f"seed{seed}"
         out.parent.mkdir(parents=True, exist_ok=True)
         summary = read(finished(out.parent, out.name) / "summary.json") | {"seed": seed}
         (out / "summary.json").write_text(json.dumps(summary))
@@ -59,16 +58,16 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     controls.main(words)
     names = [Path(each[each.index("--out") + 1]).name for each in made]
     assert names == [
-        "compression-45", "full-42", "full-43", "scratch-42", "scratch-43",
+        "full-42", "full-43", "scratch-42", "scratch-43",
         "post-hoc-42", "post-hoc-43", "cofi-42", "cofi-43",
     ]  # fmt: skip
-    pruned = made[5]
+    pruned = made[4]
     assert pruned[:2] == ["prune", str(tmp_path / "runs/full-42")]
     assert abs(float(pruned[pruned.index("--fma") + 1]) - 175_000) < 5_000
     controls.main(words)
-    assert len(made) == 9  # finished runs are not trained again
+    assert len(made) == 8  # finished runs are not trained again
     rows = json.loads(results.read_text())["runs"]
-    assert len(rows) == 9
+    assert len(rows) == 8
     assert rows[0]["method"] == "cofi"
     run = tmp_path / "runs/cofi-42"
     work = read(run / "summary.json")["training_work"]
@@ -77,16 +76,14 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
     assert rows[0]["parameters_without_embedding"] < rows[0]["parameters_final"]
     assert rows[0]["attentions"]["initial"] == 1
     # The names of a comparison, which the tables read.
-    assert {row["method"] for row in rows} == {"cofi", "compression", "from scratch", "full",
-                                               "post-hoc"}  # fmt: skip
+    assert {row["method"] for row in rows} == {"cofi", "from scratch", "full", "post-hoc"}
     check_results(Path("results/controls/retrieval.json"), json.loads(results.read_text()))
 
 
 def test_rivals_wait_for_their_sources_alone() -> None:
     arms = ["post-hoc", "uniform-dims", "scratch"]
     jobs = controls.in_order(TASKS["retrieval"](None), arms, [42, 43])
-    donor = TASKS["retrieval"](None).donor
-    first = [("full", 42), ("full", 43), ("compression", donor)]
+    first = [("full", 42), ("full", 43)]
     assert jobs == [*first, *((name, seed) for name in arms for seed in (42, 43))]
 
 
@@ -96,13 +93,13 @@ def test_a_run_that_waits_for_its_source_keeps_no_other_from_starting(
     begun, run = threading.Event(), controls.run_command
 
     def watched(words: list[str]) -> str:
-        if "compression-45" in words[words.index("--out") + 1]:
+        if "full-42" in words[words.index("--out") + 1]:
             assert begun.wait(20)
         begun.set()
         return run(words)
 
     monkeypatch.setattr(controls, "run_command", watched)
-    words = ["retrieval", "--arms", "scratch", "uniform-dims", "--jobs", "2", "--device", "cpu"]
+    words = ["retrieval", "--arms", "post-hoc", "uniform-dims", "--jobs", "2", "--device", "cpu"]
     words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json")]
     controls.main(words)
     assert len(made) == 3
@@ -141,6 +138,26 @@ def test_earlier_rows_commands_and_notes_stay(
     assert data["command"] == f"{start} deep; {start} loose"
     controls.main(["charlm", "--arms", "deep", *out])
     assert json.loads(results.read_text())["note"] == "shared"
+
+
+def test_a_found_structure_is_trained_as_long_as_the_run_that_found_it(
+    made: list[list[str]], tmp_path: Path
+) -> None:
+    for task, file, seed in (
+        ("charlm", "charlm/main.json", 42),
+        ("division", "ff31/main.json", 43),
+    ):
+        out = tmp_path / task
+        words = [task, "--arms", "scratch", "--out", str(out), "--device", "cpu"]
+        controls.main([*words, "--results", str(tmp_path / f"{task}.json")])
+        donor = next(run for run in results_of(file) if run["seed"] == seed)
+        command = made.pop()
+        given = Structure.read(Path(command[command.index("--structure") + 1]))
+        assert given.data == donor["structure"]
+        assert given.training_fma == donor["training_fma"]
+        train = length_of(TASKS[task](None).arms["scratch"])
+        assert train.steps == donor["steps"]
+        assert train.steps - train.cooldown == donor["before_cooldown"]["step"]
 
 
 # --- equal training work -------------------------------------------------------------------
