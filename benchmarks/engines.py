@@ -118,7 +118,10 @@ def _facts(served: InferenceModel) -> dict[str, Any]:
 
 
 def llama_shapes(spec: TransformerSpec) -> dict[str, int]:
-    """The arguments of a `LlamaConfig` of the same shapes; Impossible if there is none."""
+    """The arguments of a `LlamaConfig` of the same shapes; Impossible if there is none.
+
+    Its width is a multiple of the heads: transformers wants that, and the form `llama` has it.
+    """
     size = len(spec.sites)
     shapes = set()
     pairs = list(zip(spec.operators[::2], spec.operators[1::2], strict=False))
@@ -138,7 +141,7 @@ def llama_shapes(spec: TransformerSpec) -> dict[str, int]:
     heads, groups, width, filters = shapes.pop()
     return {
         "vocab_size": max(spec.inputs, spec.outputs),
-        "hidden_size": size,
+        "hidden_size": -(-size // heads) * heads,
         "intermediate_size": filters,
         "num_hidden_layers": len(pairs),
         "num_attention_heads": heads,

@@ -42,7 +42,9 @@ def test_smollm2_is_measured_as_original_stock_and_compressed() -> None:
     ancestor, stock = work.plain_specs(0.0)
     compressed = serving.structure_in(serving.ROOT / work.result)
     assert (len(ancestor.sites), len(stock.sites), len(compressed.sites)) == (576, 435, 563)
-    assert llama_shapes(stock)["intermediate_size"] == 544
+    shapes = llama_shapes(stock)
+    assert shapes["intermediate_size"] == 544
+    assert (shapes["hidden_size"], shapes["num_attention_heads"]) == (441, 9)  # of 435 sites
     assert len(ancestor.operators) == len(stock.operators) == len(compressed.operators) == 60
     with pytest.raises(Impossible, match="whole stream"):
         llama_shapes(compressed)
