@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
 from gaugelasso.training.step import TrainingStep
+from tests.baselines.replayed import ReplayedStep
 from tests.command import Command, assert_user_error
 from tests.export.sources import tiny, write_run
 from tests.tiny_runs import assert_same_run, finished, keep_images, read, rows
@@ -439,6 +441,41 @@ def test_a_masked_step_reads_nothing_back(run: Path) -> None:
     trainer.folder.close()
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replayed_steps_are_those_that_run_plainly(
+    run: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, while the target falls, at the target, and after masks are made dense."""
+    # As on a GPU: torch has the optimizers of CUDA graphs for no CPU.
+    module = sys.modules[torch.optim.Adam.__module__]
+    monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    plan, changes = replace(plan_of(300), prune=10), {"train.accumulate": str(accumulate)}
+    one, other = (start(run, plan, name, changes=changes) for name in ("one", "other"))
+    replayed = ReplayedStep(other.cofi.step.plain)
+    other.cofi.step._step = replayed
+    for number in range(plan.steps):
+        for trainer in (one, other):
+            trainer.driver.before_step()
+            if number == 0:
+                assert trainer.cofi.masks is not None
+                for optimizer in (trainer.cofi.masks._descent, trainer.cofi.masks._ascent):
+                    optimizer.param_groups[0]["capturable"] = True
+            trainer.state.step.load_(number)
+            trainer.state.step()
+            trainer.compressor.finish_step_()
+        masks, others = one.cofi.masks, other.cofi.masks
+        assert (masks is None) == (others is None) == (number >= plan.dense_at)
+        if masks is not None and others is not None:
+            assert masks.state() == others.state()
+        assert torch.equal(one.state.step.loss, other.state.step.loss)
+        weights = (trainer.compressor.optimizer.store.weight for trainer in (one, other))
+        assert torch.equal(*weights)
+    # Two structures, each with a plain step and a recorded one.
+    assert replayed.replays == plan.steps - 4
+    for trainer in (one, other):
+        trainer.folder.close()
+
+
 def test_a_graph_is_dropped_with_the_masks_that_it_has(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,9 +504,14 @@ def test_the_teacher_is_counted_in_fma_whatever_is_priced(run: Path) -> None:
 
 
 def finish(
-    run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse", kept: tuple[int, ...] = ()
+    run: Path,
+    plan: CofiPlan,
+    name: str,
+    existing: Existing = "refuse",
+    kept: tuple[int, ...] = (),
+    changes: Mapping[str, str] | None = None,
 ) -> None:
-    trainer = start(run, plan, name, existing)
+    trainer = start(run, plan, name, existing, changes)
     if kept:
         keep_images(trainer, *kept)
     with contextlib.suppress(TargetMissed):
