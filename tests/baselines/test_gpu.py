@@ -30,9 +30,9 @@ RESUMED_AT = 23
 SINGLE = {"train.precision": "float32"}
 
 
-def changes(graph: bool) -> dict[str, str]:
-    own = {"train.device": DEVICE, "train.graph": str(graph).lower(), "train.fused": "false"}
-    return SINGLE | own
+def changes(graph: bool, fused: bool = False) -> dict[str, str]:
+    own = {"train.graph": str(graph).lower(), "train.fused": str(fused).lower()}
+    return {**SINGLE, "train.device": DEVICE, **own}
 
 
 @pytest.fixture
@@ -80,8 +80,10 @@ def masks_of(trainer: CofiTrainer) -> Tensor:
     return torch.cat([masks.logits.detach(), masks.multipliers.detach()])
 
 
-@pytest.mark.parametrize("existing", ["refuse", "resume"])
-def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing) -> None:
+@pytest.mark.parametrize(
+    ("existing", "fused"), [("refuse", False), ("refuse", True), ("resume", False)]
+)
+def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing, fused: bool) -> None:
     """Step by step from the same state, with masks and after they are made dense.
 
     New runs, and runs that were begun on a CPU and are resumed in the middle of the pruning.
@@ -90,8 +92,8 @@ def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing) ->
         test_cofi.finish(run, PLAN, "whole", kept=(RESUMED_AT,), changes=SINGLE)
         for name in ("plain", "other"):
             shutil.copytree(run.parent / str(RESUMED_AT), run.parent / name)
-    plain = test_cofi.start(run, PLAN, "plain", existing, changes(graph=False))
-    other = test_cofi.start(run, PLAN, "other", existing, changes(graph=True))
+    plain = test_cofi.start(run, PLAN, "plain", existing, changes(False, fused))
+    other = test_cofi.start(run, PLAN, "other", existing, changes(True, fused))
     assert (plain.compressor.steps > 0) == (existing == "resume")
     while plain.compressor.steps < PLAN.steps:
         masked = plain.compressor.steps < PLAN.dense_at
