@@ -1,18 +1,24 @@
 """CoFi: masks and their control, the dense cut, and runs of the command."""
 
 import contextlib
+import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.func import functional_call
+from torch.profiler import ProfilerActivity, profile
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.cofi import CofiPlan
+from gaugelasso.baselines.cofi_cost import parameter_terms, row_products
 from gaugelasso.baselines.cofi_cut import make_dense_
-from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
+from gaugelasso.baselines.cofi_masks import FAMILIES, Masks
 from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters, teacher_of
 from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.source import Source
@@ -23,6 +29,8 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
+from gaugelasso.training.step import TrainingStep
+from tests.baselines.replayed import ReplayedStep
 from tests.command import Command, assert_user_error
 from tests.export.sources import tiny, write_run
 from tests.tiny_runs import assert_same_run, finished, keep_images, read, rows
@@ -89,8 +97,8 @@ def test_a_mask_is_open_as_often_as_its_probability_says() -> None:
     _, masks = masks_of(model_of())
     with torch.no_grad():
         masks.logits.copy_(torch.linspace(-3, 3, len(masks.logits)))
-    drawn = torch.stack([masks.sample(seed) for seed in range(1000)])
-    assert torch.equal(drawn[0], masks.sample(0))
+    drawn = torch.stack([masks.sample(masks.noise(seed)) for seed in range(1000)])
+    assert torch.equal(drawn[0], masks.sample(masks.noise(0)))
     assert drawn.min() == 0
     assert drawn.max() == 1
     torch.testing.assert_close(
@@ -194,6 +202,31 @@ def test_masks_go_on_from_their_state() -> None:
         other.load_([0.0])
 
 
+def test_products_of_rows_are_those_of_prod_and_survive_zeros() -> None:
+    rows = torch.rand(50, 4, generator=torch.Generator().manual_seed(1)) + 0.1
+    given = torch.linspace(-1, 1, 50)
+    found = []
+    for product in (row_products, lambda values: values.prod(1)):
+        values = rows.clone().requires_grad_()
+        result = product(values)
+        result.backward(given)
+        found.append((result.detach(), values.grad))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    closed = torch.tensor([[0.0, 2.0, 3.0]], requires_grad=True)
+    row_products(closed).sum().backward()
+    assert torch.equal(closed.grad, torch.zeros(1, 3))
+
+
+def test_logits_of_any_size_have_finite_gradients() -> None:
+    _, masks = masks_of(model_of())
+    with torch.no_grad():
+        masks.logits.fill_(-200)  # whose sigmoid is zero
+        masks.multipliers.fill_(1.0)
+    assert float(masks.expected().detach()) == 0
+    masks.lagrangian(0.5 * masks.full).backward()
+    assert not masks.logits.grad.any()
+
+
 def test_distillation_is_the_divergence_at_temperature_2_or_the_squared_error() -> None:
     model = model_of()
     wanted = model(INPUTS).detach()
@@ -243,9 +276,16 @@ def plan_of(target: float, rate: float = 0.1) -> CofiPlan:
     return CofiPlan("fma", target, warmup=5, prune=80, finetune=10, distill=0.5, mask_rate=rate)
 
 
-def start(run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse") -> CofiTrainer:
+def start(
+    run: Path,
+    plan: CofiPlan,
+    name: str,
+    existing: Existing = "refuse",
+    changes: Mapping[str, str] | None = None,
+) -> CofiTrainer:
     source = Source.of(run)
-    return CofiTrainer(source, plan, cofi_settings(source, plan, {}), run.parent / name, existing)
+    config = cofi_settings(source, plan, changes or {})
+    return CofiTrainer(source, plan, config, run.parent / name, existing)
 
 
 def test_a_run_ends_dense_at_its_target(run: Path) -> None:
@@ -307,6 +347,149 @@ def test_a_step_minimises_the_shares_of_loss_and_distance(run: Path) -> None:
     trainer.folder.close()
 
 
+class WrittenOut:
+    """The masked step as formulas, without fixed tensors: what a step must compute to the last bit.
+
+    Its own masks and multipliers are a copy of those of `step`, with optimizers of their own.
+    """
+
+    def __init__(self, step: CofiStep, masks: Masks, rate: float):
+        self.step, self.masks = step, masks
+        self.logits = masks.logits.detach().clone().requires_grad_()
+        self.multipliers = masks.multipliers.detach().clone().requires_grad_()
+        self.optimizers = (
+            torch.optim.Adam([self.logits], lr=rate),
+            torch.optim.Adam([self.multipliers], lr=rate, maximize=True),
+        )
+
+    def losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
+        step, masks, share = self.step, self.masks, self.step.distillation.share
+        seed = replace(step.draw(step.number, micro), stream=100).seed
+        u = torch.rand(len(self.logits), generator=torch.Generator().manual_seed(seed))
+        noise = u.clamp(1e-6, 1 - 1e-6).logit()
+        z = (-0.1 + 1.2 * ((noise + self.logits) / (2 / 3)).sigmoid()).clamp(0, 1)
+        assert isinstance(step.model, Transformer)
+        outputs = functional_call(step.model, masks.gated(step.model, z), (inputs,))
+        loss = step.config.task.loss(outputs, targets)
+        distance = step.distillation.loss(outputs, step.distillation.teacher(inputs).detach())
+        chance = (self.logits - 2 / 3 * math.log(0.1 / 1.1)).sigmoid()
+        gap = (masks._cost(chance) - step.target) / masks.full
+        constraint = self.multipliers[0] * gap + self.multipliers[1] * gap.square()
+        return loss, (1 - share) * loss + share * distance + constraint
+
+    def __call__(self) -> None:
+        TrainingStep.plain(self.step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_steps_on_fixed_tensors_are_the_formulas_to_the_last_bit(
+    run: Path, accumulate: int
+) -> None:
+    plan, changes = plan_of(300), {"train.accumulate": str(accumulate)}
+    one, other = (start(run, plan, name, changes=changes) for name in ("one", "other"))
+    written = None
+    for _ in range(12):
+        one._step()
+        other.driver.before_step()
+        step, masks = other.cofi.step, other.cofi.masks
+        assert masks is not None
+        if written is None:
+            written = WrittenOut(step, masks, plan.mask_rate)
+            step.losses = written.losses  # type: ignore[method-assign]
+        step.load_(other.compressor.steps)
+        written()
+        other.compressor.finish_step_()
+        assert one.cofi.masks is not None
+        assert torch.equal(one.cofi.masks.logits, written.logits)
+        assert torch.equal(one.cofi.masks.multipliers, written.multipliers)
+        assert torch.equal(one.state.step.loss, step.loss)
+        weights = (trainer.compressor.optimizer.store.weight for trainer in (one, other))
+        assert torch.equal(*weights)
+    for trainer in (one, other):
+        trainer.folder.close()
+
+
+# What a CUDA graph cannot capture: values read by the host or made by it, shapes made of values.
+ON_HOST = {f"aten::{name}" for name in ("item", "nonzero", "masked_select", "lift_fresh")}
+
+
+def operators_of(action: Callable[[], object]) -> set[str]:
+    """The operators that run, with those inside others and in backward passes."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        action()
+    return {event.name for event in profiled.events() or ()}
+
+
+def test_a_masked_step_reads_nothing_back(run: Path) -> None:
+    """But for the optimizers of the masks, which count their steps on the host of a CPU run."""
+    trainer = start(run, plan_of(300), "cofi")
+    trainer._step()
+    step, masks = trainer.cofi.step, trainer.cofi.masks
+    assert masks is not None
+    addresses = [tensor.grad.data_ptr() for tensor in (masks.logits, masks.multipliers)]
+    found = operators_of(lambda: TrainingStep.plain(step))
+    assert "aten::sigmoid_backward" in found
+    assert not found & ON_HOST
+    rows = torch.ones(2, 2, requires_grad=True)
+    assert "aten::item" in operators_of(lambda: rows.prod(1).sum().backward())
+    masks.step_()
+    after = [tensor.grad.data_ptr() for tensor in (masks.logits, masks.multipliers)]
+    assert after == addresses
+    trainer.folder.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replayed_steps_are_those_that_run_plainly(
+    run: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, while the target falls, at the target, and after masks are made dense."""
+    # As on a GPU: torch has the optimizers of CUDA graphs for no CPU.
+    module = sys.modules[torch.optim.Adam.__module__]
+    monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    plan, changes = replace(plan_of(300), prune=10), {"train.accumulate": str(accumulate)}
+    one, other = (start(run, plan, name, changes=changes) for name in ("one", "other"))
+    replayed = ReplayedStep(other.cofi.step.plain)
+    other.cofi.step._step = replayed
+    for number in range(plan.steps):
+        for trainer in (one, other):
+            trainer.driver.before_step()
+            if number == 0:
+                assert trainer.cofi.masks is not None
+                for optimizer in (trainer.cofi.masks._descent, trainer.cofi.masks._ascent):
+                    optimizer.param_groups[0]["capturable"] = True
+            trainer.state.step.load_(number)
+            trainer.state.step()
+            trainer.compressor.finish_step_()
+        masks, others = one.cofi.masks, other.cofi.masks
+        assert (masks is None) == (others is None) == (number >= plan.dense_at)
+        if masks is not None and others is not None:
+            assert masks.state() == others.state()
+        assert torch.equal(one.state.step.loss, other.state.step.loss)
+        weights = (trainer.compressor.optimizer.store.weight for trainer in (one, other))
+        assert torch.equal(*weights)
+    # Two structures, each with a plain step and a recorded one.
+    assert replayed.replays == plan.steps - 4
+    for trainer in (one, other):
+        trainer.folder.close()
+
+
+def test_a_graph_is_dropped_with_the_masks_that_it_has(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = start(run, replace(plan_of(300), prune=10), "cofi")
+    step, dropped = trainer.cofi.step, []
+    monkeypatch.setattr(step._step, "reset", lambda release=False: dropped.append(step.number))
+    for _ in range(20):
+        trainer._step()
+        trainer.driver.advance()
+    # At the start; where masks are made dense; and in the next call, for the new structure.
+    assert sorted(set(dropped)) == [0, 14, 15]
+    trainer.folder.close()
+
+
 def test_the_teacher_is_counted_in_fma_whatever_is_priced(run: Path) -> None:
     plan = CofiPlan("parameters", 200, warmup=5, prune=25, finetune=10, distill=0.5, mask_rate=0.3)
     source = Source.of(run)
@@ -321,9 +504,14 @@ def test_the_teacher_is_counted_in_fma_whatever_is_priced(run: Path) -> None:
 
 
 def finish(
-    run: Path, plan: CofiPlan, name: str, existing: Existing = "refuse", kept: tuple[int, ...] = ()
+    run: Path,
+    plan: CofiPlan,
+    name: str,
+    existing: Existing = "refuse",
+    kept: tuple[int, ...] = (),
+    changes: Mapping[str, str] | None = None,
 ) -> None:
-    trainer = start(run, plan, name, existing)
+    trainer = start(run, plan, name, existing, changes)
     if kept:
         keep_images(trainer, *kept)
     with contextlib.suppress(TargetMissed):

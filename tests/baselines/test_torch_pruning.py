@@ -1,6 +1,7 @@
 """Torch-Pruning: plain modules, what the package removes, its regularisation, and runs."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gaugelasso.baselines.torch_pruning_choice import (
 )
 from gaugelasso.baselines.torch_pruning_modules import plain_of
 from gaugelasso.baselines.torch_pruning_run import (
+    RegularizedStep,
     TorchPruningPlan,
     TorchPruningTrainer,
     torch_pruning_settings,
@@ -32,6 +34,7 @@ from gaugelasso.report import write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.folder import Existing
+from tests.baselines.replayed import ReplayedStep
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import assert_same_run, finished, keep_images, read, rows, stop_at
 
@@ -183,12 +186,17 @@ def test_a_work_that_it_cannot_reach_leaves_one_index_of_each_axis() -> None:
 # --- regularisation -------------------------------------------------------------------------
 
 
+def gradients_of(model: Transformer) -> dict[str, Tensor]:
+    options = PrunerOptions("group-norm", "global", reg=0.5)
+    return GroupNormRegularizer(model, options).gradients(model)
+
+
 def test_regularisation_is_stronger_for_weaker_channels_of_both_axes_of_a_map() -> None:
     """gradient = reg (a_site + b_filter) weight, where a and b are from 1 to 16."""
     model = Transformer(model_of({}).spec(), seed=3).double()  # gains and scales are one
-    GroupNormRegularizer(model, PrunerOptions("group-norm", "global", reg=0.5)).add_(model, 0.1)
+    found = gradients_of(model)
     mlp = model.operators["mlp_1"]
-    ratio = (mlp.up.grad / mlp.up.detach()) / (0.5 * 0.1)
+    ratio = (found["operators.mlp_1.up"] / mlp.up.detach()) / 0.5
     by_filter = ratio - ratio[:, :1]
     torch.testing.assert_close(by_filter, by_filter[:1].expand_as(ratio))
     assert float(by_filter[0].max() - by_filter[0].min()) == pytest.approx(15)
@@ -197,19 +205,19 @@ def test_regularisation_is_stronger_for_weaker_channels_of_both_axes_of_a_map() 
     assert float(ratio.min()) >= 2
     strength = mlp.up.square().sum(0) + mlp.gate.square().sum(0) + mlp.down.square().sum(1)
     assert int(by_filter[0].argmax()) == int(strength.argmin())
-    assert model.embedding.table.grad is None
+    assert "embedding.table" not in found
 
 
 def test_gains_and_scales_get_their_part_of_it() -> None:
     """A map is gain x matrix: both have the same sum of weight times gradient."""
     model = model_of({}).train()
-    GroupNormRegularizer(model, PrunerOptions("group-norm", "global", reg=0.5)).add_(model, 1.0)
-    mlp = model.operators["mlp_0"]
-    matrices = (mlp.up * mlp.up.grad + mlp.gate * mlp.gate.grad).sum(1)
-    torch.testing.assert_close(mlp.read.gain * mlp.read.gain.grad, matrices)
-    torch.testing.assert_close(
-        mlp.write.scale * mlp.write.scale.grad, (mlp.down * mlp.down.grad).sum(0)
-    )
+    products = {
+        name: model.get_parameter(name) * gradient for name, gradient in gradients_of(model).items()
+    }
+    owner = "operators.mlp_0"
+    matrices = (products[f"{owner}.up"] + products[f"{owner}.gate"]).sum(1)
+    torch.testing.assert_close(products[f"{owner}.read.gain"], matrices)
+    torch.testing.assert_close(products[f"{owner}.write.scale"], products[f"{owner}.down"].sum(0))
     assert matrices.detach().abs().min() > 0
 
 
@@ -231,10 +239,14 @@ def plan_of(run: Path, mode: Mode = "magnitude", reg: float = 1e-2) -> TorchPrun
 
 
 def start(
-    run: Path, plan: TorchPruningPlan, name: str, existing: Existing = "refuse"
+    run: Path,
+    plan: TorchPruningPlan,
+    name: str,
+    existing: Existing = "refuse",
+    changes: Mapping[str, str] | None = None,
 ) -> TorchPruningTrainer:
     source = Source.of(run)
-    config = torch_pruning_settings(source, plan, {})
+    config = torch_pruning_settings(source, plan, changes or {})
     return TorchPruningTrainer(source, plan, config, run.parent / name, existing)
 
 
@@ -268,6 +280,55 @@ def test_the_steps_before_the_rounds_are_regularised(run: Path) -> None:
         stop_at(trainer, 14)
         norms.append(float(trainer.compressor.state.plan.store.weight.norm()))
     assert norms[1] < norms[0]
+
+
+SUMS = [
+    {},
+    {"train.accumulate": "3"},
+    {"train.accumulate": "2", "train.canonical": "true"},
+]
+
+
+@pytest.mark.parametrize("sums", SUMS, ids=str)
+def test_a_step_adds_the_regularisation_of_its_weights_once(
+    run: Path, sums: dict[str, str]
+) -> None:
+    trainer = start(run, plan_of(run, "group-norm", reg=0.5), "pruned", changes=sums)
+    trainer.driver.before_step()
+    step, store = trainer.state.step, trainer.compressor.state.plan.store
+    assert isinstance(step, RegularizedStep)
+    assert step.regularizer is not None
+    assert isinstance(step.model, Transformer)
+    step.load_(0)
+    weight, added = store.weight.clone(), step.regularizer.gradients(step.model)
+    state = {name: t.clone() for name, t in trainer.compressor.state_tensors().items()}
+    step()
+    both = {name: part.clone() for name, part in store.views(store.grad).items()}
+    step.regularizer = None
+    store.weight.copy_(weight)
+    for name, tensor in trainer.compressor.state_tensors().items():
+        tensor.copy_(state[name])
+    step()
+    loss = store.views(store.grad)
+    assert len(added) > 5
+    for name, gradient in both.items():
+        expected = loss[name] + added.get(name, 0)
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+    trainer.folder.close()
+
+
+@pytest.mark.parametrize("sums", SUMS, ids=str)
+def test_replayed_steps_are_those_that_run_plainly(run: Path, sums: dict[str, str]) -> None:
+    """To the last bit, through the regularised steps, the rounds and the fine-tuning."""
+    plan = plan_of(run, "group-norm", reg=0.5)
+    one, other = (start(run, plan, name, changes=sums) for name in ("one", "other"))
+    replayed = ReplayedStep(other.state.step.plain)
+    other.state.step._step = replayed
+    for trainer in (one, other):
+        trainer.run()
+    assert_same_run(one.folder.path, other.folder.path)
+    # With regularisation, and for each structure: a plain step and a recorded one.
+    assert replayed.replays == plan.steps - 2 * 3
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("magnitude", (6,)), ("group-norm", (11, 25))])

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gaugelasso.axes import named_tensors
+from gaugelasso.baselines.cofi_cost import parameter_terms
 from gaugelasso.baselines.cofi_cut import make_dense_
-from gaugelasso.baselines.cofi_masks import FAMILIES, Masks, parameter_terms
+from gaugelasso.baselines.cofi_masks import FAMILIES, Masks
 from gaugelasso.baselines.cofi_step import CofiStep
 from gaugelasso.baselines.plain_driver import PlainDriver
 from gaugelasso.compress.courses.stages import Phase

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Slot, Tensors, named_tensors, spread
+from gaugelasso.axes import Slot, named_tensors, spread
+from gaugelasso.baselines.cofi_cost import row_products
 from gaugelasso.compress.pricing import Product, count
 from gaugelasso.models import Transformer
 from gaugelasso.models.operators import Attention, SwiGLU
@@ -72,8 +73,13 @@ class Masks:
         )
         self.logits = (start + 0.01 * noise).to(device).requires_grad_()
         self.multipliers = torch.zeros(2, device=device, requires_grad=True)
-        self._descent = torch.optim.Adam([self.logits], lr=rate)
-        self._ascent = torch.optim.Adam([self.multipliers], lr=rate, maximize=True)
+        for tensor in (self.logits, self.multipliers):  # a CUDA graph needs fixed addresses
+            tensor.grad = torch.zeros_like(tensor)
+        graph = self.logits.is_cuda  # the optimizers then count their steps on the device
+        self._descent = torch.optim.Adam([self.logits], lr=rate, capturable=graph)
+        self._ascent = torch.optim.Adam(
+            [self.multipliers], lr=rate, maximize=True, capturable=graph
+        )
         # A row of axes for each term, filled up with an axis of width 1 after the last one.
         number = {axis.name: k for k, axis in enumerate(self._table.axes)}
         most = max(len(term.axes) for term in terms)
@@ -93,11 +99,14 @@ class Masks:
 
     # --- values -----------------------------------------------------------------------------
 
-    def sample(self, seed: int) -> Tensor:
-        """Random masks, a function of the logits and of the seed."""
+    def noise(self, seed: int) -> Tensor:
+        """log u - log(1 - u) for each mask, on the CPU: the same numbers for every device."""
         generator = torch.Generator().manual_seed(seed)
         uniform = torch.rand(len(self.logits), generator=generator).clamp(_EPSILON, 1 - _EPSILON)
-        noise = uniform.logit().to(self.logits)
+        return uniform.logit()
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Random masks, a function of the logits and of `noise`, which is on their device."""
         stretched = LOW + (HIGH - LOW) * ((noise + self.logits) / TEMPERATURE).sigmoid()
         return stretched.clamp(0, 1)
 
@@ -149,9 +158,9 @@ class Masks:
             else:
                 widths.append(hidden.sum())
         one = hidden.new_ones(())
-        return torch.stack([*widths, one])[self._axes].prod(1) @ self._factors
+        return row_products(torch.stack([*widths, one])[self._axes]) @ self._factors
 
-    def lagrangian(self, target: float) -> Tensor:
+    def lagrangian(self, target: float | Tensor) -> Tensor:
         """lambda_1 (t - s) + lambda_2 (t - s)^2; s and t are shares of the full cost."""
         gap = (self.expected() - target) / self.full
         return self.multipliers[0] * gap + self.multipliers[1] * gap.square()
@@ -160,7 +169,7 @@ class Masks:
         """Move masks and multipliers by their gradients, and clear these."""
         for optimizer in (self._descent, self._ascent):
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=False)
 
     # --- on the model -----------------------------------------------------------------------
 
@@ -208,7 +217,7 @@ class Masks:
         sizes = [n, 2, n, n, 1, 2, 2, 1]
         if len(values) != sum(sizes):
             raise ValueError(f"{len(values)} numbers of masks in place of {sum(sizes)}")
-        parts = torch.tensor(values, dtype=torch.float32).to(self.logits.device).split(sizes)
+        parts = torch.tensor(values, dtype=torch.float32, device=self.logits.device).split(sizes)
         with torch.no_grad():
             self.logits.copy_(parts[0])
             self.multipliers.copy_(parts[1])
@@ -219,7 +228,7 @@ class Masks:
         for optimizer, tensor, (mean, square, step) in pairs:
             if float(step):
                 optimizer.state[tensor] = {
-                    "step": step[0].cpu(), "exp_avg": mean.clone(), "exp_avg_sq": square.clone()
+                    "step": step[0].clone(), "exp_avg": mean.clone(), "exp_avg_sq": square.clone()
                 }  # fmt: skip
 
 
@@ -260,16 +269,3 @@ def _gates(
     if tied:  # its normaliser is that of the gains, so a site that goes must leave them
         for owner in [*(f"operators.{name}" for name in model.operators), "classifier"]:
             yield Slot(f"{owner}.read.gain", link=f"{owner}.read.sites"), hidden
-
-
-def parameter_terms(table: AxisTable, tensors: Tensors) -> list[Product]:
-    """The number of parameters as a function of widths, without the tables of the embedding."""
-    homes = {(slot.tensor, slot.dim): axis.name for axis in table.axes for slot in axis.direct()}
-    terms = []
-    for name, tensor in tensors.items():
-        if not tensor.requires_grad or name in ("embedding.table", "embedding.positions"):
-            continue
-        axes = [homes[name, dim] for dim in range(tensor.ndim) if (name, dim) in homes]
-        fixed = [size for dim, size in enumerate(tensor.shape) if (name, dim) not in homes]
-        terms.append(Product(tuple(axes), float(math.prod(fixed))))
-    return terms

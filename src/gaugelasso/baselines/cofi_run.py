@@ -8,7 +8,8 @@ from typing import Any
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms
-from gaugelasso.baselines.cofi_masks import Masks, parameter_terms
+from gaugelasso.baselines.cofi_cost import parameter_terms
+from gaugelasso.baselines.cofi_masks import Masks
 from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, settings_of, transformer_of

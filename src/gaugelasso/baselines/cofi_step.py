@@ -47,10 +47,11 @@ class CofiDistillation:
 class CofiStep(TrainingStep):
     """While `masks` is set, the step samples them and moves them towards `target`.
 
-    Its random numbers depend on the seed and on `number`, the step, and nothing else.
+    Its random numbers depend on the seed and on `number`, the step, and nothing else. They and the
+    target are copied to fixed tensors before the step, so that a CUDA graph can capture it.
     """
 
-    masks: Masks | None = None
+    _masks: Masks | None = None
     target = 0.0
     number = 0
 
@@ -60,16 +61,43 @@ class CofiStep(TrainingStep):
     ):  # fmt: skip
         self.distillation = distillation
         super().__init__(model, config, device, team, first)
+        self._held_to = torch.zeros((), device=device)
+        self._noise = torch.zeros(len(self.micros), 0, device=device)
+
+    @property
+    def masks(self) -> Masks | None:
+        return self._masks
+
+    @masks.setter
+    def masks(self, masks: Masks | None) -> None:
+        if masks is self._masks:
+            return
+        self._masks = masks
+        size = 0 if masks is None else len(masks.logits)
+        self._noise = self._noise.new_zeros(len(self.micros), size)
+        self._step.reset()  # a CUDA graph has the addresses of the masks before
 
     def load_(self, step: int) -> None:
         super().load_(step)
         self.number = step
 
     def __call__(self) -> None:
-        if self.masks is None:
-            super().__call__()
-        else:  # sampling is not captured in a CUDA graph
-            self.plain()
+        if self.masks is not None:
+            self._fill_(self.masks)
+        super().__call__()
+
+    def _fill_(self, masks: Masks) -> None:
+        """Set the target and the noise of this step."""
+        self._held_to.fill_(self.target)
+        draws = [replace(self.draw(self.number, micro), stream=_MASKS) for micro in self.micros]
+        noise = torch.stack([masks.noise(draw.seed) for draw in draws])
+        if self._noise.is_cuda:  # from other memory the copy would wait for the step before
+            noise = noise.pin_memory()
+        self._noise.copy_(noise, non_blocking=True)
+
+    def plain(self) -> None:
+        super().plain()
+        if self.masks is not None:
             self.masks.step_()
 
     def losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
@@ -84,11 +112,10 @@ class CofiStep(TrainingStep):
                 outputs = self.model(inputs)
             else:
                 assert isinstance(self.model, Transformer)
-                draw = replace(self.draw(self.number, micro), stream=_MASKS)
-                gated = masks.gated(self.model, masks.sample(draw.seed))
+                gated = masks.gated(self.model, masks.sample(self._noise[micro]))
                 outputs = functional_call(self.model, gated, (inputs,))
             with torch.no_grad():
                 wanted = taught.teacher(inputs)
         loss = self.config.task.loss(outputs, targets)
         total = (1 - taught.share) * loss + taught.share * taught.loss(outputs, wanted)
-        return loss, total if masks is None else total + masks.lagrangian(self.target)
+        return loss, total if masks is None else total + masks.lagrangian(self._held_to)

@@ -180,11 +180,12 @@ class GroupNormRegularizer:
         self._pruner = options.pruner(self._plain)
         self._pruner.update_regularizer()
 
-    def add_(self, model: Transformer, share: float) -> None:
-        """Add `share` of its gradient to those of the model, which has the same structure.
+    def gradients(self, model: Transformer) -> dict[str, Tensor]:
+        """Its gradient for each parameter of the model that it reaches, by name.
 
-        The package adds to the gradients of plain maps. A map is a product of a matrix and gains
-        or scales, so the chain rule leads to the model's own parameters.
+        The model has the structure that it was made for. The package adds to the gradients of
+        plain maps. A map is a product of a matrix and gains or scales, so the chain rule leads to
+        the model's own parameters.
         """
         with torch.enable_grad():
             values = {name: value for name, value in plain_values(model) if name in self._maps}
@@ -192,8 +193,12 @@ class GroupNormRegularizer:
             weight.data.copy_(values[name].detach())
             weight.grad = torch.zeros_like(weight)
         self._pruner.regularize(self._plain)
-        added = [share * weight.grad for weight in self._maps.values() if weight.grad is not None]
-        torch.autograd.backward([values[name] for name in self._maps], added)
+        added = [weight.grad for weight in self._maps.values() if weight.grad is not None]
+        own = dict(model.named_parameters())
+        found = torch.autograd.grad(
+            [values[name] for name in self._maps], list(own.values()), added, allow_unused=True
+        )
+        return {name: grad for name, grad in zip(own, found, strict=True) if grad is not None}
 
 
 def _channels(plain: PlainTransformer) -> Iterator[tuple[nn.Module, tuple[str, int]]]:

@@ -10,6 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gaugelasso.axes import Compressible
 from gaugelasso.baselines.post_hoc import PrunePlan, PruneRun
 from gaugelasso.baselines.pruning import PruneTrainer, check_work, pruning_config
@@ -64,20 +67,42 @@ def torch_pruning_settings(
 
 
 class RegularizedStep(TrainingStep):
-    """While `regularizer` is set, a step adds its gradient to that of the loss."""
+    """While `regularizer` is set, a step adds its gradient to that of the loss.
 
-    regularizer: GroupNormRegularizer | None = None
+    The package reads values back to the host, so no CUDA graph can capture it. Its gradient
+    depends on the weights alone: it is computed before the step, into fixed tensors.
+    """
+
+    _regularizer: GroupNormRegularizer | None = None
+
+    @property
+    def regularizer(self) -> GroupNormRegularizer | None:
+        return self._regularizer
+
+    @regularizer.setter
+    def regularizer(self, regularizer: GroupNormRegularizer | None) -> None:
+        if regularizer is self._regularizer:
+            return
+        self._regularizer = regularizer
+        self._added: dict[str, Tensor] = {}
+        self._step.reset()  # a CUDA graph has the addresses of the gradients before
 
     def __call__(self) -> None:
-        if self.regularizer is None:
-            super().__call__()
-        else:  # the package reads values back to the host, so no CUDA graph can capture it
-            self.plain()
+        if self.regularizer is not None:
+            assert isinstance(self.model, Transformer)
+            found = self.regularizer.gradients(self.model)
+            if self._added:
+                torch._foreach_copy_(list(self._added.values()), list(found.values()))
+            else:
+                self._added = {name: gradient.clone() for name, gradient in found.items()}
+        super().__call__()
 
     def add_gradients_(self, share: float) -> None:
         if self.regularizer is not None:
-            assert isinstance(self.model, Transformer)
-            self.regularizer.add_(self.model, share)
+            for name, added in self._added.items():
+                gradient = self.model.get_parameter(name).grad
+                assert gradient is not None
+                gradient.add_(added, alpha=share)
 
 
 class TorchPruningRun(PruneRun):
