@@ -325,6 +325,42 @@ def test_a_target_that_the_control_does_not_reach_is_said_with_the_nearest(run: 
     assert summary["cofi"]["reached"] == summary["fma_final"] > 1.02 * target
 
 
+@pytest.mark.parametrize("failing", [1, 3])
+def test_steps_without_a_finite_loss_do_not_spoil_the_masks(
+    run: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is left out. Three are a failure: back to the newest checkpoint, masks included."""
+    target, losses = 0.5 * read(run / "summary.json")["fma_final"], CofiStep.losses
+    calls = iter(range(1000))
+    monkeypatch.setattr(CofiStep, "losses", lambda *given: tuple(
+        value * (math.nan if 30 <= now < 30 + failing else 1.0)
+        for now in [next(calls)] for value in losses(*given)
+    ))  # fmt: skip
+    changes = {"train.skip_limit": "3", "train.checkpoint_every": "20"}
+    trainer = start(run, replace(plan_of(target), prune=120), "cofi", changes=changes)
+    begun: list[list[float]] = []
+    begin = trainer.cofi._begin
+
+    def watched() -> None:
+        begun.append(list(trainer.cofi._saved))
+        begin()
+
+    trainer.cofi._begin = watched  # type: ignore[method-assign]
+    summary = trainer.run()
+    assert summary["skipped_steps"] == failing
+    assert summary["fma_final"] <= 1.02 * target
+    assert all(math.isfinite(each) for each in trainer.cofi.control)
+    if failing == 1:
+        assert begun == [[]]
+        return
+    assert [row["returned_to"] for row in rows(trainer.folder.path, "events.jsonl")
+            if row.get("returned_to") is not None] == [20]  # fmt: skip
+    assert begun[0] == []
+    assert len(begun) == 2
+    assert all(math.isfinite(each) for each in begun[1])
+    assert len(begun[1]) > 10
+
+
 def test_a_step_minimises_the_shares_of_loss_and_distance(run: Path) -> None:
     trainer = start(run, replace(plan_of(300), distill=0.25), "cofi")
     step = trainer.state.step

@@ -148,6 +148,14 @@ class CofiRun(PlainDriver):
         if self.now == self.plan.dense_at - self.plan.window:
             self.lambda_before = float(self.masks.multipliers[0].detach())
 
+    def failed(self, reason: str) -> None:
+        """Return to the newest checkpoint, and to the masks that it has."""
+        saved = self.state.saved.newest()
+        super().failed(reason)
+        assert saved is not None
+        if self.masks is not None:
+            self._saved, self.masks = saved.state()[0]["masks"], None
+
     def _make_dense(self) -> None:
         assert self.masks is not None
         began, state, before = time.perf_counter(), self.compressor.state, self.compressor.fma

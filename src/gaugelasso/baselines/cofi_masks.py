@@ -166,7 +166,13 @@ class Masks:
         return self.multipliers[0] * gap + self.multipliers[1] * gap.square()
 
     def step_(self) -> None:
-        """Move masks and multipliers by their gradients, and clear these."""
+        """Move masks and multipliers by their gradients, and clear these.
+
+        Gradients that are not finite count as zero: the weights leave such a step out.
+        """
+        for tensor in (self.logits, self.multipliers):
+            assert tensor.grad is not None
+            tensor.grad.nan_to_num_(0.0, 0.0, 0.0)
         for optimizer in (self._descent, self._ascent):
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
