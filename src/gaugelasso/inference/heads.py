@@ -145,25 +145,19 @@ class Attention(nn.Module):
         `at` are the positions, as in `Embedding`. Heads are padded with zeros, as `wide_k` and
         `wide_v` say. New keys and values are also stored in the `cache`. The rows may be changed.
         """
-        kernels, traced = uses_kernels(rows), torch.compiler.is_compiling()
+        kernels, turned = uses_kernels(rows), self.heads + self.groups
         if kernels:
             self._rotate_(rows, batch, at, cache)
-        elif not traced:
-            turned, length = self.heads + self.groups, len(rows) // batch
-            heads = rows[:, : turned * self.wide_k].view(batch, length, turned, -1)
-            self._turn_(heads, slice(length) if at is None else at)
-        widths = [self.heads * self.wide_k, self.groups * self.wide_k, self.groups * self.wide_v]
-        pieces = rows[:, : self.features].unflatten(0, (batch, -1)).split(widths, dim=2)
-        counts = (self.heads, self.groups, self.groups)
-        q, k, v = (
-            piece.unflatten(2, (count, -1)).transpose(1, 2)
-            for piece, count in zip(pieces, counts, strict=True)
-        )
+        rows = rows[:, : self.features].unflatten(0, (batch, -1))
+        heads, v = rows.split([turned * self.wide_k, self.groups * self.wide_v], dim=2)
+        heads, v = heads.unflatten(2, (turned, -1)), v.unflatten(2, (self.groups, -1))
+        if not kernels:
+            heads = self._turned(heads, slice(rows.shape[1]) if at is None else at)
+        q, k = heads.split([self.heads, self.groups], dim=2)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if kernels:
             # Attention needs aligned addresses.
             return (q, k, v) if self.align % 8 == 0 else tuple(e.contiguous() for e in (q, k, v))
-        if traced:
-            q, k = (self._rotated(each, at) for each in (q, k))
         if cache is not None:
             cache.store_(self.real_keys(k), v[..., : self.d_v])
         return q, k, v
@@ -180,18 +174,18 @@ class Attention(nn.Module):
             None if cache is None else cache.slots,
         )  # fmt: skip
 
-    def _turn_(self, heads: Tensor, where: Tensor | slice | int) -> None:
-        """Rotate queries and keys [..., H + G, wide_k] in place, by the angles of positions."""
-        if self.cos is not None and self.sin is not None:
-            rotate_(heads, self.cos[where].unsqueeze(-2), self.sin[where].unsqueeze(-2))
+    def _turned(self, heads: Tensor, where: Tensor | slice | int) -> Tensor:
+        """Queries and keys [..., H + G, wide_k], rotated by the angles of positions.
 
-    def _rotated(self, heads: Tensor, at: Tensor | None) -> Tensor:
-        """Queries or keys [B, H, S, wide_k], rotated by operations that a trace can hold."""
+        In place, except in a trace, which others will run.
+        """
         if self.cos is None or self.sin is None:
             return heads
-        if at is None:
-            return rotated(heads, self.cos[: heads.shape[2]], self.sin[: heads.shape[2]])
-        return rotated(heads, self.cos[at][:, None], self.sin[at][:, None])
+        angles = self.cos[where].unsqueeze(-2), self.sin[where].unsqueeze(-2)
+        if torch.compiler.is_compiling():
+            return rotated(heads, *angles)
+        rotate_(heads, *angles)
+        return heads
 
     def step(self, x: Tensor, cache: CacheRows, at: NewTokens) -> Tensor:
         """The stream [B, D] after one token of every sequence; the rest as in `mix_one`."""
@@ -286,7 +280,7 @@ class Attention(nn.Module):
             [turned * self.wide_k, self.groups * self.wide_v], dim=1
         )
         heads, v = heads.unflatten(1, (turned, -1)), v.unflatten(1, (self.groups, -1))
-        self._turn_(heads, at.positions if at.equal is None else at.equal)
+        heads = self._turned(heads, at.positions if at.equal is None else at.equal)
         q, k = self.real_keys(heads).split([self.heads, self.groups], dim=1)
         cache.store_one_(k, v[..., : self.d_v], at)
         first, mask = 0, at.mask
