@@ -1,6 +1,15 @@
 """Tiles that are measured: they fit the product, and are used for what they were measured for."""
 
-from gaugelasso.kernels.tiles import FEW, GATED, PRODUCTS, SMALL, applies, candidates
+from gaugelasso.kernels.tiles import (
+    ATTENTION,
+    DECODING,
+    FEW,
+    GATED,
+    PRODUCTS,
+    SMALL,
+    applies,
+    candidates,
+)
 
 
 def test_candidates_waste_less_than_half_of_their_columns() -> None:
@@ -20,8 +29,10 @@ def test_candidates_waste_less_than_half_of_their_columns() -> None:
 
 def test_a_tile_is_used_for_what_it_was_measured_for() -> None:
     assert not {*SMALL} & {*PRODUCTS, *GATED}
+    assert not {*DECODING} & {*ATTENTION}
     assert applies(None, 1) is None
     assert applies(SMALL[0], FEW) == SMALL[0]
     assert applies(SMALL[0], FEW + 1) is None
-    assert applies(PRODUCTS[0], FEW) is None
-    assert applies(GATED[-1], FEW + 1) == GATED[-1]
+    for tile in (*PRODUCTS, *GATED):
+        assert applies(tile, FEW + 1) == tile
+        assert applies(tile, FEW) is None

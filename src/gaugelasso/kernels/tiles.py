@@ -20,18 +20,15 @@ class Tile(NamedTuple):
 # Beyond this many tokens programs have large blocks.
 FEW = 512
 # Candidates of products of many tokens, with one sum and with two of them.
-PRODUCTS = (
-    Tile(128, 128, 64, 8, 3),
-    Tile(128, 256, 64, 8, 3),
-    Tile(128, 64, 64, 4, 3),
-)
-GATED = (Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 3))
+PRODUCTS = (Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 8, 4), Tile(128, 64, 64, 4, 3),
+            Tile(128, 64, 32, 4, 4))  # fmt: skip
+GATED = (Tile(128, 64, 32, 4, 4), Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 # Of few tokens: programs for as many blocks of columns as there are.
 SMALL = (Tile(16, 16, 128, 4, 3), Tile(16, 16, 512, 8, 2), Tile(16, 32, 256, 4, 3),
          Tile(32, 32, 128, 4, 3), Tile(64, 64, 64, 4, 4))  # fmt: skip
 # Queries, keys of attention. The inner size is that of the heads, and is not chosen.
-ATTENTION = (Tile(64, 64, 0, 4, 2), Tile(128, 64, 0, 4, 3), Tile(64, 128, 0, 4, 2))
-
+ATTENTION = (Tile(128, 64, 0, 4, 3), Tile(128, 64, 0, 4, 2), Tile(128, 32, 0, 4, 3),
+             Tile(64, 64, 0, 4, 3))  # fmt: skip
 # Heads that share their keys, and keys, in a step of decoding.
 DECODING = (Tile(16, 64, 0, 1, 3), Tile(16, 64, 0, 2, 3), Tile(16, 64, 0, 4, 3),
             Tile(16, 128, 0, 4, 3))  # fmt: skip
