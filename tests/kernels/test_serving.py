@@ -158,12 +158,18 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "whole"])
 @pytest.mark.parametrize("turned", [True, False], ids=["rope", "plain"])
-@pytest.mark.parametrize(("heads", "groups", "half", "d_v"), [(1, 1, 3, 8), (4, 2, 20, 40)])
+@pytest.mark.parametrize(
+    ("size", "heads", "groups", "half", "d_v"),
+    [(64, 1, 1, 3, 8), (64, 2, 1, 8, 16), (70, 1, 1, 8, 16), (70, 4, 2, 20, 40)],
+)
 def test_attention_on_rows(
-    heads: int, groups: int, half: int, d_v: int, turned: bool, causal: bool
+    size: int, heads: int, groups: int, half: int, d_v: int, turned: bool, causal: bool
 ) -> None:
-    """Of sequences that are not whole blocks: rotated while read, in place, and not at all."""
-    batch, size = 2, 70
+    """Of sequences that are whole blocks or not: rotated while read, in place, and not at all.
+
+    Values of 16 channels fill their block, and those of 8 and 40 leave a column for the weights.
+    """
+    batch = 2
     tokens, second = batch * size, -(-half // 8) * 8
     wide = (2 * second, d_v)
     q, k = (pad(draw(tokens, n, half), second) for n in (2 * heads, 2 * groups))
