@@ -26,6 +26,7 @@ from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.stream import ReadForm
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import DECODING, Tile, candidates
+from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -194,7 +195,9 @@ def test_attention_on_rows(
 
 
 @pytest.mark.parametrize("order", ["tokens", "sites"])
-@pytest.mark.parametrize(("d", "f", "w", "tokens"), [(3, 16, 1, 1), (70, 144, 90, 19)])
+@pytest.mark.parametrize(
+    ("d", "f", "w", "tokens"), [(3, 16, 1, 1), (70, 144, 90, 19), (5, 80, 20, 256)]
+)
 def test_an_mlp_in_one_kernel(d: int, f: int, w: int, tokens: int, order: str) -> None:
     """Twice: the counters are zero again."""
     x = a_stream(tokens, 100, order)
@@ -296,6 +299,23 @@ def test_whole_models(case: Case, kind: str) -> None:
     tokens[rows] = inputs[at, lengths]
     logits = served.decode(tokens, cache)[rows]
     assert deviation(logits, whole[at, lengths]) < 1e-4
+
+
+@pytest.mark.usefixtures("with_kernels")
+@torch.inference_mode()
+def test_many_sequences_of_one_kernel_per_operator() -> None:
+    """Every sequence has a counter, and more than there are take the kernels of the parts."""
+    sizes = {"width": 12, "heads": 1, "d_k": 4, "d_v": 4, "d_f": 20}
+    spec = TransformerSpec.uniform(layers=1, length=2, inputs=9, outputs=9, rope=True, **sizes)
+    model = Transformer(spec).eval().to(DEVICE)
+    form = Form("fused", "fused", "narrow", step="whole")
+    served = InferenceModel(model, forms=form, align=16)
+    tokens = draw_indices(9, 130, 1)
+    logits = served.decode(tokens[:, 0], served.new_cache(130))
+    assert deviation(logits, model(tokens)[:, 0]) < 1e-4
+    assert len(folding.counters()) == folding.WHOLE
+    for batch in (130, folding.WHOLE, folding.WHOLE + 1):
+        assert folding.in_one_kernel(form, draw(batch, 1)) == (batch <= folding.WHOLE)
 
 
 @pytest.mark.usefixtures("with_kernels")

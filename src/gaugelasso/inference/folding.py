@@ -20,7 +20,7 @@ from gaugelasso.kernels.tiles import Tile
 from gaugelasso.models import layers
 
 # The most sequences of a step in one kernel per operator.
-WHOLE = 64
+WHOLE = 256
 # How the stream lies in memory: token by token, or site by site.
 StreamOrder = Literal["tokens", "sites"]
 
