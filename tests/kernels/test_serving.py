@@ -96,6 +96,14 @@ def test_a_product_and_its_write(f: int, d: int, tokens: int, dense: bool, order
     assert torch.allclose(got, expected, atol=2e-5 * float(expected.abs().max()))
 
 
+def test_gates_that_are_far_from_zero() -> None:
+    gate = torch.tensor([-80.0, -30, -1e-6, 0, 1e-6, 30, 80], device=DEVICE)[:, None]
+    up = draw(7, 40)
+    expected = up * torch.nn.functional.silu(gate)
+    got = products.swiglu(torch.cat([up, gate.expand(-1, 40)], 1))
+    assert torch.allclose(got, expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("by_channel", [True, False], ids=["channels", "tokens"])
 @pytest.mark.parametrize("turned", [True, False], ids=["rope", "plain"])
 @pytest.mark.parametrize(("d_k", "d_v"), [(2, 1), (6, 5), (24, 40)])

@@ -15,7 +15,7 @@ from torch import Tensor
 from gaugelasso.kernels.dispatch import check_offsets
 from gaugelasso.kernels.gpu.decoding import attention_launch, over_cache
 from gaugelasso.kernels.gpu.levels import _factor
-from gaugelasso.kernels.gpu.products import _dot
+from gaugelasso.kernels.gpu.products import _dot, _swish
 from gaugelasso.kernels.stream import EPS
 
 # Sequences of a block, which is the least that tensor cores multiply.
@@ -72,9 +72,8 @@ def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld,
         map_at = maps + k[:, None] * (2 * f) + j[None, :]
         up = _dot(rows, tl.load(map_at, mask=inside, other=0.0), up)
         gate = _dot(rows, tl.load(map_at + f, mask=inside, other=0.0), gate)
-    factor = _factor(level + eps, least)
-    gate = gate * factor[:, None]
-    h = (up * factor[:, None] * gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
+    factor = _factor(level + eps, least)[:, None]
+    h = _swish(up * factor, gate * factor).to(x.dtype.element_ty)
     for start in range(0, w, BW):
         column = start + tl.arange(0, BW)
         inside = wanted[:, None] & (column < ld)[None, :]
