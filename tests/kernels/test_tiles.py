@@ -5,10 +5,12 @@ from gaugelasso.kernels.tiles import (
     DECODING,
     FEW,
     GATED,
+    JOINED,
     PRODUCTS,
     SMALL,
     applies,
     candidates,
+    joined_candidates,
 )
 
 
@@ -36,3 +38,13 @@ def test_a_tile_is_used_for_what_it_was_measured_for() -> None:
     for tile in (*PRODUCTS, *GATED):
         assert applies(tile, FEW + 1) == tile
         assert applies(tile, FEW) is None
+
+
+def test_a_whole_mlp_has_the_tiles_that_fit_into_shared_memory() -> None:
+    """Those of bfloat16 that an H200 has compiled, and those that it refused."""
+    assert joined_candidates(64, 80, 2) == list(JOINED)
+    assert [str(tile) for tile in joined_candidates(272, 208, 2)] == [
+        "128x64x0/8w1", "128x32x0/8w3", "128x32x0/8w2", "64x32x0/4w3",
+    ]  # fmt: skip
+    assert [str(tile) for tile in joined_candidates(432, 240, 2)] == ["128x64x0/8w1"]
+    assert joined_candidates(512, 256, 4) == []
