@@ -65,7 +65,8 @@ def parts(served: InferenceModel, case: Case) -> Iterator[Part]:
                            partial(part, x))  # fmt: skip
             continue
         reads, writes = widths[name]
-        if decoding and part.form.step == "whole":
+        at_once = part.form.step == "whole" if decoding else _joined(part, x)
+        if at_once:
             yield _whole(served, case, name, part, x, reads, writes)
             continue
         if isinstance(part, Mlp):
@@ -85,7 +86,7 @@ def _whole(
     served: InferenceModel, case: Case, name: str, part: Attention | Mlp, x: Tensor,
     reads: int, writes: int,
 ) -> Part:  # fmt: skip
-    """An operator of a decoding step in one kernel."""
+    """An operator of a decoding step in one kernel, or an MLP of many tokens."""
     size = served.dtype.itemsize
     if isinstance(part, Mlp):
         inner = _filters(served, name)
@@ -95,8 +96,16 @@ def _whole(
         first = list(_attention_parts(served, case, name, part, x, reads))
     every = [*first, _product(name, "", len(x), inner, writes, 0, writes, size, first[-1].action)]
     widths = "; ".join(each.widths for each in every)
-    flops, moved = sum(each.flops for each in every), sum(each.bytes for each in every)
-    return Part(name, "step", widths, flops, moved, first[-1].action)
+    flops = sum(each.flops for each in every)
+    # What is written is computed on the chip, and not read from memory.
+    moved = sum(each.bytes for each in every) - size * len(x) * inner
+    kind = "step" if case.phase == "decode" else "joined"
+    return Part(name, kind, widths, flops, moved, first[-1].action)
+
+
+def _joined(part: Attention | Mlp, x: Tensor) -> bool:
+    """Whether this is an MLP that one kernel computes."""
+    return isinstance(part, Mlp) and part.form.joined is not None and part.joins(x)
 
 
 def _attention_parts(

@@ -11,6 +11,8 @@ from benchmarks.engines import Case
 
 from gaugelasso.bench.measure import work_per_token
 from gaugelasso.inference import Form, InferenceModel
+from gaugelasso.inference.operators import Mlp
+from gaugelasso.kernels.tiles import JOINED
 from gaugelasso.models import Transformer
 from tests.bench.test_serving import uniform
 
@@ -57,6 +59,23 @@ def test_an_operator_in_one_kernel_is_one_part() -> None:
     for name in ("attention_0", "mlp_0"):
         flops = [sum(p.flops for p in parts if p.operator == name) for parts in (whole, apart)]
         assert flops[0] == flops[1] > 0
+
+
+@torch.inference_mode()
+def test_an_mlp_in_one_kernel_is_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Transformer(uniform(rope=True))
+    case = Case("prefill", 3, 20, "cpu")
+    served = InferenceModel(model, forms=Form(write="fused", joined=JOINED[0]))
+    apart = list(serving_profile.parts(served, case))
+    monkeypatch.setattr(Mlp, "joins", lambda self, x: True)
+    joined = list(serving_profile.parts(served, case))
+    kinds = {
+        kind: [part.kind for part in parts if part.operator == "mlp_0"]
+        for kind, parts in (("apart", apart), ("joined", joined))
+    }
+    assert kinds == {"apart": ["read+swiglu", "write"], "joined": ["joined"]}
+    flops = [sum(p.flops for p in parts if p.operator == "mlp_0") for parts in (apart, joined)]
+    assert flops[0] == flops[1] > 0
 
 
 def test_a_profile_is_written_and_shown(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gaugelasso.inference import Form, InferenceModel, Sampling, compare, generate, tuned
-from gaugelasso.kernels.tiles import DECODING
+from gaugelasso.kernels.tiles import DECODING, JOINED
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.inference.test_generation import PROMPTS, plain, trained  # noqa: F401 (a fixture)
 from tests.inference.test_model import deviation
@@ -66,6 +66,23 @@ def test_every_form_computes_the_trained_model(
         assert compare(half, language_model, tokens).mean_square < 0.02
         # What a compiled kernel computes depends on nothing but its inputs.
         assert all(torch.equal(half(tokens), half(tokens)) for _ in range(5))
+
+
+@pytest.mark.parametrize("stream", ["tokens", "sites"])
+@torch.inference_mode()
+def test_mlps_in_one_kernel_compute_the_trained_model(
+    language_model: Transformer, stream: str
+) -> None:
+    """Of few tokens and of many. The tile is the one that fits the widest of them, in bfloat16."""
+    [tile] = [tile for tile in JOINED if tile.stages == 1]
+    served = InferenceModel(
+        language_model, forms=Form("fused", "fused", "direct", joined=tile), stream=stream,  # type: ignore[arg-type]
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    for batch, length in ((2, 100), (3, 277), (40, 128)):
+        tokens = tokens_of(language_model, batch, length)
+        assert compare(served, language_model, tokens).mean_square < 0.02
+        assert all(torch.equal(served(tokens), served(tokens)) for _ in range(5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -26,6 +26,7 @@ from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.stream import ReadForm
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.kernels.tiles import DECODING, Tile, candidates
+from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -95,6 +96,14 @@ def test_a_product_and_its_write(f: int, d: int, tokens: int, dense: bool, order
     assert torch.allclose(got, expected, atol=2e-5 * float(expected.abs().max()))
 
 
+def test_gates_that_are_far_from_zero() -> None:
+    gate = torch.tensor([-80.0, -30, -1e-6, 0, 1e-6, 30, 80], device=DEVICE)[:, None]
+    up = draw(7, 40)
+    expected = up * torch.nn.functional.silu(gate)
+    got = products.swiglu(torch.cat([up, gate.expand(-1, 40)], 1))
+    assert torch.allclose(got, expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("by_channel", [True, False], ids=["channels", "tokens"])
 @pytest.mark.parametrize("turned", [True, False], ids=["rope", "plain"])
 @pytest.mark.parametrize(("d_k", "d_v"), [(2, 1), (6, 5), (24, 40)])
@@ -158,12 +167,18 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "whole"])
 @pytest.mark.parametrize("turned", [True, False], ids=["rope", "plain"])
-@pytest.mark.parametrize(("heads", "groups", "half", "d_v"), [(1, 1, 3, 8), (4, 2, 20, 40)])
+@pytest.mark.parametrize(
+    ("size", "heads", "groups", "half", "d_v"),
+    [(64, 1, 1, 3, 8), (64, 2, 1, 8, 16), (70, 1, 1, 8, 16), (70, 4, 2, 20, 40)],
+)
 def test_attention_on_rows(
-    heads: int, groups: int, half: int, d_v: int, turned: bool, causal: bool
+    size: int, heads: int, groups: int, half: int, d_v: int, turned: bool, causal: bool
 ) -> None:
-    """Of sequences that are not whole blocks: rotated while read, in place, and not at all."""
-    batch, size = 2, 70
+    """Of sequences that are whole blocks or not: rotated while read, in place, and not at all.
+
+    Values of 16 channels fill their block, and those of 8 and 40 leave a column for the weights.
+    """
+    batch = 2
     tokens, second = batch * size, -(-half // 8) * 8
     wide = (2 * second, d_v)
     q, k = (pad(draw(tokens, n, half), second) for n in (2 * heads, 2 * groups))
@@ -188,7 +203,9 @@ def test_attention_on_rows(
 
 
 @pytest.mark.parametrize("order", ["tokens", "sites"])
-@pytest.mark.parametrize(("d", "f", "w", "tokens"), [(3, 16, 1, 1), (70, 144, 90, 19)])
+@pytest.mark.parametrize(
+    ("d", "f", "w", "tokens"), [(3, 16, 1, 1), (70, 144, 90, 19), (5, 80, 20, 256)]
+)
 def test_an_mlp_in_one_kernel(d: int, f: int, w: int, tokens: int, order: str) -> None:
     """Twice: the counters are zero again."""
     x = a_stream(tokens, 100, order)
@@ -290,6 +307,23 @@ def test_whole_models(case: Case, kind: str) -> None:
     tokens[rows] = inputs[at, lengths]
     logits = served.decode(tokens, cache)[rows]
     assert deviation(logits, whole[at, lengths]) < 1e-4
+
+
+@pytest.mark.usefixtures("with_kernels")
+@torch.inference_mode()
+def test_many_sequences_of_one_kernel_per_operator() -> None:
+    """Every sequence has a counter, and more than there are take the kernels of the parts."""
+    sizes = {"width": 12, "heads": 1, "d_k": 4, "d_v": 4, "d_f": 20}
+    spec = TransformerSpec.uniform(layers=1, length=2, inputs=9, outputs=9, rope=True, **sizes)
+    model = Transformer(spec).eval().to(DEVICE)
+    form = Form("fused", "fused", "narrow", step="whole")
+    served = InferenceModel(model, forms=form, align=16)
+    tokens = draw_indices(9, 130, 1)
+    logits = served.decode(tokens[:, 0], served.new_cache(130))
+    assert deviation(logits, model(tokens)[:, 0]) < 1e-4
+    assert len(folding.counters()) == folding.WHOLE
+    for batch in (130, folding.WHOLE, folding.WHOLE + 1):
+        assert folding.in_one_kernel(form, draw(batch, 1)) == (batch <= folding.WHOLE)
 
 
 @pytest.mark.usefixtures("with_kernels")

@@ -1,6 +1,17 @@
 """Tiles that are measured: they fit the product, and are used for what they were measured for."""
 
-from gaugelasso.kernels.tiles import FEW, GATED, PRODUCTS, SMALL, applies, candidates
+from gaugelasso.kernels.tiles import (
+    ATTENTION,
+    DECODING,
+    FEW,
+    GATED,
+    JOINED,
+    PRODUCTS,
+    SMALL,
+    applies,
+    candidates,
+    joined_candidates,
+)
 
 
 def test_candidates_waste_less_than_half_of_their_columns() -> None:
@@ -20,8 +31,20 @@ def test_candidates_waste_less_than_half_of_their_columns() -> None:
 
 def test_a_tile_is_used_for_what_it_was_measured_for() -> None:
     assert not {*SMALL} & {*PRODUCTS, *GATED}
+    assert not {*DECODING} & {*ATTENTION}
     assert applies(None, 1) is None
     assert applies(SMALL[0], FEW) == SMALL[0]
     assert applies(SMALL[0], FEW + 1) is None
-    assert applies(PRODUCTS[0], FEW) is None
-    assert applies(GATED[-1], FEW + 1) == GATED[-1]
+    for tile in (*PRODUCTS, *GATED):
+        assert applies(tile, FEW + 1) == tile
+        assert applies(tile, FEW) is None
+
+
+def test_a_whole_mlp_has_the_tiles_that_fit_into_shared_memory() -> None:
+    """Those of bfloat16 that an H200 has compiled, and those that it refused."""
+    assert joined_candidates(64, 80, 2) == list(JOINED)
+    assert [str(tile) for tile in joined_candidates(272, 208, 2)] == [
+        "128x64x0/8w1", "128x32x0/8w3", "128x32x0/8w2", "64x32x0/4w3",
+    ]  # fmt: skip
+    assert [str(tile) for tile in joined_candidates(432, 240, 2)] == ["128x64x0/8w1"]
+    assert joined_candidates(512, 256, 4) == []

@@ -51,3 +51,9 @@ def graph_times(actions: Actions[Name], repeats: int) -> dict[Name, float]:
 def times_on(device: str, actions: Actions[Name], repeats: int) -> dict[Name, float]:
     """By the clock of this kind of device."""
     return (graph_times if device == "cuda" else call_times)(actions, repeats)
+
+
+def fastest(times: Mapping[Name, float]) -> tuple[Name, float]:
+    """The name of the shortest time, and the time."""
+    best = min(times, key=lambda name: times[name])
+    return best, times[best]

@@ -20,7 +20,7 @@ from gaugelasso.kernels.tiles import Tile
 from gaugelasso.models import layers
 
 # The most sequences of a step in one kernel per operator.
-WHOLE = 64
+WHOLE = 256
 # How the stream lies in memory: token by token, or site by site.
 StreamOrder = Literal["tokens", "sites"]
 
@@ -40,12 +40,19 @@ class Form:
     # up to `WHOLE` sequences on a GPU with Triton; needs a read and a write that are fused. Its
     # programs count in memory of the operator, so steps must not run at the same time.
     step: Literal["parts", "whole"] = "parts"
+    # The tile of a kernel that computes a whole MLP of many tokens, with SwiGLU and without biases,
+    # on a GPU with Triton; needs a write that is fused. None: a read and a write.
+    joined: Tile | None = None
 
     def __str__(self) -> str:
         kinds = ("read", "write", "attention")
         names = ((getattr(self, kind), getattr(self, f"{kind}_tile")) for kind in kinds)
         words = [name if tile is None else f"{name} {tile}" for name, tile in names]
-        return ", ".join(words if self.step == "parts" else [*words, self.step])
+        if self.step != "parts":
+            words.append(self.step)
+        if self.joined is not None:
+            words.append(f"joined {self.joined}")
+        return ", ".join(words)
 
 
 class Folding(NamedTuple):

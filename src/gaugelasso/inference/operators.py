@@ -10,6 +10,7 @@ from gaugelasso.inference.folding import Folding, Form, StreamOrder, counters, i
 from gaugelasso.inference.heads import Attention
 from gaugelasso.inference.norms import Norm
 from gaugelasso.inference.stream import Matrix, uses_kernels
+from gaugelasso.kernels.tiles import FEW, MOST_READ, MOST_WRITTEN
 from gaugelasso.models import gelu, heads, hidden_head, layers, operators
 
 
@@ -62,13 +63,29 @@ class Mlp(nn.Module):
         self.register_buffer("counters", counters(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The one kernel has no biases, and normalises what it reads.
-        apart = self.write.bias is not None or self.read.weight is None
-        if apart or not in_one_kernel(self.form, x):
-            return self.write(x, self.read(x, gated=True))
-        from gaugelasso.kernels.gpu import whole
+        if self._is_plain and in_one_kernel(self.form, x):
+            from gaugelasso.kernels.gpu import whole
 
-        return whole.mlp_(x, self.read.parts(), self.write.parts(), self.counters, self.read.eps)
+            read, write = self.read.parts(), self.write.parts()
+            return whole.mlp_(x, read, write, self.counters, self.read.eps)
+        tile = self.form.joined
+        if tile is not None and self.form.write == "fused" and self.joins(x):
+            from gaugelasso.kernels.gpu import mlp
+
+            firsts = (self.read.first, self.write.first)
+            read, write = self.read.parts(), self.write.parts()
+            return mlp.mlp_(x, read, write, self.read.eps, tile, firsts=firsts)
+        return self.write(x, self.read(x, gated=True))
+
+    def joins(self, x: Tensor) -> bool:
+        """Whether one kernel can compute the whole MLP of these tokens: many, and few sites."""
+        few_sites = len(self.read.sites) <= MOST_READ and len(self.write.sites) <= MOST_WRITTEN
+        return self._is_plain and few_sites and len(x) > FEW and uses_kernels(x)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the kernels of a whole MLP can compute it: they normalise, and add no bias."""
+        return self.write.bias is None and self.read.weight is not None
 
 
 class GeluMlp(nn.Module):

@@ -2,10 +2,10 @@
 
 Every read, write and attention is timed alone, on random values of the sizes that it will see; on a
 GPU as a CUDA graph, because launches would hide the differences. All forms compute the same, which
-is checked for the kernels that read, so a wrong choice costs time and nothing else.
+is checked for the kernels that read and those of whole MLPs, so a wrong choice costs time alone.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gaugelasso.inference.cache import Cache, CacheRows, NewTokens
 from gaugelasso.inference.candidates import TILED, attention_forms, label, read_forms, write_forms
-from gaugelasso.inference.clocks import Name, call_times, graph_times, times_on
+from gaugelasso.inference.clocks import call_times, fastest, graph_times, times_on
 from gaugelasso.inference.folded import fold
 from gaugelasso.inference.folding import WHOLE, Form, StreamOrder
 from gaugelasso.inference.model import InferenceModel
@@ -25,10 +25,10 @@ from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Matrix, Read, Write
 from gaugelasso.inference.usable import check_agrees, works
 from gaugelasso.kernels.dispatch import available
-from gaugelasso.kernels.tiles import Tile, candidates
+from gaugelasso.kernels.tiles import Tile, candidates, joined_candidates
 from gaugelasso.models import Transformer
 
-# Seconds by part (read, write, attention) and form.
+# Seconds by part (read, write, attention; step, mlp: an operator at once) and form.
 Timings = dict[str, dict[str, float]]
 # What a form is called, the form, and an action that uses it.
 Choice = tuple[str, tuple[Form, Callable[[], object]]]
@@ -95,12 +95,6 @@ def _order_maps_(model: InferenceModel, by_output: bool, onednn: bool) -> None:
     model.onednn = onednn and not by_output
 
 
-def fastest(times: Mapping[Name, float]) -> tuple[Name, float]:
-    """The name of the shortest time, and the time."""
-    best = min(times, key=lambda name: times[name])
-    return best, times[best]
-
-
 def _tuned_for_gpu(
     model: Transformer, inputs: Tensor, dtype: torch.dtype, int8: bool, repeats: int
 ) -> InferenceModel:
@@ -161,6 +155,7 @@ class _Parts:
             "read": self._reads,
             "write": self._writes,
             "step": self._steps,
+            "mlp": self._mlps,
         }
         for kind, ways in kinds.items():
             choices = dict(ways(name, part, form))
@@ -243,6 +238,23 @@ class _Parts:
                 yield step.step, (step, partial(twin, x))
             elif isinstance(twin, Attention) and self.plain.generates:
                 yield step.step, (step, partial(twin.step, x, *self._context(twin)))
+
+    def _mlps(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
+        """An MLP of many tokens: the parts that were chosen, or one kernel that agrees."""
+        x = self._stream()
+        if not self.kernels or not isinstance(part, Mlp) or not part.joins(x):
+            return
+        yield "parts", (form, partial(self._folded(name, form), x))
+        expected = part(x.clone())
+        for tile in joined_candidates(len(part.read.sites), len(part.write.sites), x.itemsize):
+            made = Form("fused", "fused", joined=tile)
+            twin = self._folded(name, made)
+
+            def on_copy(twin: Reader = twin) -> Tensor:  # it adds to the stream in place
+                return twin(x.clone())
+
+            if works(partial(check_agrees, on_copy, expected)):
+                yield label("joined", tile), (made, partial(twin, x))
 
     def _folded(self, name: str, form: Form) -> Reader:
         return fold(self.model, name, self.plain.folding, form).to(self.device)

@@ -73,48 +73,62 @@ def _rotate(rows, keys, values, cos, sin, at, slots, N, S, heads, groups, half, 
 
 
 @triton.jit
-def _piece(x, row, column, S, width, ld):
-    """Rows of a sequence; zeros after its end and beyond the width."""
+def _piece(x, row, column, S, width, ld, EVEN: tl.constexpr):
+    """Rows of a sequence; zeros beyond the width and, unless no block passes it, after the end."""
     at = x + row[:, None] * ld + column[None, :]
-    return tl.load(at, mask=(row < S)[:, None] & (column < width)[None, :], other=0.0)
+    inside = (column < width)[None, :]
+    if not EVEN:
+        inside = inside & (row < S)[:, None]
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
-def _turned(x, cos, sin, row, column, S, second, ld):
+def _turned(x, cos, sin, row, column, S, second, ld, EVEN: tl.constexpr):
     """Both halves of a head, rotated by the angles of their positions."""
-    one = _piece(x, row, column, S, second, ld)
-    two = _piece(x + second, row, column, S, second, ld)
-    c = _piece(cos, row, column, S, second, second).to(tl.float32)
-    s = _piece(sin, row, column, S, second, second).to(tl.float32)
+    one = _piece(x, row, column, S, second, ld, EVEN)
+    two = _piece(x + second, row, column, S, second, ld, EVEN)
+    c = _piece(cos, row, column, S, second, second, EVEN).to(tl.float32)
+    s = _piece(sin, row, column, S, second, second, EVEN).to(tl.float32)
     early, late = one.to(tl.float32), two.to(tl.float32)
     return (early * c - late * s).to(one.dtype), (early * s + late * c).to(one.dtype)
 
 
 @triton.jit
 def _more(mixed, total, top, one, two, query, k, v, cos, sin, start, end, S, second, wide_k, wide_v,
-          ld, bits, EDGE: tl.constexpr, TURN: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr,
-          BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """Adds the values of the keys from start to end to the weighted sum so far."""
+          ld, bits, EDGE: tl.constexpr, TURN: tl.constexpr, CAUSAL: tl.constexpr,
+          EVEN: tl.constexpr, SPARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+          BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """Adds the values of the keys from start to end to the weighted sum so far.
+
+    With SPARE the column after the values is one, so that the product also adds up the weights.
+    """
     channel, e = tl.arange(0, BK), tl.arange(0, BV)
     for first in range(start, end, BN):
         key = first + tl.arange(0, BN)
         scores = tl.zeros((BM, BN), tl.float32)
         if TURN:
-            early, late = _turned(k, cos, sin, key, channel, S, second, ld)
+            early, late = _turned(k, cos, sin, key, channel, S, second, ld, EVEN)
             scores = _dot(one, tl.trans(early), scores)
             scores = _dot(two, tl.trans(late), scores)
         else:
-            keys = _piece(k, key, channel, S, wide_k, ld)
+            keys = _piece(k, key, channel, S, wide_k, ld, EVEN)
             scores = _dot(one, tl.trans(keys), scores)
-        values = _piece(v, key, e, S, wide_v, ld)
+        values = _piece(v, key, e, S, wide_v, ld, EVEN)
+        if SPARE:
+            values = tl.where((e == wide_v)[None, :], 1.0, values)
         if EDGE:
-            seen = key[None, :] <= query[:, None] if CAUSAL else (key < S)[None, :]
+            # From the first key on: a comparison with a constant is one instruction instead of two.
+            if CAUSAL:
+                seen = tl.arange(0, BN)[None, :] <= (query - first)[:, None]
+            else:
+                seen = (key < S)[None, :]
             scores = tl.where(seen, scores, float("-inf"))
         # Never -inf: the first block contains the first key, which every query sees.
         higher = tl.maximum(top, tl.max(scores, axis=1) * bits)
         weights = tl.exp2(scores * bits - higher[:, None])
         fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, axis=1)
+        if not SPARE:
+            total = total * fade + tl.sum(weights, axis=1)
         mixed = _dot(weights.to(values.dtype), values, mixed * fade[:, None])
         top = higher
     return mixed, total, top
@@ -122,9 +136,13 @@ def _more(mixed, total, top, one, two, query, k, v, cos, sin, start, end, S, sec
 
 @triton.jit(do_not_specialize=_EIGHTS)
 def _attend_rows(rows, cos, sin, out, S, heads, groups, second8, wide8_k, wide8_v, ld8, bits,
-                 TURN: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                 BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """One block of queries of one head. Heads of one sequence are neighbours."""
+                 TURN: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, SPARE: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                 BV: tl.constexpr):  # fmt: skip
+    """One block of queries of one head. Heads of one sequence are neighbours.
+
+    EVEN says that S is a multiple of BM and of BN, SPARE that BV is more than the values' width.
+    """
     second, wide_k, wide_v, ld = second8 * 8, wide8_k * 8, wide8_v * 8, ld8 * 8
     blocks = tl.cdiv(S, BM)
     h = tl.program_id(0) % heads
@@ -138,9 +156,9 @@ def _attend_rows(rows, cos, sin, out, S, heads, groups, second8, wide8_k, wide8_
     query = start + tl.arange(0, BM)
     channel, e = tl.arange(0, BK), tl.arange(0, BV)
     if TURN:
-        one, two = _turned(q, cos, sin, query, channel, S, second, ld)
+        one, two = _turned(q, cos, sin, query, channel, S, second, ld, EVEN)
     else:
-        one = _piece(q, query, channel, S, wide_k, ld)
+        one = _piece(q, query, channel, S, wide_k, ld, EVEN)
         two = one
     mixed = tl.zeros((BM, BV), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -149,12 +167,14 @@ def _attend_rows(rows, cos, sin, out, S, heads, groups, second8, wide8_k, wide8_
     edge = (start if CAUSAL else S) // BN * BN
     mixed, total, top = _more(
         mixed, total, top, one, two, query, k, v, cos, sin, 0, edge, S, second, wide_k, wide_v, ld,
-        bits, False, TURN, CAUSAL, BM, BN, BK, BV,
+        bits, False, TURN, CAUSAL, EVEN, SPARE, BM, BN, BK, BV,
     )  # fmt: skip
     mixed, total, top = _more(
         mixed, total, top, one, two, query, k, v, cos, sin, edge, end, S, second, wide_k, wide_v,
-        ld, bits, True, TURN, CAUSAL, BM, BN, BK, BV,
+        ld, bits, True, TURN, CAUSAL, EVEN, SPARE, BM, BN, BK, BV,
     )  # fmt: skip
+    if SPARE:
+        total = tl.sum(tl.where((e == wide_v)[None, :], mixed, 0.0), axis=1)
     mixed = mixed / total[:, None]
     width = heads * wide_v
     at = out + (b * S + query)[:, None] * width + h * wide_v + e[None, :]
@@ -228,10 +248,12 @@ def attend_rows(
     tile = tile or Tile(64, 64, 0, 4, 2 if max(padded) * rows.element_size() <= 128 else 1)
     second = wide_k // 2
     power = triton.next_power_of_2
+    even = size % tile.tokens == size % tile.columns == 0
+    wide = max(16, power(wide_v))
     _attend_rows[(triton.cdiv(size, tile.tokens) * batch * h,)](
         rows, cos, sin, out, size, h, g, second // 8, wide_k // 8, wide_v // 8, rows.shape[1] // 8,
-        1 / math.log(2), TURN=angles is not None, CAUSAL=causal, BM=tile.tokens, BN=tile.columns,
-        BK=max(16, power(second if angles else wide_k)), BV=max(16, power(wide_v)),
+        1 / math.log(2), TURN=angles is not None, CAUSAL=causal, EVEN=even, SPARE=wide > wide_v,
+        BM=tile.tokens, BN=tile.columns, BK=max(16, power(second if angles else wide_k)), BV=wide,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -22,6 +22,13 @@ def _dot(a, b, total):
 
 
 @triton.jit
+def _swish(up, gate):
+    """up silu(gate)."""
+    # In nine instructions instead of the thirteen of `tl.sigmoid`.
+    return up * gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
+
+
+@triton.jit
 def _block(columns, BC: tl.constexpr):
     """This program's blocks of tokens and columns: neighbours share the tokens, in the cache."""
     blocks = tl.cdiv(columns, BC)
@@ -75,7 +82,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         total = total * factor[:, None]
         gate = gate * factor[:, None]
     if GATED:
-        total = total * gate * tl.sigmoid(gate)
+        total = _swish(total, gate)
     at = out + n[:, None] * c + j[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=live[:, None] & wanted[None, :])
 
@@ -118,7 +125,7 @@ def _swiglu(rows, out, N, c, BM: tl.constexpr, BC: tl.constexpr):
     at = rows + n[:, None] * (2 * c) + j[None, :]
     up = tl.load(at, mask=both, other=0.0).to(tl.float32)
     gate = tl.load(at + c, mask=both, other=0.0).to(tl.float32)
-    value = (up * gate * tl.sigmoid(gate)).to(out.dtype.element_ty)
+    value = _swish(up, gate).to(out.dtype.element_ty)
     tl.store(out + n[:, None] * c + j[None, :], value, mask=both)
 
 

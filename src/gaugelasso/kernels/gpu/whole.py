@@ -1,4 +1,4 @@
-"""A whole operator of a decoding step in one kernel, for small batches: fewer launches to wait for.
+"""A whole operator of a decoding step in one kernel: fewer launches to wait for.
 
 Programs share an operator by heads or filters. Each adds up its part of what is written, and the
 last one to finish adds all parts to the stream, in a fixed order: the result does not depend on
@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gaugelasso.kernels.dispatch import check_offsets
 from gaugelasso.kernels.gpu.decoding import attention_launch, over_cache
 from gaugelasso.kernels.gpu.levels import _factor
-from gaugelasso.kernels.gpu.products import _dot
+from gaugelasso.kernels.gpu.products import _dot, _swish
 from gaugelasso.kernels.stream import EPS
 
 # Sequences of a block, which is the least that tensor cores multiply.
@@ -71,9 +72,8 @@ def _mlp(x, sites, weight, maps, down, targets, parts, counters, N, d, f, w, ld,
         map_at = maps + k[:, None] * (2 * f) + j[None, :]
         up = _dot(rows, tl.load(map_at, mask=inside, other=0.0), up)
         gate = _dot(rows, tl.load(map_at + f, mask=inside, other=0.0), gate)
-    factor = _factor(level + eps, least)
-    gate = gate * factor[:, None]
-    h = (up * factor[:, None] * gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
+    factor = _factor(level + eps, least)[:, None]
+    h = _swish(up * factor, gate * factor).to(x.dtype.element_ty)
     for start in range(0, w, BW):
         column = start + tl.arange(0, BW)
         inside = wanted[:, None] & (column < ld)[None, :]
@@ -179,6 +179,7 @@ def mlp_(
     if not tokens or not f or not w:
         return x
     chunks = triton.cdiv(f, filters)
+    check_offsets(chunks * down.shape[1], tokens)
     parts = torch.empty(chunks, tokens, down.shape[1], dtype=torch.float32, device=x.device)
     _mlp[(triton.cdiv(tokens, BLOCK) * chunks,)](
         x, sites, weight, maps, down, targets, parts, counters, tokens, len(sites), f, w,
@@ -208,6 +209,7 @@ def attention_(
     """
     (sites, weight, maps), (out, targets), (keys, values) = read, write, cache
     tokens, w = len(x), len(targets)
+    check_offsets(heads * out.shape[1], tokens)
     parts = torch.empty(heads, tokens, out.shape[1], dtype=torch.float32, device=x.device)
     numbers, launch = attention_launch(keys, values, heads, padded[1], angles is not None)
     half, rest, d_v, *strides = numbers
