@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from gaugelasso.inference import InferenceModel, clocks, compare, tuned, tuning, usable
-from gaugelasso.inference.stream import Matrix
+from gaugelasso.inference import InferenceModel, clocks, compare, timed_parts, tuned, tuning, usable
+from gaugelasso.inference.stream import Matrix, Read, Write
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -39,7 +39,7 @@ def test_the_fastest_forms_are_taken(monkeypatch: pytest.MonkeyPatch, last: bool
         seen.add(tuple(actions))
         return {name: -number if last else number for number, name in enumerate(actions)}
 
-    monkeypatch.setattr(tuning, "times_on", lambda _, *given: judge(*given))
+    monkeypatch.setattr(timed_parts, "times_on", lambda _, *given: judge(*given))
     monkeypatch.setattr(tuning, "call_times", judge)
     case = next(case for case in DROPPED if case.row.name == "rope")
     model = make(case).float()
@@ -71,7 +71,7 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock)
     actions = {"a": lambda: work("a"), "b": lambda: work("b")}
-    assert tuning.fastest(clocks.call_times(actions, 2)) == ("a", 2.0)
+    assert clocks.fastest(clocks.call_times(actions, 2)) == ("a", 2.0)
 
 
 @pytest.mark.parametrize("onednn", [False, True])
@@ -107,7 +107,7 @@ def test_eight_bits_cost_little_accuracy_and_a_quarter_of_the_memory(case: Case)
             part.maps.values.numel() * part.maps.values.element_size()
             for reader in served.readers().values()
             for part in reader.modules()
-            if isinstance(part, tuning.Read | tuning.Write)
+            if isinstance(part, Read | Write)
         )
 
     assert 4 * bytes_of(rounded) == bytes_of(exact)

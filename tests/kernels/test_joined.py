@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaugelasso.inference import Form, InferenceModel, operators, stream, tuning
+from gaugelasso.inference import Form, InferenceModel, operators, stream, timed_parts
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.kernels.tiles import FEW, JOINED, MOST_READ, MOST_WRITTEN, Tile
 from tests.contract.models import Case, make
@@ -132,10 +132,10 @@ def test_tuning_takes_it_if_it_is_right_and_faster(
     def judge(_: str, actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
         return {name: -float(number) for number, name in enumerate(actions)}
 
-    monkeypatch.setattr(tuning, "times_on", judge)
+    monkeypatch.setattr(timed_parts, "times_on", judge)
     if wrong:
         monkeypatch.setattr(mlp, "mlp_", lambda x, *arguments, **named: x.mul_(1.01))
-    parts = tuning._Parts(model, torch.float32, False, *inputs.shape, 1, order)
+    parts = timed_parts.Parts(model, torch.float32, False, *inputs.shape, 1, order)
     parts.gpu = parts.kernels = True
     parts.plain = InferenceModel(model, forms=Form(), stream=order, align=16)
     form, _, timings = parts._choose("mlp_0", parts.plain.readers()["mlp_0"])

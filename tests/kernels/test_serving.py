@@ -18,7 +18,7 @@ from gaugelasso.inference import (
     operators,
     stream,
     tied,
-    tuning,
+    timed_parts,
 )
 from gaugelasso.inference.attention import attend
 from gaugelasso.inference.cache import Cache
@@ -343,8 +343,8 @@ def test_tuning_has_every_form_of_a_gpu(
     def judge(_: str, actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
         return {name: -float(number) for number, name in enumerate(actions)}
 
-    monkeypatch.setattr(tuning, "times_on", judge)
-    parts = tuning._Parts(model, torch.float32, False, 2, length, 1, order)
+    monkeypatch.setattr(timed_parts, "times_on", judge)
+    parts = timed_parts.Parts(model, torch.float32, False, 2, length, 1, order)
     parts.gpu = parts.kernels = True
     parts.plain = InferenceModel(model, forms=Form(), stream=order, align=16)
     forms, _, timings = parts.choose()
