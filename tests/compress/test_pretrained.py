@@ -10,6 +10,9 @@ from torch import Tensor
 
 from gaugelasso.axes import AxisError, named_tensors
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
+from gaugelasso.compress.defaults import MOST_PRETRAINED_LR, chosen_options
+from gaugelasso.compress.options import RunOptions
+from gaugelasso.errors import UserError
 from gaugelasso.importing.pretrained import for_pretrained
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.spec import SpecError
@@ -161,3 +164,24 @@ def test_an_unknown_treatment_is_named(key: str) -> None:
 def test_import_protects_what_it_imports(outputs: int, step: str) -> None:
     spec = for_pretrained(replace(SPEC, outputs=outputs))
     assert spec == replace(SPEC, outputs=outputs, **PRETRAINED | {"head_step": step})
+
+
+def test_a_loop_of_ones_own_has_the_defaults_of_pretrained_weights() -> None:
+    spec = TransformerSpec.uniform(
+        inputs=9, outputs=9, length=8, width=16, layers=1, heads=2, d_k=4, d_v=4, d_f=8
+    )
+    fresh, imported = (Transformer(each) for each in (spec, for_pretrained(spec)))
+    assert (fresh.is_pretrained, imported.is_pretrained) == (False, True)
+    assert Transformer(imported.spec()).is_pretrained  # the structure keeps it
+
+    def options(model: Transformer, **given: Any) -> RunOptions:
+        return chosen_options(CompressorOptions(**given), model, 400)
+
+    assert (options(fresh).removal, options(fresh).lr) == ("pressure", 3e-3)
+    assert (options(imported).removal, options(imported).lr) == ("harm", MOST_PRETRAINED_LR)
+    assert options(imported, removal="pressure", lr=0.01).removal == "pressure"
+    assert options(imported, lr=0.01).lr == 0.01
+    assert options(fresh, shape="llama").removal == "harm"
+    assert chosen_options(CompressorOptions(), imported, 0) == RunOptions()  # no course
+    with pytest.raises(UserError, match=r"compress\.removal = None"):
+        RunOptions(removal=None)  # type: ignore[arg-type]

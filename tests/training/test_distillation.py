@@ -11,8 +11,9 @@ import torch
 from gaugelasso import kernels
 from gaugelasso.bench.measure import _step as measured_step
 from gaugelasso.bench.measure import work_per_token
+from gaugelasso.compress.defaults import MOST_PRETRAINED_LR
 from gaugelasso.config import Config, load_config
-from gaugelasso.config.auto import DISTILL, PRETRAINED_RATE
+from gaugelasso.config.auto import DISTILL
 from gaugelasso.errors import UserError
 from gaugelasso.training.distillation import distillation_of
 from gaugelasso.training.step import TrainingStep
@@ -90,7 +91,7 @@ def test_pretrained_weights_go_by_harm_and_are_distilled(
         train__warmup=2, train__cooldown=4,
     )  # fmt: skip
     assert (pressed.compress.removal, pressed.train.distill) == ("pressure", 0.0)
-    assert found.compress.lr == pytest.approx(PRETRAINED_RATE * 3e-3)
+    assert found.compress.lr == MOST_PRETRAINED_LR
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])

@@ -155,8 +155,7 @@ class CourseDriver(Driver):
     def _within_work_target(self, names: Iterable[int]) -> list[int]:
         """Of these states those that keep a work target that is met."""
         most = self.compressor.fma_target if self.compressor.work_target_met else math.inf
-        course = self.course
-        sizes = {course.good_at: course.good_fma, course.held_at: course.held_fma}
+        sizes = self.course.kept_sizes()
         return [name for name in names if sizes.get(name, 0.0) <= most]
 
     # --- the end ----------------------------------------------------------------------------
@@ -175,8 +174,7 @@ class CourseDriver(Driver):
 
     def _held_state(self) -> int | None:
         """The smallest state that has what is named, also if it is measured again."""
-        held = [] if self.course.held_at is None else [self.course.held_at]
-        name = self.states.find(self._within_work_target(held))
+        name = self.states.find(self._within_work_target(self.course.ends()))
         found = None if name is None else self.states.measured(name)
         if found is None:
             return name

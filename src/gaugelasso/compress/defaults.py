@@ -11,6 +11,9 @@ from gaugelasso.compress.options import CompressorOptions, RunOptions
 # The learning rate is RATE over the side of a typical weight matrix, between these bounds. That is
 # within a factor of 1.6 of the rates that were found by trial (docs/development/log.md).
 RATE, LEAST_LR, MOST_LR = 0.2, 1e-4, 3e-3
+# For pretrained weights a share of that rate, and no more than this: what they know is lost at once
+# and learned again slowly.
+PRETRAINED_RATE, MOST_PRETRAINED_LR = 0.5, 2e-4
 # A run has about so many structural events, at most one in this many steps.
 EVENTS, LEAST_INTERVAL, MOST_INTERVAL = 100, 10, 100
 
@@ -20,10 +23,11 @@ def matrix_sizes(model: nn.Module) -> list[int]:
     return [parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2]
 
 
-def default_lr(sizes: list[int]) -> float:
+def default_lr(sizes: list[int], pretrained: bool = False) -> float:
     """The learning rate for weight matrices of these numbers of elements."""
     side = math.sqrt(statistics.median(sizes)) if sizes else 1.0
-    return min(max(RATE / max(side, 1.0), LEAST_LR), MOST_LR)
+    rate = min(max(RATE / max(side, 1.0), LEAST_LR), MOST_LR)
+    return min(PRETRAINED_RATE * rate, MOST_PRETRAINED_LR) if pretrained else rate
 
 
 def default_interval(steps: int) -> int:
@@ -32,10 +36,16 @@ def default_interval(steps: int) -> int:
 
 
 def chosen_options(options: CompressorOptions, model: nn.Module, steps: int) -> RunOptions:
-    """The options of a run of this length, 0 if it is not known; what is given stays."""
+    """The options of a run of this length, 0 if it is not known; what is given stays.
+
+    Channels of pretrained weights, and those of a stock shape, go by their harm.
+    """
+    pretrained = getattr(model, "is_pretrained", False)
     given = {each.name: getattr(options, each.name) for each in fields(options)}
     chosen = asdict(RunOptions())
     if steps:
-        chosen["lr"] = default_lr(matrix_sizes(model))
+        chosen["lr"] = default_lr(matrix_sizes(model), pretrained)
         chosen["interval"] = default_interval(steps)
+        if pretrained or options.shape != "free":
+            chosen["removal"] = "harm"
     return RunOptions(**{k: chosen[k] if value is None else value for k, value in given.items()})

@@ -36,7 +36,8 @@ class ExecutionOptions:
 class CompressorOptions:
     """The `options` of a Compressor. The defaults are the method itself.
 
-    A learning rate or an interval that is None follows from the model and the length of the run.
+    What is None follows from the model and the length of the run. Without a length channels go by
+    pressure.
     """
 
     lr: float | None = None
@@ -56,7 +57,7 @@ class CompressorOptions:
     anchor: float = 0.01
     split_share: float = 1e-5
     exchange: int = 0
-    removal: Removal = "pressure"
+    removal: Removal | None = None
     shape: str = "free"
     penalty: Form = "symmetric"
     calibration: Calibration = "efficiency"
@@ -73,6 +74,8 @@ class CompressorOptions:
     def __post_init__(self) -> None:
         for key, allowed in _CHOICES.items():
             value = getattr(self, key)
+            if value is None and self._is_open(key):
+                continue
             if value not in list(allowed):
                 names = ", ".join(allowed)
                 raise UserError(f"compress.{key} = {value!r}; choose one of: {names}")
@@ -101,7 +104,7 @@ class CompressorOptions:
                 "use exchange = 0, or removal = 'pressure'"
             )
 
-        if self.shape != "free" and self.removal != "harm":
+        if self.shape != "free" and self.removal == "pressure":
             raise UserError(
                 f"compress.shape = {self.shape!r}: under pressure every channel goes by itself; "
                 "use removal = 'harm', or shape = 'free'"
@@ -109,7 +112,11 @@ class CompressorOptions:
 
     def _numbers(self, *keys: str) -> list[str]:
         """Of these options those that are not to be chosen later."""
-        return [key for key in keys if getattr(self, key) is not None]
+        return [key for key in keys if getattr(self, key) is not None or not self._is_open(key)]
+
+    def _is_open(self, key: str) -> bool:
+        """Whether an option may be chosen later."""
+        return key in ("lr", "interval", "removal")
 
     def _check(self, key: str, wanted: str, fits: Callable[[float], bool]) -> None:
         """UserError unless the option is a number that fits; NaN fits nothing."""
@@ -120,18 +127,19 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class RunOptions(CompressorOptions):
-    """Options whose learning rate and interval are chosen: the [compress] section of a config."""
+    """Options of which none is open: the [compress] section of a config."""
 
     lr: float = 1e-3
     interval: int = 100
+    removal: Removal = "pressure"
 
     @property
     def step_norm_rate(self) -> float:
         """The share that slow weights follow in one step; `norm_rate` is that of one interval."""
         return 1 - (1 - self.norm_rate) ** (1 / self.interval)
 
-    def _numbers(self, *keys: str) -> list[str]:
-        return list(keys)
+    def _is_open(self, key: str) -> bool:
+        return False
 
 
 _CHOICES: dict[str, Collection[str]] = {

@@ -1,7 +1,7 @@
 """Values that follow from the rest of a config, where `target.loss` is that of the final model.
 
-A model with the weights of another begins at half of the learning rate. Its channels go by their
-measured harm, and it is distilled from the one that it was.
+A model with the weights of another has a lower learning rate. Its channels go by their measured
+harm, and it is distilled from the one that it was.
 
 A run that follows a course needs no numbers of its own for rate, interval, warm-up and anneal. A
 key that is in the config stays.
@@ -15,8 +15,8 @@ from gaugelasso.compress.defaults import default_interval, default_lr
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.errors import UserError
 
-# The share of the learning rate of a fresh model, and that of distillation, for pretrained weights.
-PRETRAINED_RATE, DISTILL = 0.5, 0.5
+# The share of distillation for pretrained weights.
+DISTILL = 0.5
 
 
 def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -> dict[str, Any]:
@@ -31,8 +31,7 @@ def course_defaults(tables: Mapping[str, Any], sizes: Callable[[], list[int]]) -
     steps = train.get("steps", TrainConfig.steps)
     model = tables.get("model")
     pretrained = isinstance(model, Mapping) and "from" in model
-    fresh_share = PRETRAINED_RATE if pretrained else 1.0
-    lr = compress["lr"] if "lr" in compress else fresh_share * default_lr(sizes())
+    lr = compress["lr"] if "lr" in compress else default_lr(sizes(), pretrained)
     if not isinstance(steps, int) or not isinstance(lr, int | float):
         return {}
     if steps < LEAST_STEPS:

@@ -71,6 +71,11 @@ class Transformer(Compressible):
             head = {**norm, "elementwise": spec.head_step == "elementwise"}
             self.classifier = _classifier(spec, {**head, "generator": generator})
 
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether its structure is one for pretrained weights (`importing.pretrained`)."""
+        return self.initial_spec.norm_energy == "token" and self.initial_spec.unseen_rows == "held"
+
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Logits (or pixels) [B, S, outputs].
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from gaugelasso.compress.courses.course import Course
 from gaugelasso.compress.courses.metric import MetricCourse
 from gaugelasso.compress.courses.metric_target import MetricTarget
+from gaugelasso.compress.courses.pretrained import PretrainedCourse
 from gaugelasso.compress.courses.scheduled import ScheduledCourse
 from gaugelasso.compress.courses.work import WorkCourse
 
@@ -33,4 +34,4 @@ def course_of(
     if loss is None:
         work_course = ScheduledCourse if by_harm else WorkCourse
         return work_course(*lengths, goal=fma, by_harm=by_harm)
-    return Course(*lengths, named=loss, by_harm=by_harm)
+    return (PretrainedCourse if by_harm else Course)(*lengths, named=loss, by_harm=by_harm)

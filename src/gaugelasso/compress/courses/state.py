@@ -16,7 +16,10 @@ _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate", "by_
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
 # Fields that older checkpoints do not have.
-_ADDED: dict[str, Any] = {"present_fma": None, "cut_at": 0, "rungs": [], "given_up": False}
+_ADDED: dict[str, Any] = {
+    "present_fma": None, "cut_at": 0, "rungs": [], "given_up": False, "start_at": None,
+    "start_fma": None, "start_loss": None, "slower": 1.0, "looked_at": 0,
+}  # fmt: skip
 
 
 def is_number(value: Any) -> bool:
@@ -70,8 +73,16 @@ class CourseState(LossWindow):
 
     def kept_steps(self) -> list[int]:
         """The steps of the states that the run may return to."""
-        steps = dict.fromkeys((self.good_at, self.held_at))
-        return [step for step in steps if step is not None]
+        return list(self.kept_sizes())
+
+    def kept_sizes(self) -> dict[int, float]:
+        """The same, with the work per token of each."""
+        sizes = {self.good_at: self.good_fma, self.held_at: self.held_fma}
+        return {step: fma for step, fma in sizes.items() if step is not None}
+
+    def ends(self) -> list[int]:
+        """The states that the run may end on, the preferred one first."""
+        return [] if self.held_at is None else [self.held_at]
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""
@@ -90,9 +101,12 @@ class CourseState(LossWindow):
         for name in names:
             value = values[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        for name in ("good_fma", "held_fma", "held_loss", "present_fma"):
-            if getattr(self, name) is None:
+        for name in names:
+            if getattr(self, name) is None and self._default(name) == math.inf:
                 setattr(self, name, math.inf)
+
+    def _default(self, name: str) -> Any:
+        return type(self).__dataclass_fields__[name].default
 
     def _is_sound(self, name: str, value: Any) -> bool:
         """Whether a field can have this value; None stands for a number not known yet."""
@@ -104,7 +118,7 @@ class CourseState(LossWindow):
         if name in ("released", "given_up"):
             return isinstance(value, bool)
         if value is None:
-            return type(self).__dataclass_fields__[name].default in (None, math.inf)
+            return self._default(name) in (None, math.inf)
         if name.endswith("_at"):
             return type(value) is int and 0 <= value <= self.steps
         return is_number(value)
