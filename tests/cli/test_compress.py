@@ -147,8 +147,9 @@ def test_one_command_does_it_all(out: Path, done: str) -> None:
         assert table_row(done, name) == [*cells, f"{above:+.2%}"]
     work = summary["fma_initial"], summary["fma_final"]
     expected = [f"{work[0]:,.0f}", f"{work[1]:,.0f}", f"{work[0] / work[1]:.2f}x less"]
-    assert table_row(done, "FMA per token") == expected
-    assert table_row(done, "parameters")[1] == f"{summary['parameters_final']:,}"
+    assert table_row(done, "FMA per token, context 16") == expected
+    parameters = [f"{summary[f'parameters_{when}']:,}" for when in ("initial", "final")]
+    assert table_row(done, "parameters in the run")[:2] == parameters
     assert read(out / "hf" / "config.json")["model_type"] == "gaugelasso"
     assert (out / "hf" / "tokenizer.json").exists()
     assert "run the custom code?" not in done  # what transformers asks on the terminal
@@ -157,6 +158,41 @@ def test_one_command_does_it_all(out: Path, done: str) -> None:
 def table_row(said: str, name: str) -> list[str]:
     (line,) = [line for line in said.splitlines() if line.startswith(f"│ {name} ")]
     return [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+def test_a_shorter_context_is_announced(out: Path, done: str, made: Path) -> None:
+    line = "context: 40 -> 16 tokens; keep it with --set model.context=40"
+    assert done.index("train: ") < done.index(line) < done.index("step ")
+    assert table_row(done, "context in tokens") == ["40", "16", "cut"]
+    assert load_model(out / "run").initial_spec.length == 16
+    # The source has no scales of writes.
+    source = sum(parameter.numel() for parameter in reference(made / "model").parameters())
+    assert table_row(done, "parameters of MODEL") == [f"{source:,}", "", ""]
+
+
+def test_the_context_is_kept_on_demand(place: Path, command: Command) -> None:
+    write_imported(Path("model"), Path("base"))
+    more = ("--steps", "20", "--form", "none", "--set", "model.context=40")
+    code, said, error = command("compress", "base", *changed(*more))
+    assert code == 0, error
+    assert "context: " not in said
+    assert table_row(said, "context in tokens") == ["40", "40", ""]
+    # Nothing of an imported model changes before the run, so nothing is said of its form.
+    assert "parameters of MODEL" not in said
+    assert table_row(said, "parameters")[0] == f"{parameters_of(Path('base')):,}"
+    assert load_config(Path("out/config.toml")).task.length == 16
+    assert load_model("out/run").initial_spec.length == 40
+
+
+def parameters_of(folder: Path) -> int:
+    return sum(parameter.numel() for parameter in load_model(folder).parameters())
+
+
+def reference(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar of progress
+        return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_the_progress_line_says_what_is_bought_at_what_price(out: Path, done: str) -> None:

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from gaugelasso.cli.arguments import Changes, Device, choose_existing
-from gaugelasso.cli.compression_folder import Stages, is_causal, opened
-from gaugelasso.cli.compression_original import Original, Result, measure_original, named_loss
+from gaugelasso.cli.compression_folder import Stages, opened, read_given
+from gaugelasso.cli.compression_original import Original, measure_original, named_loss
 from gaugelasso.cli.compression_plan import (
     Plan,
     Wanted,
@@ -23,6 +23,7 @@ from gaugelasso.cli.compression_plan import (
     plan,
     write_plan,
 )
+from gaugelasso.cli.compression_result import Result
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.trainers import build_trainer
@@ -94,7 +95,8 @@ def compress(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a window; task.length.",
+            help="Tokens of a window; task.length. The result has this context too, unless --set "
+            "model.context gives a longer one, up to the model's own.",
             show_default="512, or the model's context",
         ),
     ] = None,
@@ -127,10 +129,10 @@ def compress(
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
     check_name(out)
-    causal = is_causal(model)
-    default = "hf" if causal else "native"
+    given = read_given(model)
+    default = "hf" if given.causal else "native"
     form = default if form is None else form
-    _check_form(form, causal, changes)
+    _check_form(form, given.causal, changes)
     if started_as()[1] > 1:
         raise UserError(
             "compress runs in one process; for several devices stop it once it trains, and start "
@@ -145,8 +147,10 @@ def compress(
     wanted = Wanted(data, valid, share, steps, batch, length, changes)
     chosen, original = _measure_and_choose(stages, wanted, where, form)
     print_line(f"train: {chosen.describe()}")
+    if (shorter := chosen.describe_context()) is not None:
+        print_line(f"context: {shorter}")
     _train(stages, chosen, original, resume)
-    result = Result.load(original, stages.run, chosen.task.loss_unit)
+    result = Result.load(original, stages.run, chosen, given.parameters)
     render(result.table(), console)
     if result.above > share:
         raise _missed(stages.run, result, share, default if form == _NO_FORM else form)

@@ -10,7 +10,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.checkpoint import Checkpoint, load_spec
+from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
@@ -77,17 +77,27 @@ class Stages:
             )
 
 
-def is_causal(model: Path) -> bool:
-    """Whether MODEL is causal; UserError unless it can be imported, as far as its headers say."""
+@dataclass(frozen=True)
+class Given:
+    """What the headers of MODEL say before it is imported."""
+
+    causal: bool
+    parameters: int
+
+
+def read_given(model: Path) -> Given:
+    """UserError unless MODEL can be imported, as far as its headers say."""
     if _is_base(model):
-        return load_spec(model).causal
-    return importing.is_causal(importing.open_source(model))
+        parameters = sum(parameter.numel() for parameter in load_model(model).parameters())
+        return Given(load_spec(model).causal, parameters)
+    source = importing.open_source(model)
+    return Given(importing.is_causal(source), source.parameters)
 
 
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
     """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
 
-    `texts` are the texts that are given, by option. They are looked for first, as `is_causal` looks
+    `texts` are the texts that are given, by option. They are looked for first, as `read_given` looks
     for the model: a wrong name must not cost the result that --overwrite replaces.
     """
     given = {option: expand(text, option) for option, text in texts.items() if text is not None}

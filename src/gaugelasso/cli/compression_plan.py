@@ -13,6 +13,7 @@ from typing import Any
 
 from gaugelasso.cli.arguments import parse_changes
 from gaugelasso.config import Config, changed_config
+from gaugelasso.config.base import BaseModel
 from gaugelasso.config.imported import task_of
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.plugins import NamedBy
@@ -102,6 +103,13 @@ class Plan:
         train = self.config.train
         return train.batch * train.accumulate * self.task.length
 
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """The most tokens of a sequence: of the original, and of the result."""
+        model = self.config.model
+        assert isinstance(model, BaseModel)
+        return model.base.spec.length, model.context
+
     def with_target(self, loss: float) -> "Plan":
         sections = {**self.sections, "target": {**self.sections.get("target", {}), "loss": loss}}
         # No other section follows from the loss. To build the config anew would read all weights.
@@ -116,6 +124,13 @@ class Plan:
             f"{train.steps:,} steps of {self.tokens_per_step:,} tokens in windows of "
             f"{self.task.length:,}, {passes:.3g} passes over {text:,} tokens"
         )
+
+    def describe_context(self) -> str | None:
+        """How the context gets shorter, and how to keep it; None if it stays."""
+        before, after = self.contexts
+        if before == after:
+            return None
+        return f"{before:,} -> {after:,} tokens; keep it with --set model.context={before}"
 
 
 def plan(base: Path, wanted: Wanted) -> Plan:
