@@ -266,6 +266,42 @@ def test_a_base_and_a_run_are_measured_side_by_side(run: Path, command: Command)
     assert "(the first 9 tokens of 'valid.txt' in windows of 64)" in few
 
 
+def test_models_are_measured_in_the_shortest_of_their_windows(run: Path, command: Command) -> None:
+    line = "windows of 16 tokens for all models, the shortest of their windows ('base' 64, 'run' 16"
+    given = ("--data", "valid.txt")
+    code, said, error = command("eval", "base", run, *given)
+    assert code == 0, error
+    assert said.startswith(line)
+    assert said.splitlines()[1:] == (
+        command("eval", "base", run, *given, "--length", "16")[1].splitlines()
+    )
+    for arguments in (("base", "base", *given), ("base", run, *given, "--length", "8")):
+        assert "for all models" not in command("eval", *arguments)[1]
+
+
+def test_folders_that_are_taken_for_a_run(run: Path, place: Path, command: Command) -> None:
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    for name, content in (("llama", about), ("hf", about | {"model_type": "gaugelasso"})):
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(content))
+    (place / "small.gguf").write_bytes(b"GGUF")
+    shutil.copytree("base", "early/base")
+    shutil.copytree("base", "smaller/base")
+    shutil.copytree(run, "smaller/run")
+    for folder, message in (
+        (
+            "llama",
+            "'llama' is a Hugging Face folder; run gaugelasso import llama --out bases/llama",
+        ),
+        ("hf", "'hf' is an export for transformers; give the run folder that was exported"),
+        ("small.gguf", "is a GGUF file; run gaugelasso import small.gguf --out bases/small first"),
+        ("smaller", "'smaller' is a folder of gaugelasso compress: its run is 'smaller/run'"),
+        ("early", "not trained yet; its imported model is 'early/base'; give that folder"),
+    ):
+        assert_user_error(command("eval", folder, "--data", "valid.txt"), message)
+        assert_user_error(command("generate", folder), message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -273,9 +309,10 @@ def test_a_base_and_a_run_are_measured_side_by_side(run: Path, command: Command)
         (("bench", "base", "--inference"), "'base' is an imported model and no run; train from it"),
         (("eval", "base", "--tokens", "5"), "--tokens and --length belong to --data"),
         (("eval", "base", "--data", "a", "--whole"), "remove --whole"),
-        (("eval", "base", "--data", "nothing.txt"), "task.path = 'nothing.txt': no such file"),
+        (("eval", "base", "--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
         (("eval", "base", "--data", "valid.txt", "--length", "65"), "has 64 positions"),
         (("eval", "nothing", "--data", "valid.txt"), "nothing/config.json': no such file"),
+        (("eval", "valid.txt", "--data", "valid.txt"), "'valid.txt' is a file; give a run folder"),
     ],
 )
 def test_bad_evaluations(

@@ -97,8 +97,8 @@ def read_given(model: Path) -> Given:
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
     """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
 
-    `texts` are the texts that are given, by option. They are looked for first, as `read_given` looks
-    for the model: a wrong name must not cost the result that --overwrite replaces.
+    `texts` are the texts that are given, by option. They are looked for first, as `read_given`
+    looks for the model: a wrong name must not cost the result that --overwrite replaces.
     """
     given = {option: expand(text, option) for option, text in texts.items() if text is not None}
     for option, path in given.items():
