@@ -1,13 +1,15 @@
 """The folder that `compress` writes: one entry for each of its stages."""
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso import importing
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
+from gaugelasso.files import tokenizer
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
@@ -62,6 +64,22 @@ class Stages:
         )
         return f"{found.parameters:,} parameters; {compared}"
 
+    @contextlib.contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """If a UserError is raised inside, remove the stages that were not there before."""
+        paths, there = (self.config, self.original, self.base), exists(self.out)
+        before = [path for path in paths if exists(path)]
+        try:
+            yield
+        except UserError:
+            for path in paths:
+                if path not in before:
+                    _remove(path)
+            if not there and exists(self.out):
+                with contextlib.suppress(OSError):  # something else is in it
+                    self.out.rmdir()
+            raise
+
     def check_same_base(self, model: Path) -> None:
         """UserError unless the base was made from this model."""
         if _is_base(model):
@@ -92,6 +110,21 @@ def read_given(model: Path) -> Given:
         return Given(load_spec(model).causal, parameters)
     source = importing.open_source(model)
     return Given(importing.is_causal(source), source.parameters)
+
+
+def check_tokenizer(model: Path) -> None:
+    """UserError if MODEL has no tokenizer, or none can be read here."""
+    if _is_base(model):
+        files: Mapping[str, bytes] | str = tokenizer.read_files(model)
+    else:
+        files = importing.open_source(model).tokenizer()
+    why = files if isinstance(files, str) else f"{tokenizer.NAME} is missing"
+    if isinstance(files, str) or tokenizer.NAME not in files:
+        raise UserError(
+            f"{str(model)!r} has no tokenizer, which text needs ({why}); name one with --set "
+            "task.tokenizer=FILE, or give tokens as .npy with --data"
+        )
+    tokenizer.tokenizers_library()
 
 
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
@@ -155,9 +188,12 @@ def _clear(stages: Stages) -> None:
         RunFolder.open(stages.run, "overwrite").close()
     # config.toml first: without it the other stages are done again.
     for name in (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE):
-        path = stages.out / name
-        with writing(path):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        _remove(stages.out / name)
+
+
+def _remove(path: Path) -> None:
+    with writing(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

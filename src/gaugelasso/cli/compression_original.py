@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gaugelasso.cli.compression_options import Share
 from gaugelasso.cli.compression_plan import Plan
 from gaugelasso.distributed import ALONE
 from gaugelasso.errors import UserError
@@ -79,7 +80,7 @@ def measure_original(chosen: Plan, device: str) -> Original:
     )
 
 
-def named_loss(original: Original, share: float, chosen: Plan) -> float:
+def named_loss(original: Original, share: Share, chosen: Plan) -> float:
     """The loss that lies a share above the original's; UserError if nothing can be named so."""
     loss, guess = original.selection.loss, math.log(chosen.task.inputs)
     if not 0 < loss < math.inf or not 0 < original.test.loss < math.inf:
@@ -87,10 +88,10 @@ def named_loss(original: Original, share: float, chosen: Plan) -> float:
             f"the original's loss is {loss:g} on selection data and {original.test.loss:g} on test "
             "data, so no share of it can be named; check MODEL and --data"
         )
-    named = round((1 + share) * loss, 6)
+    named = round((1 + share.value) * loss, 6)
     if named >= guess:
         raise UserError(
-            f"--above-original {share:.4g} names a loss of {named:.4g} = {1 + share:.4g} x "
+            f"--above-original {share.text} names a loss of {named:.4g} = {1 + share.value:.4g} x "
             f"{loss:.4g} {chosen.task.loss_unit}; guessing among {chosen.task.inputs:,} tokens has "
             f"{guess:.4g}, so any model would hold it: lower the share, or check that MODEL and "
             "--data belong together"
