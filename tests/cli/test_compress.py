@@ -434,7 +434,7 @@ def test_models_that_cannot_be_compressed(place: Path, command: Command) -> None
     )
     tokenizer = place / "model" / "tokenizer.json"
     byte_level(VOCABULARY, ["<more>"]).save(str(tokenizer))
-    assert_user_error(command("compress", "model", *OPTIONS), "the model has a vocabulary of 300")
+    assert_user_error(command("compress", "model", *OPTIONS), "the model has the tokens 0 to 299")
     tokenizer.unlink()
     message = "'model' has no tokenizer, which text needs (tokenizer.json is missing); name one"
     assert_user_error(command("compress", "model", *OPTIONS), message)

@@ -62,8 +62,8 @@ def compress(
         str,
         typer.Option(
             metavar="SHARE",
-            help="How far the held-out loss may be above the original's, as 3% or 0.03. 3 without a "
-            "sign is refused.",
+            help="How far the held-out loss may be above the original's, as 3% or 0.03. Without a "
+            "sign, 3 is refused.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
