@@ -333,6 +333,32 @@ def test_a_missed_target_exports_nothing(place: Path, command: Command) -> None:
     assert command("export", "out/run", "--form", "native")[0] == 0
 
 
+def test_what_is_left_of_the_allowance(out: Path, done: str, command: Command) -> None:
+    """Below two thirds of it, a note; a result of the same work as before is said to be so."""
+    path = out / "run" / "summary.json"
+    summary, original = read(path), read(out / "original.json")["test"]["loss"]
+    unused = "the allowance was not used up: "
+    for part, smaller, note in (
+        (0.9, True, None),
+        (0.5, True, f"note: {unused}+450.0% of the loss beside +900.0% allowed; more --steps may"),
+        (0.9, False, f"note: nothing was cut, and {unused}+810.0%"),
+    ):
+        work = summary["fma_final" if smaller else "fma_initial"]
+        found = {"loss": (1 + SHARE * part) * original, "fma_final": work}
+        path.write_text(json.dumps(summary | found))
+        code, said, error = command("compress", "model", *changed("--resume"))
+        assert code == 0, error
+        assert (unused in said) == (note is not None)
+        assert note is None or note in said
+        change = table_row(said, "FMA per token, context 16")[-1]
+        assert change.endswith("x less") if smaller else change == "nothing was cut"
+    path.write_text(json.dumps(summary | {"loss": 99.0, "fma_final": summary["fma_initial"]}))
+    answer = command("compress", "model", *changed("--resume"))
+    assert_user_error(answer, "was missed in 30 steps, in which nothing was cut: the result")
+    for said in (done, answer[1]):
+        assert "curves and structure: gaugelasso report out/run" in said
+
+
 def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> None:
     """The halves of a held-out text differ, and the named loss follows from the first."""
     for test_loss, held in ((100.0, True), (0.01, False)):

@@ -87,8 +87,9 @@ def compress(
         int | None,
         typer.Option(
             min=1,
-            help="Training steps; train.steps.",
-            show_default="one pass over the text, within 1,000 to 4,000",
+            help="Training steps; train.steps. The default is one pass over the text, but at least "
+            "1,000 and at most 4,000: a short text is read several times, a long one in part.",
+            show_default="1,000 to 4,000",
         ),
     ] = None,
     batch: Annotated[
@@ -162,6 +163,7 @@ def compress(
     _train(stages, chosen, original, resume)
     result = Result.load(original, stages.run, chosen, given.parameters)
     render(result.table(), console)
+    print_line(f"curves and structure: gaugelasso report {stages.run}")
     if result.above > share.value:
         raise _missed(stages.run, result, share, default if form == NO_FORM else form)
     if not result.summary["held"]:
@@ -170,6 +172,8 @@ def compress(
             f"original has {original.test.loss:.4f} on test data, so 'held' is false in the run's "
             "summary.json"
         )
+    if (unused := result.unused(share)) is not None:
+        print_line(f"note: {unused}")
     _export(stages, form)
     print_line(f"folder: {out}")
 
@@ -245,8 +249,9 @@ def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
 
 
 def _missed(run: Path, result: Result, share: Share, form: str) -> TargetMissed:
+    cut = "" if result.is_smaller else ", in which nothing was cut"
     return TargetMissed(
-        f"--above-original {share.text} was missed in {result.summary['steps']:,} steps: the "
+        f"--above-original {share.text} was missed in {result.summary['steps']:,} steps{cut}: the "
         f"result has {result.loss:.4f} {result.unit} on test data, {result.above:+.2%} beside the "
         f"original's {result.original.test.loss:.4f}. It is in {str(run)!r} and was not exported; "
         f"gaugelasso export {run} --form {form} does so all the same. Raise --above-original or "

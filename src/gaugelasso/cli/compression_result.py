@@ -4,12 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaugelasso.cli.compression_options import Share
 from gaugelasso.cli.compression_original import Original
 from gaugelasso.cli.compression_plan import Plan
 from gaugelasso.errors import UserError
 from gaugelasso.report.layout import Table
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.units import number, unit
+
+# The share of the allowance from which on it counts as used.
+_USED = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,21 @@ class Result:
     def above(self) -> float:
         """The share by which the loss on test data is above the original's."""
         return self.loss / self.original.test.loss - 1
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether anything was cut."""
+        return bool(self.summary["fma_final"] < self.summary["fma_initial"])
+
+    def unused(self, share: Share) -> str | None:
+        """What a result that holds has left of its allowance; None if little is left."""
+        if self.above >= _USED * share.value and self.is_smaller:
+            return None
+        cut = "" if self.is_smaller else "nothing was cut, and "
+        return (
+            f"{cut}the allowance was not used up: {self.above:+.1%} of the loss beside "
+            f"{share.value:+.1%} allowed; more --steps may cut more"
+        )
 
     def table(self) -> Table:
         test, bits = self.original.test, self.summary["metric"]["value"]
@@ -84,4 +103,6 @@ class Result:
 
 
 def _ratio(before: float, after: float) -> str:
+    if after >= before:
+        return "nothing was cut"
     return f"{before / after:.2f}x less" if after else "none left"
