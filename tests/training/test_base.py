@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from gaugelasso.axes import named_tensors
 from gaugelasso.bench.measure import shapes_of
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config, load_config, run_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
@@ -216,6 +218,32 @@ def save_as(model: Any, folder: Path) -> None:
     from gaugelasso.runs import checkpoint
 
     checkpoint.save(folder, _Unpressed(model), {"logs": {}})
+
+
+def test_a_pretrained_model_with_the_named_work_is_refused(
+    run: Path, place: Path, command: Command
+) -> None:
+    """Before anything is written, and before a run is replaced; less work is trained to."""
+    model = load_model("base")
+    model.set_context_(16)
+    work = total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model))
+    named = CONFIG.replace('loss = 5.5\nhold = "pressed"', f"fma = {work}")
+    (place / "work.toml").write_text(named)
+    before = contents(run)
+    message = f"model.from = 'base' has {work:,.0f} FMA per token in a context of 16 tokens, so"
+    for more in ((), ("--overwrite",)):
+        out = "run" if more else "new"
+        assert_user_error(command("train", "work.toml", "--out", out, *more), message)
+    assert contents(run) == before
+    assert not Path("new").exists()
+    # A fresh model has still to be trained.
+    options = ("--set", "train.distill=0", "--set", "compress.removal=pressure")
+    answer = command("train", "work.toml", "--structure", run, "--out", "fresh", *options)
+    assert answer[0] == 0, answer[2]
+    less = ("--set", f"target.fma={0.95 * work}", "--set", "train.steps=40")
+    answer = command("train", "work.toml", "--out", "new", *less)
+    assert answer[0] == 0, answer[2]
+    assert read(Path("new/summary.json"))["fma_final"] <= 0.95 * work
 
 
 # --- commands ------------------------------------------------------------------------------
