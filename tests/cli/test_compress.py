@@ -301,6 +301,7 @@ def test_an_imported_folder_is_taken_as_it_is(place: Path, command: Command) -> 
 def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) -> None:
     options = changed("--overwrite", "--steps", "20", "--form", "none")
     before = contents(out)
+    Path("empty.txt").write_text("")
     write = out / "notes.txt"
     write.write_text("mine")
     assert_user_error(command("compress", "model", *options), "'out' holds 'notes.txt', which")
@@ -310,6 +311,8 @@ def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) ->
         (("nothing", *options), "'nothing'"),
         (("model", *options, "--valid", "nothing"), "--valid 'nothing': no such file or folder"),
         (("model", *options, "--valid", "out/config.toml"), "would remove 'out/config.toml'"),
+        (("model", *options, "--data", "empty.txt"), "--data 'empty.txt': the text is empty"),
+        (("model", *options, "--set", "train.stepz=3"), "stepz"),
     ):
         assert_user_error(command("compress", *arguments), message)
     assert contents(out) == before
@@ -464,6 +467,9 @@ def test_models_that_cannot_be_compressed(place: Path, command: Command) -> None
     tokenizer.unlink()
     message = "'model' has no tokenizer, which text needs (tokenizer.json is missing); name one"
     assert_user_error(command("compress", "model", *OPTIONS), message)
+    tiny_gguf(place / "plain.gguf", {})
+    message = "'plain.gguf' has no tokenizer, which text needs ("
+    assert_user_error(command("compress", "plain.gguf", *OPTIONS), message)
     about = place / "model" / "config.json"
     about.write_text(about.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
     answer = command("compress", "model", *OPTIONS)

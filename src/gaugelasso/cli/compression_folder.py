@@ -9,8 +9,7 @@ from pathlib import Path
 from gaugelasso import importing
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.files import tokenizer
-from gaugelasso.importing.folder import write_imported
+from gaugelasso.importing.folder import missing_tokenizer, write_imported
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
@@ -114,17 +113,11 @@ def read_given(model: Path) -> Given:
 
 def check_tokenizer(model: Path) -> None:
     """UserError if MODEL has no tokenizer, or none can be read here."""
-    if _is_base(model):
-        files: Mapping[str, bytes] | str = tokenizer.read_files(model)
-    else:
-        files = importing.open_source(model).tokenizer()
-    why = files if isinstance(files, str) else f"{tokenizer.NAME} is missing"
-    if isinstance(files, str) or tokenizer.NAME not in files:
+    if (why := missing_tokenizer(model)) is not None:
         raise UserError(
             f"{str(model)!r} has no tokenizer, which text needs ({why}); name one with --set "
             "task.tokenizer=FILE, or give tokens as .npy with --data"
         )
-    tokenizer.tokenizers_library()
 
 
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
