@@ -343,7 +343,7 @@ def test_what_is_left_of_the_allowance(out: Path, done: str, command: Command) -
     unused = "the allowance was not used up: "
     for part, smaller, note in (
         (0.9, True, None),
-        (0.5, True, f"note: {unused}+450.0% of the loss beside +900.0% allowed; more --steps may"),
+        (0.5, True, f"note: {unused}+450.0% loss, +900.0% allowed; more --steps may cut more"),
         (0.9, False, f"note: nothing was cut, and {unused}+810.0%"),
     ):
         work = summary["fma_final" if smaller else "fma_initial"]

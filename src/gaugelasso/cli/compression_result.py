@@ -62,7 +62,7 @@ class Result:
             return None
         cut = "" if self.is_smaller else "nothing was cut, and "
         return (
-            f"{cut}the allowance was not used up: {self.above:+.1%} of the loss beside "
+            f"{cut}the allowance was not used up: {self.above:+.1%} loss, "
             f"{share.value:+.1%} allowed; more --steps may cut more"
         )
 
