@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from gaugelasso import cli, import_model
-from gaugelasso.cli.compression_plan import Wanted, parse_share, plan
+from gaugelasso.cli.compression_folder import Stages
+from gaugelasso.cli.compression_options import Share, Wanted, parse_share
+from gaugelasso.cli.compression_plan import plan
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
@@ -147,8 +149,9 @@ def test_one_command_does_it_all(out: Path, done: str) -> None:
         assert table_row(done, name) == [*cells, f"{above:+.2%}"]
     work = summary["fma_initial"], summary["fma_final"]
     expected = [f"{work[0]:,.0f}", f"{work[1]:,.0f}", f"{work[0] / work[1]:.2f}x less"]
-    assert table_row(done, "FMA per token") == expected
-    assert table_row(done, "parameters")[1] == f"{summary['parameters_final']:,}"
+    assert table_row(done, "FMA per token, context 16") == expected
+    parameters = [f"{summary[f'parameters_{when}']:,}" for when in ("initial", "final")]
+    assert table_row(done, "parameters in the run")[:2] == parameters
     assert read(out / "hf" / "config.json")["model_type"] == "gaugelasso"
     assert (out / "hf" / "tokenizer.json").exists()
     assert "run the custom code?" not in done  # what transformers asks on the terminal
@@ -157,6 +160,41 @@ def test_one_command_does_it_all(out: Path, done: str) -> None:
 def table_row(said: str, name: str) -> list[str]:
     (line,) = [line for line in said.splitlines() if line.startswith(f"│ {name} ")]
     return [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+def test_a_shorter_context_is_announced(out: Path, done: str, made: Path) -> None:
+    line = "context: 40 -> 16 tokens; keep it with --set model.context=40"
+    assert done.index("train: ") < done.index(line) < done.index("step ")
+    assert table_row(done, "context in tokens") == ["40", "16", "cut"]
+    assert load_model(out / "run").initial_spec.length == 16
+    # The source has no scales of writes.
+    source = sum(parameter.numel() for parameter in reference(made / "model").parameters())
+    assert table_row(done, "parameters of MODEL") == [f"{source:,}", "", ""]
+
+
+def test_the_context_is_kept_on_demand(place: Path, command: Command) -> None:
+    write_imported(Path("model"), Path("base"))
+    more = ("--steps", "20", "--form", "none", "--set", "model.context=40")
+    code, said, error = command("compress", "base", *changed(*more))
+    assert code == 0, error
+    assert "context: " not in said
+    assert table_row(said, "context in tokens") == ["40", "40", ""]
+    # Nothing of an imported model changes before the run, so nothing is said of its form.
+    assert "parameters of MODEL" not in said
+    assert table_row(said, "parameters")[0] == f"{parameters_of(Path('base')):,}"
+    assert load_config(Path("out/config.toml")).task.length == 16
+    assert load_model("out/run").initial_spec.length == 40
+
+
+def parameters_of(folder: Path) -> int:
+    return sum(parameter.numel() for parameter in load_model(folder).parameters())
+
+
+def reference(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar of progress
+        return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_the_progress_line_says_what_is_bought_at_what_price(out: Path, done: str) -> None:
@@ -200,8 +238,8 @@ def test_a_qwen3_model(place: Path, command: Command) -> None:
     stock = ("--form", "gguf", "--set", "compress.shape=llama")
     answer = command("compress", "qwen3", *changed("--steps", "20", *stock))
     assert_user_error(answer, "is none: it normalises queries and keys; choose hf, onnx")
-    assert [path.name for path in Path("out").iterdir()] == ["base"]
-    more = ("--steps", "20", "--form", "native", "--resume")
+    assert not Path("out").exists()
+    more = ("--steps", "20", "--form", "native")
     code, said, error = command("compress", "qwen3", *changed(*more))
     assert code == 0, error
     assert "export: native: " in said
@@ -263,6 +301,7 @@ def test_an_imported_folder_is_taken_as_it_is(place: Path, command: Command) -> 
 def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) -> None:
     options = changed("--overwrite", "--steps", "20", "--form", "none")
     before = contents(out)
+    Path("empty.txt").write_text("")
     write = out / "notes.txt"
     write.write_text("mine")
     assert_user_error(command("compress", "model", *options), "'out' holds 'notes.txt', which")
@@ -272,6 +311,8 @@ def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) ->
         (("nothing", *options), "'nothing'"),
         (("model", *options, "--valid", "nothing"), "--valid 'nothing': no such file or folder"),
         (("model", *options, "--valid", "out/config.toml"), "would remove 'out/config.toml'"),
+        (("model", *options, "--data", "empty.txt"), "--data 'empty.txt': the text is empty"),
+        (("model", *options, "--set", "train.stepz=3"), "stepz"),
     ):
         assert_user_error(command("compress", *arguments), message)
     assert contents(out) == before
@@ -285,14 +326,40 @@ def test_overwrite_replaces_its_own_folder_alone(out: Path, command: Command) ->
 
 
 def test_a_missed_target_exports_nothing(place: Path, command: Command) -> None:
-    answer = command("compress", "model", *changed("--above-original", "0", "--steps", "20"))
-    assert_user_error(answer, "--above-original 0 was missed in 20 steps")
+    answer = command("compress", "model", *changed("--above-original", "0%", "--steps", "20"))
+    assert_user_error(answer, "--above-original 0% was missed in 20 steps")
     assert "gaugelasso export out/run --form hf" in answer[2]
     assert "nats per token" in answer[1]
     assert {path.name for path in (place / "out").iterdir()} == {
         "base", "original.json", "config.toml", "run",
     }  # fmt: skip
     assert command("export", "out/run", "--form", "native")[0] == 0
+
+
+def test_what_is_left_of_the_allowance(out: Path, done: str, command: Command) -> None:
+    """Below two thirds of it, a note; a result of the same work as before is said to be so."""
+    path = out / "run" / "summary.json"
+    summary, original = read(path), read(out / "original.json")["test"]["loss"]
+    unused = "the allowance was not used up: "
+    for part, smaller, note in (
+        (0.9, True, None),
+        (0.5, True, f"note: {unused}+450.0% loss, +900.0% allowed; more --steps may cut more"),
+        (0.9, False, f"note: nothing was cut, and {unused}+810.0%"),
+    ):
+        work = summary["fma_final" if smaller else "fma_initial"]
+        found = {"loss": (1 + SHARE * part) * original, "fma_final": work}
+        path.write_text(json.dumps(summary | found))
+        code, said, error = command("compress", "model", *changed("--resume"))
+        assert code == 0, error
+        assert (unused in said) == (note is not None)
+        assert note is None or note in said
+        change = table_row(said, "FMA per token, context 16")[-1]
+        assert change.endswith("x less") if smaller else change == "nothing was cut"
+    path.write_text(json.dumps(summary | {"loss": 99.0, "fma_final": summary["fma_initial"]}))
+    answer = command("compress", "model", *changed("--resume"))
+    assert_user_error(answer, "was missed in 30 steps, in which nothing was cut: the result")
+    for said in (done, answer[1]):
+        assert "curves and structure: gaugelasso report out/run" in said
 
 
 def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> None:
@@ -315,7 +382,7 @@ def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> N
     ("more", "message"),
     [
         (("--above-original", "-3%"), "--above-original '-3%': give a share"),
-        (("--above-original", "2000%"), "guessing among 300 tokens has 5.704"),
+        (("--above-original", "3"), "--above-original '3' would be 300%; write 3% or 300%"),
         (
             ("--form", "tflite"),
             "--form 'tflite' is unknown; choose one of: onnx, pt2, hf, llama, gguf, native, none",
@@ -323,27 +390,65 @@ def test_the_original_on_the_same_data_decides(out: Path, command: Command) -> N
         (("--set", "target.loss=3"), "--set target.loss=3: give the target with --above-original"),
         (("--set", "task.path=b.txt"), "--set task.path=b.txt: give the text with --data"),
         (("--set", "train.stepz=3"), "stepz"),
-        (("--steps", "3"), "train.steps = 3"),
+        (("--set", "compress.drop_tolerance=much"), "compress.drop_tolerance"),
+        (("--set", "model.layers=3"), "model.layers = 3: the structure comes from MODEL"),
+        (("--steps", "3"), "--steps 3: a final loss needs at least 20 steps"),
         (("--device", "abacus"), "device 'abacus' is unknown"),
         (("--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
-        (("--valid", "short.txt"), "the validation text of 'short.txt' has"),
-        (("--length", "41"), "the model has 40 positions"),
+        (("--data", "nothing"), "--data 'nothing': no text in this folder"),
+        (("--data", "empty.txt"), "--data 'empty.txt': the text is empty"),
+        (("--valid", "empty.txt"), "--valid 'empty.txt': the text is empty"),
+        (("--data", "numbers.txt"), "text 'numbers.txt': 100.0% of its bytes are zero"),
+        (("--valid", "short.txt"), "has 20 bytes, and so not more tokens; --length 16 needs at"),
         (("--resume", "--overwrite"), "exclude each other"),
     ],
 )
-def test_bad_arguments(more: tuple[str, ...], message: str, place: Path, command: Command) -> None:
+def test_bad_arguments(
+    more: tuple[str, ...],
+    message: str,
+    place: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found before the import, which takes long for a large model."""
     (place / "short.txt").write_text("The quick brown fox.")
+    (place / "empty.txt").write_text("")
+    (place / "numbers.txt").write_bytes(bytes(10_000))
+    (place / "nothing").mkdir()
+    monkeypatch.setattr(Stages, "import_base", None)
     assert_user_error(command("compress", "model", *changed(*more)), message)
-    assert not (place / "out" / "run").exists()
-    assert not (place / "out" / "config.toml").exists()
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--above-original", "2000%"), "--above-original 2000% names a loss of"),
+        (("--above-original", "2000%"), "guessing among 300 tokens has 5.704"),
+        (("--length", "41"), "--length 41: the model has 40 positions; give at most 40"),
+        (("--set", "model.context=41"), "the model has 40 positions, and --length 16 and model.co"),
+        (("--valid", "short.txt"), "has 32 tokens; --length 16 needs at least 81 (2 windows"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_model(
+    more: tuple[str, ...], message: str, place: Path, command: Command
+) -> None:
+    """Nothing is left of a folder that the command has made; what was there stays."""
+    (place / "short.txt").write_text("The quick brown fox." * 4)
+    assert_user_error(command("compress", "model", *changed(*more)), message)
+    assert not (place / "out").exists()
+    write_imported(Path("model"), Path("out/base"))
+    before = contents(place / "out")
+    assert_user_error(command("compress", "model", *changed(*more, "--resume")), message)
+    assert contents(place / "out") == before
 
 
 def test_an_existing_folder_is_kept(out: Path, place: Path, command: Command) -> None:
     before = contents(out)
     for more, message in (
         ((), "output 'out' already exists; add --resume"),
-        (("--resume", "--steps", "50"), "--resume: train.steps is 50 now, and 30 in"),
-        (("--resume", "--above-original", "5"), "--resume: target.loss is"),
+        (("--resume", "--steps", "50"), "--resume: --steps is 50 now, and 30 in"),
+        (("--resume", "--above-original", "500%"), "--resume: target.loss is"),
     ):
         assert_user_error(command("compress", "model", *changed(*more)), message)
     (place / "file").write_text("")
@@ -356,17 +461,31 @@ def test_models_that_cannot_be_compressed(place: Path, command: Command) -> None
     assert_user_error(
         command("compress", "other.gguf", *OPTIONS), "check that MODEL and --data belong together"
     )
-    shutil.rmtree("out")
     tokenizer = place / "model" / "tokenizer.json"
     byte_level(VOCABULARY, ["<more>"]).save(str(tokenizer))
-    assert_user_error(command("compress", "model", *OPTIONS), "the model has a vocabulary of 300")
+    assert_user_error(command("compress", "model", *OPTIONS), "the model has the tokens 0 to 299")
     tokenizer.unlink()
-    assert_user_error(command("compress", "model", *OPTIONS), "task.tokenizer is empty")
+    message = "'model' has no tokenizer, which text needs (tokenizer.json is missing); name one"
+    assert_user_error(command("compress", "model", *OPTIONS), message)
+    tiny_gguf(place / "plain.gguf", {})
+    message = "'plain.gguf' has no tokenizer, which text needs ("
+    assert_user_error(command("compress", "plain.gguf", *OPTIONS), message)
     about = place / "model" / "config.json"
     about.write_text(about.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
-    answer = command("compress", "model", *changed("--overwrite"))
+    answer = command("compress", "model", *OPTIONS)
     assert_user_error(answer, "the architecture 'MambaForCausalLM' cannot be imported")
-    assert (place / "out" / "base").is_dir()  # of the last but one
+    assert not (place / "out").exists()
+
+
+def test_tokens_need_no_tokenizer(place: Path, command: Command) -> None:
+    (place / "model" / "tokenizer.json").unlink()
+    encode = byte_level(VOCABULARY).encode
+    for name in ("text", "valid"):
+        np.save(f"{name}.npy", np.array(encode((place / f"{name}.txt").read_text()).ids))
+    more = ("--data", "text.npy", "--valid", "valid.npy", "--steps", "20", "--form", "none")
+    code, said, error = command("compress", "model", *changed(*more))
+    assert code == 0, error
+    assert "bits per token" in said
 
 
 def test_several_processes_are_refused(
@@ -380,9 +499,13 @@ def test_several_processes_are_refused(
 
 
 def test_shares() -> None:
-    assert [parse_share(text) for text in ("3%", "0.03", " .5 % ", "0", "1e-2")] == [
-        0.03, 0.03, 0.005, 0.0, 0.01,
+    assert [parse_share(text).value for text in ("3%", "0.03", " .5 % ", "0", "1e-2", "300%")] == [
+        0.03, 0.03, 0.005, 0.0, 0.01, 3.0,
     ]  # fmt: skip
+    assert parse_share(" 5%").text == "5%"
+    for text in ("1", "3", "1e2"):
+        with pytest.raises(UserError, match=f"'{text}' would be .*00%; write {text}% or .*00%"):
+            parse_share(text)
     for text in ("", "%", "3 percent", "-1", "nan", "inf", "1e999"):
         with pytest.raises(UserError, match="--above-original"):
             parse_share(text)
@@ -391,7 +514,8 @@ def test_shares() -> None:
 @pytest.mark.parametrize(("tokens", "steps"), [(9_000, 1000), (300_000, 2226), (10**6, 4000)])
 def test_steps_follow_from_the_text(tokens: int, steps: int, out: Path) -> None:
     np.save("text.npy", np.arange(tokens) % VOCABULARY)
-    found = plan(out / "base", Wanted("text.npy", None, 0.03, None, None, 8, {}))
+    share = Share(0.03, "3%")
+    found = plan(out / "base", Wanted("text.npy", None, share, None, None, 8, {}))
     train, task = found.config.train, found.task
     assert train.steps == steps
     assert (train.batch, task.split, task.length) == (16, 0.05, 8)
@@ -399,8 +523,8 @@ def test_steps_follow_from_the_text(tokens: int, steps: int, out: Path) -> None:
     windows = (len(task.part(SELECTION)) - 1) // 8
     assert (train.final_batches - 1) * 16 < min(windows, 64 * 16) <= train.final_batches * 16
     assert train.eval_batches == min(train.final_batches, 8)
-    share = Wanted("text.txt", None, 0.03, 50, 2, None, {"task.valid": "valid.txt"})
-    given = plan(out / "base", share)
+    wanted = Wanted("text.txt", None, share, 50, 2, None, {"task.valid": "valid.txt"})
+    given = plan(out / "base", wanted)
     assert (given.config.train.steps, given.task.length, given.task.split) == (50, 40, 0.0)
     assert "50 steps of 80 tokens in windows of 40" in given.describe()
     named = given.with_target(3.5)

@@ -112,5 +112,5 @@ def test_damaged_tokenizers_are_refused(
 def test_a_tokenizer_that_does_not_fit_is_refused(base: Path, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tiny(inputs=299, outputs=299), {"name": "tokens"})
     shutil.copy(base / "tokenizer.json", run)
-    with pytest.raises(UserError, match="the model has a vocabulary of 299"):
+    with pytest.raises(UserError, match="the model has the tokens 0 to 298"):
         export(run, "hf", tmp_path / "hf")

@@ -55,7 +55,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
 ) -> None:
     path = source / "tokenizer.json"
     for content, message in (
-        (_words(51).to_str(), "tokens up to 50, and the model has a vocabulary of 50"),
+        (_words(51).to_str(), "tokenizer is 50, and the model has the tokens 0 to 49"),
         ('{"data": "as it is"}', "not a readable tokenizer"),
     ):
         path.write_text(content)
@@ -64,6 +64,25 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
         assert f"{str(path)!r}: " in error
         assert message in error
         assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M", "gpt2"])
+def test_names_of_the_hub_are_not_downloaded(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hint = f"run hf download {name} --local-dir models/{name.split('/')[-1]}, and give that folder"
+    for arguments in (("import", name), ("compress", name, "--data", "a", "--above-original=3%")):
+        code, _, error = command(*arguments, "--out", "out")
+        assert code == 2
+        assert f"{name!r}: no such file or folder; names of the Hugging Face hub are not" in error
+        assert hint in error
+    for other in ("models/a/b", "small.gguf", str(tmp_path / "gpt2")):
+        code, _, error = command("import", other, "--out", "out")
+        assert code == 2
+        assert f"{other!r}: no such file or folder" in error
+        assert "hf download" not in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_is_imported(command: Command, source: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_damaged_tokenizer_is_refused(
 def test_a_tokenizer_that_does_not_fit_is_refused(command: Command, tmp_path: Path) -> None:
     file = tiny_gguf(tmp_path / "m.gguf", tokenizer_metadata(byte_level()), vocabulary=299)
     answer = command("import", file, "--out", tmp_path / "base")
-    assert_user_error(answer, "tokens up to 299, and the model has a vocabulary of 299")
+    assert_user_error(answer, "tokenizer is 299, and the model has the tokens 0 to 298")
     assert not (tmp_path / "base").exists()
 
 

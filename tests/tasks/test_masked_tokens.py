@@ -336,7 +336,7 @@ def test_an_encoder_is_compressed(folder: Path, gaugelasso: Command) -> None:
     assert f"original: {loss:.4f} nats per masked token, " in told
     (target,) = re.findall(r"target: (\S+) nats per masked token = ", told)
     assert float(target) == pytest.approx(1.1 * loss, abs=1e-4)
-    assert "│ nats per masked token │ " in told
+    assert "│ nats per masked token " in told
     assert "nats per token" not in told
     original = read(Path("small/original.json"))
     original["test"]["loss"] = 0.01

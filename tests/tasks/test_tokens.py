@@ -213,7 +213,7 @@ def test_bad_keys(tmp_path: Path, tokenizer: Path) -> None:
     given = {"tokenizer": str(tokenizer), "split": 0.5}
     fails("tokens; task.length = 1024 needs at least", path=text, length=1024, **given)
     fails(
-        "the tokenizer has tokens up to 299, and the model has a vocabulary of 299",
+        "highest token of the tokenizer is 299, and the model has the tokens 0 to 298",
         path=text, vocabulary=299, **given,
     )  # fmt: skip
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from gaugelasso.axes import named_tensors
 from gaugelasso.bench.measure import shapes_of
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config, load_config, run_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
@@ -218,6 +220,32 @@ def save_as(model: Any, folder: Path) -> None:
     checkpoint.save(folder, _Unpressed(model), {"logs": {}})
 
 
+def test_a_pretrained_model_with_the_named_work_is_refused(
+    run: Path, place: Path, command: Command
+) -> None:
+    """Before anything is written, and before a run is replaced; less work is trained to."""
+    model = load_model("base")
+    model.set_context_(16)
+    work = total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model))
+    named = CONFIG.replace('loss = 5.5\nhold = "pressed"', f"fma = {work}")
+    (place / "work.toml").write_text(named)
+    before = contents(run)
+    message = f"model.from = 'base' has {work:,.0f} FMA per token in a context of 16 tokens, so"
+    for more in ((), ("--overwrite",)):
+        out = "run" if more else "new"
+        assert_user_error(command("train", "work.toml", "--out", out, *more), message)
+    assert contents(run) == before
+    assert not Path("new").exists()
+    # A fresh model has still to be trained.
+    options = ("--set", "train.distill=0", "--set", "compress.removal=pressure")
+    answer = command("train", "work.toml", "--structure", run, "--out", "fresh", *options)
+    assert answer[0] == 0, answer[2]
+    less = ("--set", f"target.fma={0.95 * work}", "--set", "train.steps=40")
+    answer = command("train", "work.toml", "--out", "new", *less)
+    assert answer[0] == 0, answer[2]
+    assert read(Path("new/summary.json"))["fma_final"] <= 0.95 * work
+
+
 # --- commands ------------------------------------------------------------------------------
 
 
@@ -266,6 +294,42 @@ def test_a_base_and_a_run_are_measured_side_by_side(run: Path, command: Command)
     assert "(the first 9 tokens of 'valid.txt' in windows of 64)" in few
 
 
+def test_models_are_measured_in_the_shortest_of_their_windows(run: Path, command: Command) -> None:
+    line = "windows of 16 tokens for all models, the shortest of their windows ('base' 64, 'run' 16"
+    given = ("--data", "valid.txt")
+    code, said, error = command("eval", "base", run, *given)
+    assert code == 0, error
+    assert said.startswith(line)
+    assert said.splitlines()[1:] == (
+        command("eval", "base", run, *given, "--length", "16")[1].splitlines()
+    )
+    for arguments in (("base", "base", *given), ("base", run, *given, "--length", "8")):
+        assert "for all models" not in command("eval", *arguments)[1]
+
+
+def test_folders_that_are_taken_for_a_run(run: Path, place: Path, command: Command) -> None:
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    for name, content in (("llama", about), ("hf", about | {"model_type": "gaugelasso"})):
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(content))
+    (place / "small.gguf").write_bytes(b"GGUF")
+    shutil.copytree("base", "early/base")
+    shutil.copytree("base", "smaller/base")
+    shutil.copytree(run, "smaller/run")
+    for folder, message in (
+        (
+            "llama",
+            "'llama' is a Hugging Face folder; run gaugelasso import llama --out bases/llama",
+        ),
+        ("hf", "'hf' is an export for transformers; give the run folder that was exported"),
+        ("small.gguf", "is a GGUF file; run gaugelasso import small.gguf --out bases/small first"),
+        ("smaller", "'smaller' is a folder of gaugelasso compress: its run is 'smaller/run'"),
+        ("early", "not trained yet; its imported model is 'early/base'; give that folder"),
+    ):
+        assert_user_error(command("eval", folder, "--data", "valid.txt"), message)
+        assert_user_error(command("generate", folder), message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -273,9 +337,10 @@ def test_a_base_and_a_run_are_measured_side_by_side(run: Path, command: Command)
         (("bench", "base", "--inference"), "'base' is an imported model and no run; train from it"),
         (("eval", "base", "--tokens", "5"), "--tokens and --length belong to --data"),
         (("eval", "base", "--data", "a", "--whole"), "remove --whole"),
-        (("eval", "base", "--data", "nothing.txt"), "task.path = 'nothing.txt': no such file"),
+        (("eval", "base", "--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
         (("eval", "base", "--data", "valid.txt", "--length", "65"), "has 64 positions"),
         (("eval", "nothing", "--data", "valid.txt"), "nothing/config.json': no such file"),
+        (("eval", "valid.txt", "--data", "valid.txt"), "'valid.txt' is a file; give a run folder"),
     ],
 )
 def test_bad_evaluations(

@@ -1,5 +1,8 @@
 """Arguments that several commands share, and how they are parsed."""
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +11,7 @@ import typer
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.reading import exists, is_folder, read_json
 from gaugelasso.training.evaluation import choose_device
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (TOML).")]
@@ -59,3 +63,47 @@ def choose_existing(resume: bool, overwrite: bool) -> Existing:
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other; give only one of them")
     return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+@contextlib.contextmanager
+def keys_as_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let a UserError from inside name options in place of the keys that they decide.
+
+    `options` has the option of each key: `task.path = 'a'` becomes `--data 'a'`.
+    """
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for key, option in options.items():
+            message = re.sub(rf"\b{re.escape(key)}\b( =(?= ))?", option, message)
+        raise type(error)(message) from None
+
+
+def check_model_folder(folder: Path) -> None:
+    """UserError if it is a folder that is easily taken for a run or an imported model."""
+    if exists(folder) and not is_folder(folder):
+        if folder.suffix == ".gguf":
+            raise UserError(f"{str(folder)!r} is a GGUF file; {_import_first(folder)}")
+        raise UserError(f"{str(folder)!r} is a file; give a run folder, or an imported one")
+    if not exists(folder / "config.json"):
+        for name, what in (("run", "its run"), ("base", "not trained yet; its imported model")):
+            if exists(folder / name / "config.json"):
+                raise UserError(
+                    f"{str(folder)!r} is a folder of gaugelasso compress: {what} is "
+                    f"{str(folder / name)!r}; give that folder"
+                )
+        return
+    config = read_json(folder / "config.json", finite=False)
+    if not isinstance(config, dict) or "architectures" not in config:
+        return
+    if config.get("model_type") == "gaugelasso":
+        raise UserError(
+            f"{str(folder)!r} is an export for transformers; give the run folder that was exported"
+        )
+    raise UserError(f"{str(folder)!r} is a Hugging Face folder; {_import_first(folder)}")
+
+
+def _import_first(source: Path) -> str:
+    imported = Path("bases") / source.absolute().stem
+    return f"run gaugelasso import {source} --out {imported} first, and give {str(imported)!r}"

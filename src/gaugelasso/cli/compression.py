@@ -4,25 +4,32 @@ Each stage is what the command of its name does. A stage that is finished is in 
 --resume skips it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gaugelasso.cli.arguments import Changes, Device, choose_existing
-from gaugelasso.cli.compression_folder import Stages, is_causal, opened
-from gaugelasso.cli.compression_original import Original, Result, measure_original, named_loss
-from gaugelasso.cli.compression_plan import (
-    Plan,
+from gaugelasso.cli.arguments import Changes, Device, choose_existing, keys_as_options
+from gaugelasso.cli.compression_folder import Stages, check_tokenizer, opened, read_given
+from gaugelasso.cli.compression_options import (
+    NO_FORM,
+    Share,
     Wanted,
-    check_same_plan,
+    check_form,
     parse_share,
     parse_wanted_changes,
+)
+from gaugelasso.cli.compression_original import Original, measure_original, named_loss
+from gaugelasso.cli.compression_plan import (
+    Plan,
+    check_before_import,
+    check_same_plan,
     plan,
     write_plan,
 )
+from gaugelasso.cli.compression_result import Result
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.trainers import build_trainer
@@ -32,15 +39,12 @@ from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS, STOCK, check_like_llama
 from gaugelasso.export import export as write_export
-from gaugelasso.export.extras import check_extra
 from gaugelasso.report.layout import render
 from gaugelasso.runs.reading import exists
 from gaugelasso.runs.writing import check_name
 from gaugelasso.signals import stop_requests
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.records import Progress
-
-_NO_FORM = "none"
 
 
 def compress(
@@ -58,7 +62,8 @@ def compress(
         str,
         typer.Option(
             metavar="SHARE",
-            help="How far the held-out loss may be above the original's, as 3% or 0.03.",
+            help="How far the held-out loss may be above the original's, as 3% or 0.03. Without a "
+            "sign, 3 is refused.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
@@ -73,7 +78,7 @@ def compress(
     form: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join([*FORMS, _NO_FORM]),
+            metavar="|".join([*FORMS, NO_FORM]),
             help="Form to export the result in.",
             show_default="hf, of an encoder native",
         ),
@@ -82,8 +87,9 @@ def compress(
         int | None,
         typer.Option(
             min=1,
-            help="Training steps; train.steps.",
-            show_default="one pass over the text, within 1,000 to 4,000",
+            help="Training steps; train.steps. The default is one pass over the text, but at least "
+            "1,000 and at most 4,000: a short text is read several times, a long one in part.",
+            show_default="1,000 to 4,000",
         ),
     ] = None,
     batch: Annotated[
@@ -94,7 +100,8 @@ def compress(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a window; task.length.",
+            help="Tokens of a window; task.length. The result has this context too, unless --set "
+            "model.context gives a longer one, up to the model's own.",
             show_default="512, or the model's context",
         ),
     ] = None,
@@ -127,56 +134,48 @@ def compress(
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
     check_name(out)
-    causal = is_causal(model)
-    default = "hf" if causal else "native"
+    given = read_given(model)
+    default = "hf" if given.causal else "native"
     form = default if form is None else form
-    _check_form(form, causal, changes)
+    check_form(form, given.causal, changes)
     if started_as()[1] > 1:
         raise UserError(
             "compress runs in one process; for several devices stop it once it trains, and start "
             "gaugelasso train with its config.toml and --out under torchrun"
         )
     where = choose_device(changes.get("train.device", "auto"))
-    stages = opened(out, model, {"--data": data, "--valid": valid}, existing)
-    if exists(stages.base):
-        stages.check_same_base(model)
-    else:
-        print_line(f"import: {stages.import_base(model)}")
     wanted = Wanted(data, valid, share, steps, batch, length, changes)
-    chosen, original = _measure_and_choose(stages, wanted, where, form)
+    with keys_as_options(wanted.options):
+        if not (resume and exists(Stages(out).base)):
+            check_before_import(wanted, Stages(out).base, given.causal)
+            if wanted.needs_tokenizer:
+                check_tokenizer(model)
+        stages = opened(out, model, {"--data": data, "--valid": valid}, existing)
+        with stages.removed_on_error():
+            if exists(stages.base):
+                stages.check_same_base(model)
+            else:
+                print_line(f"import: {stages.import_base(model)}")
+            chosen, original = _measure_and_choose(stages, wanted, where, form)
     print_line(f"train: {chosen.describe()}")
+    if (shorter := chosen.describe_context()) is not None:
+        print_line(f"context: {shorter}")
     _train(stages, chosen, original, resume)
-    result = Result.load(original, stages.run, chosen.task.loss_unit)
+    result = Result.load(original, stages.run, chosen, given.parameters)
     render(result.table(), console)
-    if result.above > share:
-        raise _missed(stages.run, result, share, default if form == _NO_FORM else form)
+    print_line(f"curves and structure: gaugelasso report {stages.run}")
+    if result.above > share.value:
+        raise _missed(stages.run, result, share, default if form == NO_FORM else form)
     if not result.summary["held"]:
         print_line(
             f"note: target.loss = {chosen.config.target.loss:g} follows from selection data. The "
             f"original has {original.test.loss:.4f} on test data, so 'held' is false in the run's "
             "summary.json"
         )
+    if (unused := result.unused(share)) is not None:
+        print_line(f"note: {unused}")
     _export(stages, form)
     print_line(f"folder: {out}")
-
-
-def _check_form(form: str, causal: bool, changes: Mapping[str, str]) -> None:
-    if form not in (*FORMS, _NO_FORM):
-        raise UserError(
-            f"--form {form!r} is unknown; choose one of: {', '.join([*FORMS, _NO_FORM])}"
-        )
-    # Now, and not when it has been imported or trained.
-    if form == "hf" and not causal:
-        raise UserError(
-            f"--form {form} holds causal models, and the model is an encoder; choose --form onnx, "
-            "pt2 or native"
-        )
-    if form in STOCK and changes.get("compress.shape", "").strip("'\"") != "llama":
-        raise UserError(
-            f"--form {form} holds models whose layers are alike; add --set compress.shape=llama, "
-            "or choose another form"
-        )
-    check_extra(form)
 
 
 def _check_family(form: str, chosen: Plan) -> None:
@@ -205,7 +204,7 @@ def _measure_and_choose(
     unit = chosen.task.loss_unit
     print_line(f"original: {original.describe(unit)}")
     named = named_loss(original, wanted.share, chosen)
-    origin = f"{1 + wanted.share:g} x {original.selection.loss:.6g}"
+    origin = f"{1 + wanted.share.value:g} x {original.selection.loss:.6g}"
     print_line(f"target: {named:.4f} {unit} = {origin}")
     chosen = chosen.with_target(named)
     original.save(stages.original)
@@ -249,10 +248,11 @@ def _price(original: Original, chosen: Plan) -> Callable[[Progress], str]:
     return price
 
 
-def _missed(run: Path, result: Result, share: float, form: str) -> TargetMissed:
+def _missed(run: Path, result: Result, share: Share, form: str) -> TargetMissed:
+    cut = "" if result.is_smaller else ", in which nothing was cut"
     return TargetMissed(
-        f"--above-original {share:.4g} was missed in {result.summary['steps']:,} steps: the result "
-        f"has {result.loss:.4f} {result.unit} on test data, {result.above:+.2%} beside the "
+        f"--above-original {share.text} was missed in {result.summary['steps']:,} steps{cut}: the "
+        f"result has {result.loss:.4f} {result.unit} on test data, {result.above:+.2%} beside the "
         f"original's {result.original.test.loss:.4f}. It is in {str(run)!r} and was not exported; "
         f"gaugelasso export {run} --form {form} does so all the same. Raise --above-original or "
         "--steps, or give more text"
@@ -260,7 +260,7 @@ def _missed(run: Path, result: Result, share: float, form: str) -> TargetMissed:
 
 
 def _export(stages: Stages, form: str) -> None:
-    if form == _NO_FORM:
+    if form == NO_FORM:
         return
     target = stages.out / form
     if exists(target):

@@ -1,16 +1,17 @@
 """The folder that `compress` writes: one entry for each of its stages."""
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gaugelasso import importing
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.importing.folder import write_imported
+from gaugelasso.importing.folder import missing_tokenizer, write_imported
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.checkpoint import Checkpoint, load_spec
+from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
@@ -62,6 +63,22 @@ class Stages:
         )
         return f"{found.parameters:,} parameters; {compared}"
 
+    @contextlib.contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """If a UserError is raised inside, remove the stages that were not there before."""
+        paths, there = (self.config, self.original, self.base), exists(self.out)
+        before = [path for path in paths if exists(path)]
+        try:
+            yield
+        except UserError:
+            for path in paths:
+                if path not in before:
+                    _remove(path)
+            if not there and exists(self.out):
+                with contextlib.suppress(OSError):  # something else is in it
+                    self.out.rmdir()
+            raise
+
     def check_same_base(self, model: Path) -> None:
         """UserError unless the base was made from this model."""
         if _is_base(model):
@@ -77,18 +94,37 @@ class Stages:
             )
 
 
-def is_causal(model: Path) -> bool:
-    """Whether MODEL is causal; UserError unless it can be imported, as far as its headers say."""
+@dataclass(frozen=True)
+class Given:
+    """What the headers of MODEL say before it is imported."""
+
+    causal: bool
+    parameters: int
+
+
+def read_given(model: Path) -> Given:
+    """UserError unless MODEL can be imported, as far as its headers say."""
     if _is_base(model):
-        return load_spec(model).causal
-    return importing.is_causal(importing.open_source(model))
+        parameters = sum(parameter.numel() for parameter in load_model(model).parameters())
+        return Given(load_spec(model).causal, parameters)
+    source = importing.open_source(model)
+    return Given(importing.is_causal(source), source.parameters)
+
+
+def check_tokenizer(model: Path) -> None:
+    """UserError if MODEL has no tokenizer, or none can be read here."""
+    if (why := missing_tokenizer(model)) is not None:
+        raise UserError(
+            f"{str(model)!r} has no tokenizer, which text needs ({why}); name one with --set "
+            "task.tokenizer=FILE, or give tokens as .npy with --data"
+        )
 
 
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
     """The folder, new or to go on with. UserError, with nothing changed, if it cannot be used.
 
-    `texts` are the texts that are given, by option. They are looked for first, as `is_causal` looks
-    for the model: a wrong name must not cost the result that --overwrite replaces.
+    `texts` are the texts that are given, by option. They are looked for first, as `read_given`
+    looks for the model: a wrong name must not cost the result that --overwrite replaces.
     """
     given = {option: expand(text, option) for option, text in texts.items() if text is not None}
     for option, path in given.items():
@@ -145,9 +181,12 @@ def _clear(stages: Stages) -> None:
         RunFolder.open(stages.run, "overwrite").close()
     # config.toml first: without it the other stages are done again.
     for name in (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE):
-        path = stages.out / name
-        with writing(path):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        _remove(stages.out / name)
+
+
+def _remove(path: Path) -> None:
+    with writing(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,16 +1,14 @@
-"""The figures of the original, the model that `compress` begins with, beside the result's."""
+"""The figures of the original, the model that `compress` begins with."""
 
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from gaugelasso.cli.compression_options import Share
 from gaugelasso.cli.compression_plan import Plan
 from gaugelasso.distributed import ALONE
 from gaugelasso.errors import UserError
-from gaugelasso.report.layout import Table
 from gaugelasso.runs.reading import read_json
-from gaugelasso.runs.units import number, unit
 from gaugelasso.runs.writing import write_json
 from gaugelasso.tasks import SELECTION, TEST
 from gaugelasso.training.evaluation import configure_cpu_, evaluate, final_evaluation
@@ -82,7 +80,7 @@ def measure_original(chosen: Plan, device: str) -> Original:
     )
 
 
-def named_loss(original: Original, share: float, chosen: Plan) -> float:
+def named_loss(original: Original, share: Share, chosen: Plan) -> float:
     """The loss that lies a share above the original's; UserError if nothing can be named so."""
     loss, guess = original.selection.loss, math.log(chosen.task.inputs)
     if not 0 < loss < math.inf or not 0 < original.test.loss < math.inf:
@@ -90,65 +88,12 @@ def named_loss(original: Original, share: float, chosen: Plan) -> float:
             f"the original's loss is {loss:g} on selection data and {original.test.loss:g} on test "
             "data, so no share of it can be named; check MODEL and --data"
         )
-    named = round((1 + share) * loss, 6)
+    named = round((1 + share.value) * loss, 6)
     if named >= guess:
         raise UserError(
-            f"--above-original {share:.4g} names a loss of {named:.4g} = {1 + share:.4g} x "
+            f"--above-original {share.text} names a loss of {named:.4g} = {1 + share.value:.4g} x "
             f"{loss:.4g} {chosen.task.loss_unit}; guessing among {chosen.task.inputs:,} tokens has "
             f"{guess:.4g}, so any model would hold it: lower the share, or check that MODEL and "
             "--data belong together"
         )
     return named
-
-
-@dataclass(frozen=True)
-class Result:
-    """The original beside the model of a finished run. `unit` is that of the losses."""
-
-    original: Original
-    summary: dict[str, Any]
-    unit: str
-
-    @classmethod
-    def load(cls, original: Original, run: Path, unit: str) -> "Result":
-        path = run / "summary.json"
-        summary = read_json(path)
-        try:
-            found = summary["loss"], summary["metric"]["value"]
-        except (KeyError, TypeError):
-            raise UserError(f"{str(path)!r}: not the summary of a run") from None
-        if not all(isinstance(value, float) for value in found):
-            raise UserError(f"{str(path)!r}: the final model has no finite loss on test data")
-        return cls(original, summary, unit)
-
-    @property
-    def loss(self) -> float:
-        return float(self.summary["loss"])
-
-    @property
-    def above(self) -> float:
-        """The share by which the loss on test data is above the original's."""
-        return self.loss / self.original.test.loss - 1
-
-    def table(self) -> Table:
-        summary, test = self.summary, self.original.test
-        accounting, bits = summary["accounting"], summary["metric"]["value"]
-        work = [summary[f"fma_{when}"] for when in ("initial", "final")]
-        parameters = [summary[f"parameters_{when}"] for when in ("initial", "final")]
-        rows = [
-            [unit(accounting), *(number(each, accounting) for each in work), _ratio(*work)],
-            ["parameters", *(f"{each:,}" for each in parameters), _ratio(*parameters)],
-            [self.unit, f"{test.loss:.4f}", f"{self.loss:.4f}", f"{self.above:+.2%}"],
-            [
-                self.original.metric,
-                f"{test.bits:.4f}",
-                f"{bits:.4f}",
-                f"{bits / test.bits - 1:+.2%}",
-            ],
-        ]
-        headers = ["", "original", "compressed", "change"]
-        return Table("Result", headers, rows, "losses on test data, which decided nothing")
-
-
-def _ratio(before: float, after: float) -> str:
-    return f"{before / after:.2f}x less" if after else "none left"

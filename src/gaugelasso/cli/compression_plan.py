@@ -4,15 +4,14 @@ They hold only what this command chooses. All else follows from them as in any c
 """
 
 import math
-import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.cli.arguments import parse_changes
+from gaugelasso.cli.compression_options import Wanted
 from gaugelasso.config import Config, changed_config
+from gaugelasso.config.base import BaseModel
 from gaugelasso.config.imported import task_of
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.plugins import NamedBy
@@ -20,6 +19,9 @@ from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.runs.writing import write_text
 from gaugelasso.tasks import SELECTION, TRAINING, TokenText
+from gaugelasso.tasks.stored import cache_folder
+from gaugelasso.tasks.text import load_parts
+from gaugelasso.tasks.windows import check_long_enough
 from gaugelasso.training.resume import FREE
 
 # Tokens of a window, and windows of a step, unless given.
@@ -30,56 +32,10 @@ _HELD_OUT = 0.05
 _LEAST_STEPS, _MOST_STEPS = 1_000, 4_000
 # Batches of an evaluation during the run and at its end, at most.
 _EVALUATED, _EVALUATED_LAST = 8, 64
+# Stands for the vocabulary of an encoder before it is read: a mask token of --set is below it.
+_ANY_VOCABULARY = 2**18
 # Evaluations during the run, each of which updates the price in the progress line.
 _EVALUATIONS = 40
-# Keys that arguments of the command decide.
-_DECIDED = {
-    "task.name": "the task follows from the model",
-    "task.module": "the task follows from the model",
-    "task.path": "give the text with --data",
-    "model.from": "give the model as MODEL",
-    **dict.fromkeys(
-        [f"target.{key}" for key in ("loss", "metric", "fma", "above_full")],
-        "give the target with --above-original",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The arguments of the command that decide how it trains; None is chosen here."""
-
-    data: str
-    valid: str | None
-    share: float
-    steps: int | None
-    batch: int | None
-    length: int | None
-    changes: Mapping[str, str]
-
-
-def parse_share(text: str) -> float:
-    """The share that `3%` or `0.03` stands for."""
-    number = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(%?)\s*", text, re.IGNORECASE)
-    share = math.nan if number is None else float(number[1]) / (100 if number[2] else 1)
-    if not math.isfinite(share):
-        raise UserError(
-            f"--above-original {text!r}: give a share of the original's loss, of 0 or more, as 3% "
-            "or 0.03"
-        )
-    return share
-
-
-def parse_wanted_changes(changes: list[str] | None, device: str | None) -> dict[str, str]:
-    """The values of --set by key; UserError for a key that arguments of the command decide."""
-    found = parse_changes(changes, device)
-    for key in found:
-        if key in _DECIDED:
-            raise UserError(
-                f"--set {key}={found[key]}: {_DECIDED[key]}; for another target or task write a "
-                "config, and train it with gaugelasso train"
-            )
-    return found
 
 
 @dataclass(frozen=True)
@@ -102,6 +58,13 @@ class Plan:
         train = self.config.train
         return train.batch * train.accumulate * self.task.length
 
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """The most tokens of a sequence: of the original, and of the result."""
+        model = self.config.model
+        assert isinstance(model, BaseModel)
+        return model.base.spec.length, model.context
+
     def with_target(self, loss: float) -> "Plan":
         sections = {**self.sections, "target": {**self.sections.get("target", {}), "loss": loss}}
         # No other section follows from the loss. To build the config anew would read all weights.
@@ -117,28 +80,69 @@ class Plan:
             f"{self.task.length:,}, {passes:.3g} passes over {text:,} tokens"
         )
 
+    def describe_context(self) -> str | None:
+        """How the context gets shorter, and how to keep it; None if it stays."""
+        before, after = self.contexts
+        if before == after:
+            return None
+        return f"{before:,} -> {after:,} tokens; keep it with --set model.context={before}"
+
 
 def plan(base: Path, wanted: Wanted) -> Plan:
     """Choose what is not given; UserError if the text is too short, or the model does not fit."""
     spec = load_spec(base)
+    if (wanted.length or 0) > spec.length:
+        raise UserError(
+            f"--length {wanted.length}: the model has {spec.length} positions; give at most "
+            f"{spec.length}"
+        )
     length = wanted.length or min(_LENGTH, spec.length)
-    task = {"name": task_of(spec), "path": wanted.data, "length": length}
-    if wanted.valid is not None:
-        task["valid"] = wanted.valid
-    elif "task.valid" not in wanted.changes:
-        task["split"] = _HELD_OUT
-    train = {"steps": wanted.steps, "batch": wanted.batch or _BATCH}
-    sections: dict[str, dict[str, Any]] = {
-        "task": task,
-        "model": {"from": str(base)},
-        "target": {},
-        "train": {key: value for key, value in train.items() if value is not None},
-    }
+    sections = _sections(wanted, base, task_of(spec.causal), length)
     # Adds the changes to the sections.
     config = changed_config(sections, wanted.changes, NamedBy(Path.cwd()))
     found = Plan(sections, config)
     _choose_rest_(sections["train"], found)
     return Plan(sections, Config.from_dict(sections))
+
+
+def _sections(wanted: Wanted, base: Path, name: str, length: int) -> dict[str, dict[str, Any]]:
+    """What is given and what does not depend on the text; the changes are not made yet."""
+    task = {"name": name, "path": wanted.data, "length": length}
+    if wanted.valid is not None:
+        task["valid"] = wanted.valid
+    elif "task.valid" not in wanted.changes:
+        task["split"] = _HELD_OUT
+    train = {"steps": wanted.steps, "batch": wanted.batch or _BATCH}
+    return {
+        "task": task,
+        "model": {"from": str(base)},
+        "target": {},
+        "train": {key: value for key, value in train.items() if value is not None},
+    }
+
+
+def check_before_import(wanted: Wanted, base: Path, causal: bool) -> None:
+    """UserError if options or texts are wrong, as far as they can be checked without the model."""
+    sections = _sections(wanted, base, task_of(causal), wanted.length or 1)
+    # In place of what follows from the model; with a fingerprint, its folder is not read.
+    sections["model"]["sha256"] = "unread"
+    vocabulary = 1 if causal else _ANY_VOCABULARY
+    sections["task"] |= {"tokenizer": "unread", "vocabulary": vocabulary}
+    sections["compress"] = {"lr": 1e-3}
+    task = changed_config(sections, wanted.changes, NamedBy(Path.cwd())).task
+    assert isinstance(task, TokenText)
+    if any(path.endswith(".npy") for path in (task.path, task.valid)):
+        return
+    parts = load_parts(task.path, task.valid, task.split, cache_folder(task.cache))
+    for key, origin, part in zip(("path", "valid"), (task.path, task.valid), parts, strict=True):
+        if origin and not len(part):
+            raise UserError(f"task.{key} = {origin!r}: the text is empty")
+    if wanted.length is not None:
+        # Special tokens at both ends of a window are none of the text.
+        window = max(1, wanted.length - 2)
+        unit = "bytes, and so not more tokens"
+        origins = task.path, task.valid or task.path
+        check_long_enough(*parts, wanted.length, unit, origins, window)
 
 
 def _choose_rest_(train: dict[str, Any], found: Plan) -> None:

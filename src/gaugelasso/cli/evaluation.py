@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.cli.arguments import Changes, Device, parse_changes
+from gaugelasso.cli.arguments import (
+    Changes,
+    Device,
+    check_model_folder,
+    keys_as_options,
+    parse_changes,
+)
 from gaugelasso.cli.output import print_line
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel
@@ -25,6 +31,9 @@ from gaugelasso.training.evaluation import (
     whole_figures,
 )
 from gaugelasso.training.resume import warn_changed_code
+
+# With --data, the options that decide keys.
+_OPTIONS = {"task.path": "--data", "task.length": "--length"}
 
 
 def eval_(
@@ -53,7 +62,7 @@ def eval_(
         typer.Option(
             min=0,
             help="With --data: tokens of a window; 0: as in the run, for an imported model 512 or "
-            "its context.",
+            "its context; of several models the shortest.",
         ),
     ] = 0,
     set_: Changes = None,
@@ -73,11 +82,17 @@ def eval_(
         raise UserError("--data uses all of the text; remove --whole")
     changes, where = parse_changes(set_), choose_device(device or "auto")
     for run in runs:
-        if data is None:
-            line = _on_test_data(run, batches, whole, changes, where)
-        else:
-            line = _on_text(run, data, tokens, length, changes, where)
-        print_line(f"{run}: {line}" if len(runs) > 1 else line)
+        check_model_folder(run)
+    typed = {} if data is None else {k: v for k, v in _OPTIONS.items() if k not in changes}
+    with keys_as_options(typed):
+        if data is not None and not length and len(runs) > 1:
+            length = _shortest(runs, data, changes)
+        for run in runs:
+            if data is None:
+                line = _on_test_data(run, batches, whole, changes, where)
+            else:
+                line = _on_text(run, data, tokens, length, changes, where)
+            print_line(f"{run}: {line}" if len(runs) > 1 else line)
 
 
 def _on_test_data(
@@ -103,6 +118,23 @@ def _on_test_data(
         loss, metric, _ = evaluate(model, settings, batches, device, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
     return _line(figures, shown)
+
+
+def _shortest(runs: list[Path], data: str, changes: dict[str, str]) -> int:
+    """The shortest window of the models; prints it if theirs differ.
+
+    Losses in windows of different lengths cannot be compared.
+    """
+    tasks = {run: _text_settings(run, data, 0, changes).task for run in runs}
+    lengths = {run: task.length for run, task in tasks.items() if isinstance(task, TokenText)}
+    shortest = min(lengths.values())
+    if shortest < max(lengths.values()):
+        named = ", ".join(f"{str(run)!r} {length:,}" for run, length in lengths.items())
+        print_line(
+            f"windows of {shortest:,} tokens for all models, the shortest of their windows "
+            f"({named}); --length gives another"
+        )
+    return shortest
 
 
 def _on_text(

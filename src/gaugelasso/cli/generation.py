@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.cli.arguments import Device
+from gaugelasso.cli.arguments import Device, check_model_folder
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, Sampling, generate_blocks
@@ -55,6 +55,7 @@ def generate(
 
     Example: gaugelasso generate bases/smol --prompt "The capital of France is" --length 20
     """
+    check_model_folder(run)
     if not exists(run / "tokenizer.json"):
         _check_text(run)
     where = choose_device(device or "auto")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from gaugelasso.config import Config, changed_config
 from gaugelasso.errors import UserError
-from gaugelasso.models import TransformerSpec
 from gaugelasso.plugins import NamedBy
 from gaugelasso.runs.checkpoint import load_spec
 
@@ -13,9 +12,9 @@ from gaugelasso.runs.checkpoint import load_spec
 _LENGTH = 512
 
 
-def task_of(spec: TransformerSpec) -> str:
-    """The task of tokens that a model is for."""
-    return "tokens" if spec.causal else "masked_tokens"
+def task_of(causal: bool) -> str:
+    """The task of tokens that a causal model, or an encoder, is for."""
+    return "tokens" if causal else "masked_tokens"
 
 
 def imported_config(
@@ -26,6 +25,6 @@ def imported_config(
     most = spec.length
     if length > most:
         raise UserError(f"--length {length}: the model of {str(folder)!r} has {most} positions")
-    task = {"name": task_of(spec), "path": path, "length": length or min(most, _LENGTH)}
+    task = {"name": task_of(spec.causal), "path": path, "length": length or min(most, _LENGTH)}
     data = {"task": task, "model": {"from": str(folder), "context": most}}
     return changed_config(data, changes or {}, NamedBy(Path.cwd()))

@@ -86,8 +86,8 @@ class Tokenizer:
         """UserError if it has tokens that a vocabulary of this size lacks."""
         if self.size > vocabulary:
             raise UserError(
-                f"{self.origin!r}: the tokenizer has tokens up to {self.size - 1}, and {what} has "
-                f"a vocabulary of {vocabulary}; give the tokenizer of that model"
+                f"{self.origin!r}: the highest token of the tokenizer is {self.size - 1}, and "
+                f"{what} has the tokens 0 to {vocabulary - 1}; give the tokenizer of that model"
             )
 
 

@@ -23,7 +23,7 @@ from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.safetensors_folder import open_folder
 from gaugelasso.importing.source import Source
 from gaugelasso.models import Transformer
-from gaugelasso.runs.reading import is_folder
+from gaugelasso.runs.reading import exists, is_folder
 
 # The name of an architecture in a folder or in a GGUF file -> what builds its model.
 ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
@@ -60,7 +60,19 @@ def import_model(path: Path | str) -> Transformer:
 def open_source(path: Path | str) -> Source:
     """Settings and tensors of a folder, or of a GGUF file."""
     path = Path(path)
+    if not exists(path):
+        raise UserError(f"{str(path)!r}: no such file or folder{_download(path)}")
     return open_folder(path) if is_folder(path) else open_gguf(path)
+
+
+def _download(path: Path) -> str:
+    """How to get a model by its name in the hub, if the path can be such a name."""
+    if path.is_absolute() or len(path.parts) > 2 or path.suffix == ".gguf":
+        return ""
+    return (
+        "; names of the Hugging Face hub are not downloaded, so if it is one, run hf download "
+        f"{path} --local-dir models/{path.name}, and give that folder"
+    )
 
 
 def build(source: Source) -> Transformer:

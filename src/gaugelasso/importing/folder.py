@@ -14,7 +14,7 @@ from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import NAME as TOKENIZER
-from gaugelasso.files.tokenizer import parse_tokenizer
+from gaugelasso.files.tokenizer import parse_tokenizer, tokenizers_library
 from gaugelasso.importing import build, open_source
 from gaugelasso.importing.comparison import Difference, compare
 from gaugelasso.importing.source import Source
@@ -23,7 +23,7 @@ from gaugelasso.runs import checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import CHECKPOINTS
 from gaugelasso.runs.new_folder import check_free, new_folder
-from gaugelasso.runs.reading import IMPORTED, is_folder
+from gaugelasso.runs.reading import IMPORTED, exists, is_folder
 from gaugelasso.runs.structures import describe
 from gaugelasso.runs.writing import write_json
 
@@ -78,6 +78,18 @@ def write_imported(path: Path, out: Path) -> Imported:
         tokenizer=tokenizer,
         difference=difference,
     )
+
+
+def missing_tokenizer(path: Path) -> str | None:
+    """Why a source, or a folder that was made of one, has no tokenizer; None if it has.
+
+    UserError if no tokenizer can be read here.
+    """
+    tokenizers_library()
+    if is_folder(path):
+        return None if exists(path / TOKENIZER) else f"{TOKENIZER} is missing"
+    files = open_source(path).tokenizer()
+    return files if isinstance(files, str) else None
 
 
 def write_model(model: Transformer, out: Path, origin: str, tokenizer: Mapping[str, bytes]) -> None:

@@ -3,12 +3,18 @@
 import logging
 from pathlib import Path
 
+import torch
+
+from gaugelasso.axes import named_tensors
+from gaugelasso.compress import accountings
 from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.pricing import total_fma
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
+from gaugelasso.runs.units import amount
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 
 _log = logging.getLogger(__name__)
@@ -40,6 +46,32 @@ def check_base(
         )
     if existing != "resume" and structure is None:
         config.model.check(config.task)
+
+
+def check_work_to_remove(
+    config: Config, device: str, existing: Existing, structure: Structure | None
+) -> None:
+    """UserError if a pretrained model has the work that is named before its first step.
+
+    All steps would pass without a cut. A fresh model has still to be trained, and a run that
+    resumes may be there already.
+    """
+    model, target = config.model, config.target
+    if not isinstance(model, BaseModel) or target.kind != "fma":
+        return
+    if existing == "resume" or structure is not None:
+        return
+    cost = accountings.chosen(
+        config.compress, accountings.latency(config.compress, torch.device(device))
+    )
+    built = model.build(config.task, config.train.seed)
+    work = total_fma(built.axis_table(), cost, named_tensors(built))
+    if work <= target.fma:
+        raise UserError(
+            f"target.fma = {target.fma:g}: {model.base.title} has "
+            f"{amount(work, config.compress.accounting)} in a context of {model.context:,} tokens, "
+            "so there is nothing to cut; name less"
+        )
 
 
 def check_own_model(config: Config, existing: Existing, structure: Structure | None) -> None:

@@ -36,7 +36,13 @@ from gaugelasso.training.evaluation import (
     samples,
 )
 from gaugelasso.training.missed import missed_message
-from gaugelasso.training.opening import check_base, check_data, check_named, check_own_model
+from gaugelasso.training.opening import (
+    check_base,
+    check_data,
+    check_named,
+    check_own_model,
+    check_work_to_remove,
+)
 from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import (
     Progress,
@@ -87,6 +93,7 @@ class Trainer:
         check_data(self.config, self.device)
         check_own_model(self.config, existing, structure)
         check_base(self.config, self.folder.path, existing, structure)
+        check_work_to_remove(self.config, self.device, existing, structure)
         self.folder = RunFolder.open(self.folder.path, existing)
 
     @property
