@@ -105,7 +105,7 @@ class Controls:
             if name in self.work.uniform:
                 settings += uniform_settings(arm.config, self.work.uniform[name], self.work.fma)
             if arm.found:
-                words += ["--structure", str(self._structure(name, arm.found))]
+                words += ["--structure", str(self._structure(folder, arm.found))]
         else:
             settings = []  # those of the run that it starts from
         changes = [word for pair in settings for word in ("--set", pair)]
@@ -122,9 +122,9 @@ class Controls:
                   flush=True)  # fmt: skip
         self.save()
 
-    def _structure(self, name: str, found: tuple[str, int]) -> Path:
-        """A file with the structure that an arm begins with."""
-        path: Path = self.given.out / f"{name}.json"
+    def _structure(self, folder: Path, found: tuple[str, int]) -> Path:
+        """A file with the structure that a run begins with, beside its folder."""
+        path = folder.with_name(f"{folder.name}.json")
         write_json(path, found_structure(ROOT / "results" / found[0], run_of(*found)))
         return path
 
@@ -151,7 +151,7 @@ class Controls:
             for folder in self.given.out.glob(f"{name}-*"):
                 if not folder.name.removeprefix(f"{name}-").isdigit():
                     continue  # of an arm whose name begins with this one's
-                if summary_of(folder) is None:
+                if not (folder / "summary.json").exists():
                     continue
                 try:
                     yield row_of(arm.method or name, folder, arm.structure)

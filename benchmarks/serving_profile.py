@@ -105,7 +105,8 @@ def _whole(
 
 def _joined(part: Attention | Mlp, x: Tensor) -> bool:
     """Whether this is an MLP that one kernel computes."""
-    return isinstance(part, Mlp) and part.form.joined is not None and part.joins(x)
+    joined = isinstance(part, Mlp) and part.form.joined is not None and part.joins(x)
+    return joined and part.form.write == "fused"
 
 
 def _attention_parts(

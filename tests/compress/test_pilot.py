@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gaugelasso.compress.compressor import CompressorOptions
+from gaugelasso.compress.courses.pretrained import PretrainedCourse
 from gaugelasso.compress.defaults import default_interval, default_lr, matrix_sizes
 from gaugelasso.compress.options import RunOptions
 from gaugelasso.compress.result import Result, TargetMissed, TargetMissedWarning
@@ -236,6 +237,18 @@ def test_without_evaluate_the_loss_is_that_of_the_state_that_held() -> None:
     course = loop.pilot.course
     assert result.held
     assert (result.loss, result.fma) == (course.held_loss, course.held_fma)
+
+
+def test_without_evaluate_a_run_can_end_on_its_start() -> None:
+    spoiled = dict.fromkeys(range(2, 60), 1e4)  # all but the first batches are of another task
+    options = CompressorOptions(lr=1e-4, removal="harm", interval=10)
+    loop = Loop(named=50.0, steps=60, spoiled=spoiled, options=options)
+    result, course = loop.run(), loop.pilot.course
+    assert isinstance(course, PretrainedCourse)
+    assert course.held_at is None
+    assert result.held
+    assert (result.loss, result.fma) == (course.start_loss, course.start_fma)
+    assert result.loss < 50
 
 
 # --- evaluate ------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_a_loop_of_ones_own_has_the_defaults_of_pretrained_weights() -> None:
     assert (options(imported).removal, options(imported).lr) == ("harm", MOST_PRETRAINED_LR)
     assert options(imported, removal="pressure", lr=0.01).removal == "pressure"
     assert options(imported, lr=0.01).lr == 0.01
-    assert options(fresh, shape="llama").removal == "harm"
+    assert options(imported, exchange=50).removal == "pressure"
     assert chosen_options(CompressorOptions(), imported, 0) == RunOptions()  # no course
     with pytest.raises(UserError, match=r"compress\.removal = None"):
         RunOptions(removal=None)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import torch
 
 from gaugelasso.inference import InferenceModel
 from gaugelasso.inference.layout import count_runs, inverse, reaches, site_order, total_runs
+from gaugelasso.inference.stream import Read
 from gaugelasso.models import TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
@@ -49,3 +50,12 @@ def test_an_order_changes_no_output(case: Case) -> None:
         for reorder in (True, False)
     )
     assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_a_read_with_a_gap_is_not_taken_for_adjacent_sites() -> None:
+    """Nine sites with a gap, padded to 16, span 16 sites: kernels must look each one up."""
+    gapped = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 15])
+    for sites, first in ((gapped, None), (torch.arange(16, 32), 16), (torch.arange(9), None)):
+        weight, maps = torch.ones(len(sites)), torch.ones(len(sites), 4)
+        assert Read(sites, weight, maps, "fused", align=16).first == first
+    assert Read(gapped, torch.ones(9), torch.ones(9, 4), "window", align=16).first == 0

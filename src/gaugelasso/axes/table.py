@@ -112,6 +112,11 @@ class AxisTable:
 class Compressible(nn.Module):
     """A model that can be compressed: it declares its axis table and can remove an operator."""
 
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether compression treats its weights as pretrained ones."""
+        return False
+
     def axis_table(self) -> AxisTable:
         """The table for the model as it is now; called again after every structural change."""
         raise NotImplementedError

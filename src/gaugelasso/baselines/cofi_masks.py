@@ -168,7 +168,7 @@ class Masks:
     def step_(self) -> None:
         """Move masks and multipliers by their gradients, and clear these.
 
-        Gradients that are not finite count as zero: the weights leave such a step out.
+        Gradients that are not finite count as zero: then only the momentum moves them.
         """
         for tensor in (self.logits, self.multipliers):
             assert tensor.grad is not None

@@ -174,12 +174,16 @@ class CourseDriver(Driver):
 
     def _held_state(self) -> int | None:
         """The smallest state that has what is named, also if it is measured again."""
-        name = self.states.find(self._within_work_target(self.course.ends()))
-        found = None if name is None else self.states.measured(name)
-        if found is None:
-            return name
-        self.course.seen(found)
-        return name if found.loss <= self.course.named else None
+        for name in self._within_work_target(self.course.ends()):
+            if self.states.find([name]) is None:
+                continue
+            found = self.states.measured(name)
+            if found is None:
+                return name
+            self.course.seen(found)
+            if found.loss <= self.course.named:
+                return name
+        return None
 
     def _end_on(self, name: int, reason: str) -> None:
         self._return(name, reason)

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 
 from torch import nn
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.options import CompressorOptions, RunOptions
 
 # The learning rate is RATE over the side of a typical weight matrix, between these bounds. That is
@@ -35,17 +36,17 @@ def default_interval(steps: int) -> int:
     return min(max(steps // EVENTS, LEAST_INTERVAL), MOST_INTERVAL)
 
 
-def chosen_options(options: CompressorOptions, model: nn.Module, steps: int) -> RunOptions:
+def chosen_options(options: CompressorOptions, model: Compressible, steps: int) -> RunOptions:
     """The options of a run of this length, 0 if it is not known; what is given stays.
 
-    Channels of pretrained weights, and those of a stock shape, go by their harm.
+    Channels of pretrained weights go by their harm, unless they are to be exchanged.
     """
-    pretrained = getattr(model, "is_pretrained", False)
+    pretrained = model.is_pretrained
     given = {each.name: getattr(options, each.name) for each in fields(options)}
     chosen = asdict(RunOptions())
     if steps:
         chosen["lr"] = default_lr(matrix_sizes(model), pretrained)
         chosen["interval"] = default_interval(steps)
-        if pretrained or options.shape != "free":
+        if pretrained and not options.exchange:
             chosen["removal"] = "harm"
     return RunOptions(**{k: chosen[k] if value is None else value for k, value in given.items()})

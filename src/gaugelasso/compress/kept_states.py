@@ -52,7 +52,7 @@ class Loadable(Protocol):
 
 
 class StatesInMemory:
-    """Two states at most, as many as a course wants. The compressor and its model stay."""
+    """Two or three states at most, as many as a course wants. The compressor and its model stay."""
 
     def __init__(self, compressor: "Compressor"):
         self._compressor = compressor

@@ -156,7 +156,8 @@ class Pilot(CourseDriver):
             end()
         # Without an `evaluate` function, only the course knows the loss of a state that it kept.
         if self.ended_at is not None:
-            known = Measured(self.course.held_loss, math.nan)
+            loss = self.course.ends().get(self.last_return_step or 0, self.course.held_loss)
+            known = Measured(loss, math.nan)
             measured = known if self._evaluate is None else self._measured(thorough=True)
         self._result = self._result_of(measured.loss)
         if not self._result.held:

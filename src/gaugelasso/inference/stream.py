@@ -108,6 +108,7 @@ class Read(nn.Module):
         self.tile, self.eps = tile, eps
         self.window = form in WINDOWS
         self.start, self.stop = stretch(sites, align if self.window else 1)
+        adjacent = self.window or self.stop - self.start == len(sites)
         if self.window:
             if weight is not None:
                 weight = placed(weight, sites - self.start, self.stop - self.start)
@@ -117,7 +118,9 @@ class Read(nn.Module):
             sites, maps = padded(sites, align), padded(maps, align)
             weight = None if weight is None else padded(weight, align)
         # The first of adjacent sites, which a kernel reads without looking each one up.
-        self.first = self.start if self.stop - self.start == len(sites) else None
+        # Not with padding: it would read on, maybe beyond the stream.
+        adjacent = adjacent and self.stop - self.start == len(sites)
+        self.first = self.start if adjacent else None
         self.register_buffer("sites", sites)
         self.register_buffer("weight", weight)
         self.maps = Matrix(maps, int8)

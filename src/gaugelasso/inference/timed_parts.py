@@ -201,6 +201,9 @@ class Parts:
 def _sizes(part: Reader) -> Hashable:
     """What the time of an operator depends on: parts of equal sizes are timed once."""
     ends = [each for each in part.modules() if isinstance(each, Read | Write)]
-    sizes = [(*each.maps.values.shape, len(each.sites), each.stop - each.start) for each in ends]
+    sizes = [
+        (*each.maps.values.shape, len(each.sites), each.stop - each.start, each.first is None)
+        for each in ends
+    ]
     heads = (part.heads, part.groups, part.window) if isinstance(part, Attention) else ()
     return (type(part), *sizes, *heads)

@@ -1,12 +1,18 @@
 """The course of a model that has the named loss from the start: it ends no worse."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gaugelasso.compress.course_driver import CourseDriver
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.pretrained import PretrainedCourse
+from gaugelasso.compress.courses.window import Measured
+from gaugelasso.errors import UserError
 from tests.compress.courses.simulation import FULL, LR, Simulated, never
 
 
@@ -35,7 +41,7 @@ def test_a_gentle_rate_stays_and_the_start_is_kept() -> None:
     assert (course.slower, course.start_at, course.start_fma) == (1.0, 1, FULL)
     assert course.start_at in model.kept
     assert model.fma < 0.9 * FULL
-    assert course.ends()[-1] == course.start_at
+    assert list(course.ends())[-1] == course.start_at
 
 
 def test_a_rate_that_takes_the_loss_away_is_halved_after_the_warmup() -> None:
@@ -99,3 +105,54 @@ def test_a_checkpoint_keeps_what_was_halved() -> None:
         del old[name]  # as older checkpoints are
     other.load_(old)
     assert course_in(Pretrained(other)).slower == 1.0
+
+
+def test_the_start_is_measured_once_however_slow_the_clock() -> None:
+    """With a time budget many steps can have the tick 0."""
+    course = course_in(pretrained())
+    measured: list[bool] = []
+
+    def measure(thorough: bool) -> float:
+        measured.append(thorough)
+        return 3.0
+
+    for _ in range(5):
+        if course.due(0):
+            course.advance(0, FULL, measure)
+    assert measured == [True]
+
+
+def test_a_damaged_share_of_the_rate_is_refused() -> None:
+    kept = pretrained().course.to_dict()
+    for wrong in (0.0, -1.0, 2.0):
+        with pytest.raises(UserError, match="slower"):
+            pretrained().course.load_(kept | {"slower": wrong})
+
+
+class Kept:
+    """States that measure as given; the first ones are the preferred ones."""
+
+    def __init__(self, losses: dict[int, float | None]):
+        self.losses, self.compressor = losses, SimpleNamespace(work_target_met=False, fma=1.0)
+
+    def find(self, names: Iterable[int]) -> int | None:
+        return next((name for name in names if name in self.losses), None)
+
+    def measured(self, name: int) -> Measured | None:
+        loss = self.losses[name]
+        return None if loss is None else Measured(loss, math.nan)
+
+
+@pytest.mark.parametrize(("losses", "end"), [
+    ({90: 3.0, 1: 3.0}, 90), ({90: 3.2, 1: 3.0}, 1), ({1: 3.0}, 1), ({90: None, 1: 3.0}, 90),
+    ({90: 3.2, 1: 3.2}, None),
+])  # fmt: skip
+def test_a_run_ends_on_its_start_if_all_else_misses(
+    losses: dict[int, float | None], end: int | None
+) -> None:
+    course = course_in(pretrained())
+    course.held_at, course.held_fma, course.held_loss = 90, 500.0, 3.05
+    course.start_at, course.start_fma, course.start_loss = 1, FULL, 3.0
+    assert course.ends() == {90: 3.05, 1: 3.0}
+    driver = CourseDriver(course, Kept(losses), lambda _: Measured(9.0, 0.0), None, 5)  # type: ignore[arg-type]
+    assert driver._held_state() == end

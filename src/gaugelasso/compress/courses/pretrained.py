@@ -24,6 +24,8 @@ FAR, LEAST_FAR = 3.0, 0.03
 class PretrainedCourse(Course):
     """`start_at` is None for a model that does not have the named loss."""
 
+    # Whether the start has been measured.
+    checked: bool = False
     start_at: int | None = None
     start_fma: float = math.inf
     start_loss: float = math.inf
@@ -36,17 +38,22 @@ class PretrainedCourse(Course):
 
     def due(self, step: int) -> bool:
         """Also after the first step, when the rate is still low: that is the start."""
-        return self.advanced_at == 0 or super().due(step)
+        return not self.checked or super().due(step)
 
     def kept_sizes(self) -> dict[int, float]:
         sizes = super().kept_sizes()
         return sizes if self.start_at is None else {**sizes, self.start_at: self.start_fma}
 
-    def ends(self) -> list[int]:
-        return [*super().ends(), *([] if self.start_at is None else [self.start_at])]
+    def ends(self) -> dict[int, float]:
+        start = {} if self.start_at is None else {self.start_at: self.start_loss}
+        return {**super().ends(), **start}
+
+    def _is_sound(self, name: str, value: object) -> bool:
+        sound = super()._is_sound(name, value)
+        return sound and (name != "slower" or (isinstance(value, int | float) and 0 < value <= 1))
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
-        first = self.advanced_at == 0
+        first, self.checked = not self.checked, True
         answer = super().advance(step, fma, selection_loss)
         if self.stage != "start":
             return answer
@@ -56,7 +63,7 @@ class PretrainedCourse(Course):
             self.start_loss = loss
             return Answer(keep=True)
         if self.start_at is not None and self._is_far(step, fma, selection_loss):
-            return self._slow_down(step, "the warm-up")
+            return self._slow_down("the warm-up")
         return answer
 
     def _is_far(self, step: int, fma: float, selection_loss: Measure) -> bool:
@@ -80,9 +87,9 @@ class PretrainedCourse(Course):
             return answer
         for name, value in before.items():
             setattr(self, name, value)
-        return self._slow_down(step, "a trial anneal")
+        return self._slow_down("a trial anneal")
 
-    def _slow_down(self, step: int, what: str) -> Answer:
+    def _slow_down(self, what: str) -> Answer:
         self.slower, self.recent = 0.5 * self.slower, []
         return Answer(
             return_to=self.good_at,

@@ -19,6 +19,7 @@ _LARGEST = 1e300
 _ADDED: dict[str, Any] = {
     "present_fma": None, "cut_at": 0, "rungs": [], "given_up": False, "start_at": None,
     "start_fma": None, "start_loss": None, "slower": 1.0, "looked_at": 0,
+    "checked": True,
 }  # fmt: skip
 
 
@@ -80,9 +81,9 @@ class CourseState(LossWindow):
         sizes = {self.good_at: self.good_fma, self.held_at: self.held_fma}
         return {step: fma for step, fma in sizes.items() if step is not None}
 
-    def ends(self) -> list[int]:
-        """The states that the run may end on, the preferred one first."""
-        return [] if self.held_at is None else [self.held_at]
+    def ends(self) -> dict[int, float]:
+        """The states that the run may end on, the preferred one first, with the loss of each."""
+        return {} if self.held_at is None else {self.held_at: self.held_loss}
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""
@@ -115,7 +116,7 @@ class CourseState(LossWindow):
             return isinstance(value, list) and all(sound(each) for each in value)
         if name == "stage":
             return value in get_args(Stage)
-        if name in ("released", "given_up"):
+        if isinstance(self._default(name), bool):
             return isinstance(value, bool)
         if value is None:
             return self._default(name) in (None, math.inf)

@@ -113,7 +113,7 @@ def mlp_(
     maps, down = maps.contiguous(), down.contiguous()
     tokens, f, w = len(x), maps.shape[1] // 2, len(targets)
     check_offsets(x.shape[1], tokens)
-    if not tokens or not f or not w:
+    if not tokens or not len(sites) or not f or not w:
         return x
     (first, is_dense), (first_to, is_dense_to) = (dense(each).values() for each in firsts)
     r1, r2, r3 = _pieces(len(sites))
