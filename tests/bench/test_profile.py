@@ -15,6 +15,7 @@ from gaugelasso.bench.operations import actions
 from gaugelasso.bench.profile import Profile, estimate, grid, plateau
 from gaugelasso.compress.latency import Latency
 from gaugelasso.compress.time_table import TimeTable
+from gaugelasso.config import activations
 from gaugelasso.models import SpecError
 from tests.command import Command, assert_user_error
 from tests.compress.test_latency import SPEC
@@ -149,4 +150,20 @@ def test_what_cannot_be_measured_is_refused(gaugelasso: Command, tmp_path: Path)
     ):
         answer = gaugelasso("profile", config, "--device", "cpu", "--out", out, *options)
         assert_user_error(answer, message)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--decode",)], ids=["forward", "decode"])
+def test_a_batch_that_cannot_fit_is_refused(
+    gaugelasso: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(activations, "memory_bytes", lambda: 10**7)
+    out = tmp_path / "t.json"
+    given = ("--device", "cpu", "--batch", "1000000", "--out", out, *options)
+    answer = gaugelasso("profile", write_tiny(tmp_path), *given)
+    assert_user_error(answer, "--batch 1000000 sequences of 6 positions make ")
+    assert "sequences could fit: lower it or --length" in answer[2]
     assert not out.exists()

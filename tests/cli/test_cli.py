@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gaugelasso import cli
 from gaugelasso.cli import trainers
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config, activations, load_config
 from gaugelasso.report import timing
 from gaugelasso.runs import checkpoint
 from gaugelasso.version import __version__
@@ -272,6 +273,39 @@ def test_a_launcher_receives_an_unexpected_error(
     message = ChildFailedError("gaugelasso", {0: failure}).format_msg()
     assert "RuntimeError: a bug" in message
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "needed"),
+    [
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096000000 "
+                      "bytes."), " (4.1 GB more were needed)"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
+         " (20.00 GiB more were needed)"),
+        (MemoryError(), ""),
+        (RuntimeError("std::bad_alloc"), ""),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_lack_of_memory_is_one_line(
+    gaugelasso: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, needed: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert_user_error(gaugelasso("train"), f"out of memory{needed}: give a smaller batch")
+
+
+def test_a_batch_that_cannot_fit_costs_no_run(
+    gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "memory_bytes", lambda: 10**7)
+    options = ("--device", "cpu", "--set", "train.batch=100000")
+    answer = gaugelasso("train", config, "--out", tmp_path / "run", *options)
+    assert_user_error(answer, "train.batch = 100000 sequences of 6 positions make ")
+    assert "more than the 0.01 GB of memory here can hold; at most " in answer[2]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_crash_prints_the_stack() -> None:

@@ -10,6 +10,7 @@ from gaugelasso.bench.profile import Profile, estimate
 from gaugelasso.cli.arguments import Changes, Device, load_settings, parse_changes
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import Config, run_config
+from gaugelasso.config.activations import cached, check_activations, widest
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report.formats import milliseconds
@@ -94,8 +95,13 @@ def profile(
     longest = model.initial_spec.length
     if length is not None and length > longest:
         raise UserError(f"--length {length}: the model's sequences have {longest} tokens at most")
+    length, spec = length or longest, model.spec()
+    check_activations(
+        cached(spec) if decode else widest(spec), length, batch, "--batch",
+        "lower it or --length", kind, _DTYPES[named].itemsize,
+    )  # fmt: skip
     inputs, _ = settings.task.batch(batch, Draw(settings.train.seed), where)
-    measured = Profile(model, inputs[:, : length or longest], _DTYPES[named], decode=decode)
+    measured = Profile(model, inputs[:, :length], _DTYPES[named], decode=decode)
     with console.status("measuring") as status:
         table = measured.measure(
             lambda done, of: status.update(f"measuring: {done} of {of} operations")

@@ -15,9 +15,10 @@ from typing import Any
 
 from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import RunOptions
+from gaugelasso.config.activations import check_activations
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.base import BaseModel, find_base
-from gaugelasso.config.model import ModelConfig, check_activations, check_positions, check_size
+from gaugelasso.config.model import ModelConfig, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.config.target import FIGURES, TargetConfig
 from gaugelasso.errors import UserError, errors_of, first_line
@@ -98,7 +99,7 @@ class Config:
             config.model.spec(config.task)  # raises for widths that cannot be built
         elif isinstance(config.model, BaseModel):
             fits = sequences(config.task)
-            check_activations(fits.outputs, fits, config.train.batch)
+            check_activations(fits.outputs, fits.length, config.train.batch)
         return config
 
 
