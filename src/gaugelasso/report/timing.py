@@ -28,6 +28,9 @@ _SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
 _FEW = ("eager_ms", "event_ms", "resumed_ms", "replayed_ms")
 # From this relative spread on, another process probably uses the machine.
 BUSY = 0.1
+# What the sum of a table and the whole model may differ by: a share of the longer time, and the
+# milliseconds that lie between the operations of a small model.
+_APART, _BETWEEN_MS = 0.25, 1.0
 
 
 def print_bench(rows: Rows, console: Console) -> None:
@@ -52,6 +55,17 @@ def busy(rows: Rows) -> str:
     if spread < BUSY:
         return ""
     return f"repetitions disagree ({worst}: {_percent(spread)}). Is the machine busy? Run it again"
+
+
+def apart(table_ms: float, whole_ms: float) -> str:
+    """A warning if a model takes another time than the sum of its operations; empty if not."""
+    difference = abs(table_ms - whole_ms)
+    if difference <= max(_BETWEEN_MS, _APART * max(table_ms, whole_ms)):
+        return ""
+    return (
+        f"the table and the whole model disagree ({milliseconds(table_ms)} and "
+        f"{milliseconds(whole_ms)}). Is the machine busy? Run it again"
+    )
 
 
 def _spread(row: Mapping[str, Any], key: str) -> float:
