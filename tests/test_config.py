@@ -420,6 +420,12 @@ def test_a_change_of_one_replaces_both_that_the_file_names() -> None:
         load_config(path, {"target.hold": "pressed"})
 
 
+def test_a_cache_is_not_longer_than_the_model(tmp_path: Path) -> None:
+    message = "compress.serving_length = 7: the model's sequences have 6 tokens at most"
+    assert message in refusal(tmp_path, compress__serving_length=7)
+    assert tiny(tmp_path, compress__serving_length=6).compress.serving_length == 6
+
+
 def test_batches_that_cannot_fit_are_refused_with_what_could(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
