@@ -510,6 +510,18 @@ def test_inference_needs_a_run_folder(gaugelasso: Command, config: Path) -> None
     assert_user_error(answer, "--inference needs a run folder")
 
 
+def test_a_run_folder_needs_inference(gaugelasso: Command, run: Path) -> None:
+    assert_user_error(gaugelasso("bench", run), f"{str(run)!r} is a folder: add --inference")
+
+
+def test_inference_needs_a_finished_run(gaugelasso: Command, run: Path, tmp_path: Path) -> None:
+    (run / "summary.json").unlink()
+    out = tmp_path / "bench.json"
+    answer = gaugelasso("bench", run, "--inference", "--out", out)
+    assert_user_error(answer, f"{str(run)!r} is not finished: summary.json is missing; finish it")
+    assert not out.exists()
+
+
 def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:
     code, _, err = gaugelasso("bench", config, "--multiple", "0")
     assert code == 2

@@ -13,7 +13,7 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
-from gaugelasso.runs.reading import is_folder
+from gaugelasso.runs.reading import exists, is_folder
 from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
 
@@ -68,9 +68,19 @@ def bench(
         if not is_folder(what):
             raise UserError(f"--inference needs a run folder, and {str(what)!r} is not a folder")
         settings = run_config(what)
+        if not exists(what / "summary.json"):
+            raise UserError(
+                f"{str(what)!r} is not finished: summary.json is missing; finish it with "
+                "gaugelasso train CONFIG --resume"
+            )
         where = choose_device(device or "auto")
         timings = bench_run(what, work or what.name, settings, where, repeats)
     else:
+        if is_folder(what):
+            raise UserError(
+                f"{str(what)!r} is a folder: add --inference to time the model of a run, or name a "
+                "configuration file (TOML) to time its training step"
+            )
         settings = load_settings(what, set_, device)
         where = choose_device(settings.train.device)
         shapes = load_structure(structure) if structure else None
