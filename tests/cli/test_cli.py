@@ -472,6 +472,12 @@ def test_bench_times_a_step_and_a_run(
     models = ["ancestor", "uniform", "compressed"]
     names = [f"mine-{model}{form}-cpu" for model in models for form in ("", "-served")]
     assert [row["work"] for row in kept["inference"]] == names
+    sizes = ("--batch", "2", "--length", "5", "--decode", "--work", "mine")
+    code, out, err = gaugelasso("bench", run, "--inference", *sizes, *options)
+    assert code == 0, err
+    assert "one more token of 2 sequences after 4" in out
+    added = [row["work"] for row in json.loads(file.read_text())["inference"][len(names) :]]
+    assert added == [f"mine-2x5-decode-{model}-served-cpu" for model in models]
 
 
 def test_bench_rounds_widths_up(
@@ -508,6 +514,14 @@ def test_bench_warns_of_a_busy_machine(
 def test_inference_needs_a_run_folder(gaugelasso: Command, config: Path) -> None:
     answer = gaugelasso("bench", config, "--inference")
     assert_user_error(answer, "--inference needs a run folder")
+
+
+@pytest.mark.parametrize("option", [("--batch", "2"), ("--length", "5"), ("--decode",)])
+def test_sizes_are_for_inference(
+    gaugelasso: Command, config: Path, option: tuple[str, ...]
+) -> None:
+    answer = gaugelasso("bench", config, *option)
+    assert_user_error(answer, "--batch, --length and --decode are for --inference")
 
 
 def test_a_run_folder_needs_inference(gaugelasso: Command, run: Path) -> None:
