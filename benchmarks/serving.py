@@ -34,7 +34,8 @@ from benchmarks.engines import (
     free_memory,
 )
 
-from gaugelasso.bench.measure import uniform_like, work_per_token
+from gaugelasso.bench.inference import uniform_like
+from gaugelasso.bench.measure import work_per_token
 from gaugelasso.bench.rows import default_file
 from gaugelasso.bench.stopwatch import in_turns, quartiles
 from gaugelasso.config import load_config

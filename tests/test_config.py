@@ -4,6 +4,7 @@ Also defines `TINY`, the smallest run, which other tests share.
 """
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config, activations, load_config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import CONFIG_SECTIONS
@@ -417,3 +418,27 @@ def test_a_change_of_one_replaces_both_that_the_file_names() -> None:
     assert (target.loss, target.metric, target.hold) == (5e-3, None, "pressed")
     with pytest.raises(UserError, match=r"target\.metric .* remove target\.hold = 'pressed'"):
         load_config(path, {"target.hold": "pressed"})
+
+
+def test_a_cache_is_not_longer_than_the_model(tmp_path: Path) -> None:
+    message = "compress.serving_length = 7: the model's sequences have 6 tokens at most"
+    assert message in refusal(tmp_path, compress__serving_length=7)
+    assert tiny(tmp_path, compress__serving_length=6).compress.serving_length == 6
+
+
+def test_batches_that_cannot_fit_are_refused_with_what_could(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(activations, "memory_bytes", lambda: 8_000)
+    fits = functools.partial(activations.check_activations, 10, 20)  # 800 bytes of a sequence
+    fits(10, device="cpu")
+    fits(20, device="cpu", itemsize=2)
+    fits(10**6, device="cuda")  # whose memory is another one
+    with pytest.raises(
+        UserError, match=r"train.batch = 11 sequences of 20 positions .* at most 10 sequences"
+    ):
+        fits(11, device="cpu")
+    with pytest.raises(UserError, match=r"--batch 21 .* at most 20 .*: lower it or --length"):
+        fits(21, "--batch", "lower it or --length", device="cpu", itemsize=2)
+    with pytest.raises(UserError, match=r"more than the limit of 1e\+11"):
+        fits(10**9)

@@ -14,13 +14,8 @@ from rich.console import Console
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.bench import measure, stopwatch
-from gaugelasso.bench.measure import (
-    bench_inference,
-    bench_run,
-    bench_step,
-    uniform_like,
-    work_per_token,
-)
+from gaugelasso.bench.inference import Sizes, bench_inference, bench_run, uniform_like
+from gaugelasso.bench.measure import bench_step, work_per_token
 from gaugelasso.bench.rows import record
 from gaugelasso.bench.stopwatch import in_turns, median_ms, quartiles
 from gaugelasso.compress import pricing
@@ -257,7 +252,7 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     print_bench({"tiny": step} | served, Console(file=output, width=120))
     assert "forward" in output.getvalue()
     assert "3.00×" in output.getvalue()
-    assert "2.00 ms ±5%" in output.getvalue()
+    assert "2.00 ±5%" in output.getvalue()
     assert "not rounded" not in output.getvalue()
 
 
@@ -276,6 +271,67 @@ def test_the_speedup_is_over_the_ancestor_in_the_same_form() -> None:
     assert "3.00×" in output.getvalue()
     assert "4.00×" in output.getvalue()
     assert "8.00×" not in output.getvalue()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_words_stay_whole_on_a_narrow_terminal(device: str) -> None:
+    sizes = {"batch": 128, "length": 512, "decode": False, "weight_bytes": 123_456_789}
+    times = {"latency_ms": 869.1, "batch_ms": 6677.3, "tokens_per_s": 1_234_567.0, "fma": 51.5e6}
+    spread = {"quartiles": {"latency_ms": [700.0, 900.0], "batch_ms": [6000.0, 7300.0]}}
+    rows = {
+        f"{model}-{form}": served_row(model, 1.0)
+        | {"form": form, "device": device} | times | sizes | spread
+        for model in ("ancestor", "uniform", "compressed")
+        for form in ("training", "inference")
+    }  # fmt: skip
+    output = io.StringIO()
+    print_bench(rows, Console(file=output, width=80))
+    printed = output.getvalue()
+    for cell in ("ancestor", "compressed", "inference", "869 ±12%", "6,677 ±10%", "1.23M"):
+        assert f" {cell} " in printed
+    assert f"Serving on {device}, a batch of 128×512 tokens" in printed
+    assert last_header(printed) == "tokens per s over ancestor"
+    assert "FMA per token: ancestor 51.5M, uniform 51.5M, compressed 51.5M." in " ".join(
+        printed.split()
+    )
+
+
+def last_header(printed: str) -> str:
+    """The header of the last column, which has several lines."""
+    lines = printed.splitlines()
+    top = next(k for k, line in enumerate(lines) if line.startswith("┏"))
+    end = next(k for k, line in enumerate(lines) if line.startswith("┡"))
+    return " ".join(line.split("┃")[-2].strip() for line in lines[top + 1 : end])
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_sizes_that_were_priced_can_be_timed(tmp_path: Path, decode: bool) -> None:
+    config = tiny(tmp_path)
+    model = Transformer(config.model.spec(config.task))
+    seen: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    sizes = Sizes(5, 4, decode)
+    rows = bench_inference({"one": model}, config, "cpu", 3, served=True, sizes=sizes)
+    assert list(rows) == (["one-served"] if decode else ["one", "one-served"])
+    assert set(seen) == (set() if decode else {(1, 4), (5, 4)})
+    for row in rows.values():
+        assert (row["batch"], row["length"], row["decode"]) == (5, 4, decode)
+        tokens = 5 if decode else 20
+        assert row["tokens_per_s"] == pytest.approx(1000 * tokens / row["batch_ms"])
+    assert sizes.suffix(config) == ("-5x4-decode" if decode else "-5x4")
+    assert Sizes().suffix(config) == ""
+
+
+def test_sizes_that_a_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    model = Transformer(config.model.spec(config.task))
+    with pytest.raises(UserError, match="--length 7: the model's sequences have 6 tokens at most"):
+        bench_inference({"one": model}, config, "cpu", 3, sizes=Sizes(length=7))
+    with pytest.raises(UserError, match=r"--batch 1000000000000 .* lower it or --length"):
+        bench_inference({"one": model}, config, "cpu", 3, sizes=Sizes(10**12))
+    noncausal = Transformer(replace(config.model.spec(config.task), causal=False))
+    with pytest.raises(UserError, match="decoding needs a causal model"):
+        bench_inference({"one": noncausal}, config, "cpu", 3, sizes=Sizes(decode=True))
 
 
 def served_row(model: str, speed: float, high: float = 2.1) -> dict[str, Any]:

@@ -13,9 +13,12 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.bench import profile as measuring
 from gaugelasso.bench.operations import actions
 from gaugelasso.bench.profile import Profile, estimate, grid, plateau
+from gaugelasso.cli import profiles
 from gaugelasso.compress.latency import Latency
 from gaugelasso.compress.time_table import TimeTable
+from gaugelasso.config import activations
 from gaugelasso.models import SpecError
+from gaugelasso.report.timing import apart
 from tests.command import Command, assert_user_error
 from tests.compress.test_latency import SPEC
 from tests.contract.models import make
@@ -149,4 +152,49 @@ def test_what_cannot_be_measured_is_refused(gaugelasso: Command, tmp_path: Path)
     ):
         answer = gaugelasso("profile", config, "--device", "cpu", "--out", out, *options)
         assert_user_error(answer, message)
+    assert not out.exists()
+
+
+def test_a_table_that_disagrees_with_the_model_is_told(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert apart(17.9, 18.0) == apart(0.84, 1.16) == apart(1.0, 1.99) == apart(8.0, 6.1) == ""
+    assert "(39.8 ms and 58.4 ms). Is the machine busy?" in apart(39.8, 58.4)
+    assert "(58.4 ms and 39.8 ms)" in apart(58.4, 39.8)
+
+    out = tmp_path / "t.json"
+    given = ("profile", write_tiny(tmp_path), "--device", "cpu", "--out", out)
+    for whole, warned in ((0.1, False), (1000.0, True)):
+        monkeypatch.setattr(Profile, "whole", lambda self, whole=whole: whole)
+        code, printed, _ = gaugelasso(*given, "--overwrite")
+        assert code == 0
+        assert out.exists()
+        assert ("warning: the table and the whole model disagree" in printed) == warned
+
+
+def test_the_measurement_says_how_far_it_is(
+    gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "_LINE_EVERY", 0.0)
+    given = ("profile", write_tiny(tmp_path), "--device", "cpu", "--out", tmp_path / "t.json")
+    _, printed, _ = gaugelasso(*given)
+    lines = [line for line in printed.splitlines() if line.startswith("measuring")]
+    assert lines[0] == "measuring the fastest forms of the model"
+    assert lines[1] == f"measuring: 0 of {len(lines) - 2} kinds of operations"
+    assert lines[-1] == f"measuring: {len(lines) - 2} of {len(lines) - 2} kinds of operations"
+
+
+@pytest.mark.parametrize("options", [(), ("--decode",)], ids=["forward", "decode"])
+def test_a_batch_that_cannot_fit_is_refused(
+    gaugelasso: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(activations, "memory_bytes", lambda: 10**7)
+    out = tmp_path / "t.json"
+    given = ("--device", "cpu", "--batch", "1000000", "--out", out, *options)
+    answer = gaugelasso("profile", write_tiny(tmp_path), *given)
+    assert_user_error(answer, "--batch 1000000 sequences of 6 positions make ")
+    assert "sequences could fit: lower it or --length" in answer[2]
     assert not out.exists()

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gaugelasso import cli
 from gaugelasso.cli import trainers
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config, activations, load_config
 from gaugelasso.report import timing
 from gaugelasso.runs import checkpoint
 from gaugelasso.version import __version__
@@ -274,6 +275,39 @@ def test_a_launcher_receives_an_unexpected_error(
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
 
 
+@pytest.mark.parametrize(
+    ("error", "needed"),
+    [
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096000000 "
+                      "bytes."), " (4.1 GB more were needed)"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
+         " (20.00 GiB more were needed)"),
+        (MemoryError(), ""),
+        (RuntimeError("std::bad_alloc"), ""),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_lack_of_memory_is_one_line(
+    gaugelasso: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, needed: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert_user_error(gaugelasso("train"), f"out of memory{needed}: give a smaller batch")
+
+
+def test_a_batch_that_cannot_fit_costs_no_run(
+    gaugelasso: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "memory_bytes", lambda: 10**7)
+    options = ("--device", "cpu", "--set", "train.batch=100000")
+    answer = gaugelasso("train", config, "--out", tmp_path / "run", *options)
+    assert_user_error(answer, "train.batch = 100000 sequences of 6 positions make ")
+    assert "more than the 0.01 GB of memory here can hold; at most " in answer[2]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_crash_prints_the_stack() -> None:
     crash = "import os; from gaugelasso import cli; cli.app = os.abort; cli.main()"
     crashed = subprocess.run([warm.python(), "-c", crash], capture_output=True, text=True)
@@ -438,6 +472,12 @@ def test_bench_times_a_step_and_a_run(
     models = ["ancestor", "uniform", "compressed"]
     names = [f"mine-{model}{form}-cpu" for model in models for form in ("", "-served")]
     assert [row["work"] for row in kept["inference"]] == names
+    sizes = ("--batch", "2", "--length", "5", "--decode", "--work", "mine")
+    code, out, err = gaugelasso("bench", run, "--inference", *sizes, *options)
+    assert code == 0, err
+    assert "one more token of 2 sequences after 4" in out
+    added = [row["work"] for row in json.loads(file.read_text())["inference"][len(names) :]]
+    assert added == [f"mine-2x5-decode-{model}-served-cpu" for model in models]
 
 
 def test_bench_rounds_widths_up(
@@ -474,6 +514,26 @@ def test_bench_warns_of_a_busy_machine(
 def test_inference_needs_a_run_folder(gaugelasso: Command, config: Path) -> None:
     answer = gaugelasso("bench", config, "--inference")
     assert_user_error(answer, "--inference needs a run folder")
+
+
+@pytest.mark.parametrize("option", [("--batch", "2"), ("--length", "5"), ("--decode",)])
+def test_sizes_are_for_inference(
+    gaugelasso: Command, config: Path, option: tuple[str, ...]
+) -> None:
+    answer = gaugelasso("bench", config, *option)
+    assert_user_error(answer, "--batch, --length and --decode are for --inference")
+
+
+def test_a_run_folder_needs_inference(gaugelasso: Command, run: Path) -> None:
+    assert_user_error(gaugelasso("bench", run), f"{str(run)!r} is a folder: add --inference")
+
+
+def test_inference_needs_a_finished_run(gaugelasso: Command, run: Path, tmp_path: Path) -> None:
+    (run / "summary.json").unlink()
+    out = tmp_path / "bench.json"
+    answer = gaugelasso("bench", run, "--inference", "--out", out)
+    assert_user_error(answer, f"{str(run)!r} is not finished: summary.json is missing; finish it")
+    assert not out.exists()
 
 
 def test_a_multiple_is_at_least_one(gaugelasso: Command, config: Path) -> None:

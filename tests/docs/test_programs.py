@@ -65,12 +65,20 @@ def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert f"{names['compressor'].fma_initial:,.0f} ->" in capsys.readouterr().out
 
 
-def test_the_program_on_the_serving_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program = next(block.text for block in blocks(SERVING) if block.mark == "runnable")
+def test_the_programs_on_the_serving_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    program, cached, _, fastest = (
+        block.text for block in blocks(SERVING) if block.mark == "runnable"
+    )
     exec(compile(program, str(SERVING), "exec"), {})
     accuracy, texts = capsys.readouterr().out.splitlines()
     assert "the likeliest is the same in 100.00%" in accuracy
     assert all(1 <= len(text) <= 20 for text in json.loads(texts))
+    exec(compile(cached, str(SERVING), "exec"), {})
+    assert capsys.readouterr().out == "tensor([14, 12])\n"
+    names: dict[str, Any] = {}
+    exec(compile(fastest, str(SERVING), "exec"), names)
+    assert names["logits"].shape == (4, 32, 256)
+    assert names["served"].engine in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -170,6 +170,12 @@ def test_headlines(tmp_path: Path) -> None:
     assert verdict(runs)[1].startswith("1 of 2 seeds end within the loss target")
     unfinished = load_run(make_run(tmp_path / "c", rows=3, events=[], finished=False))
     assert headline([unfinished]) == ("1,000 → 1,000 FMA per token: not smaller at 58.00% accuracy")
+    # Milliseconds are time, and estimates; bytes are a size.
+    for accounting, gain in (("latency", "ms: 10.0× faster by the table at"),
+                             ("bytes", "bytes: 10.0× smaller at")):  # fmt: skip
+        folder = tmp_path / accounting
+        priced = load_run(make_run(folder, changes={"compress": {"accounting": accounting}}))
+        assert gain in headline([priced])
     assert verdict([unfinished]) == (None, "Not finished: step 30 of at most 100.")
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from gaugelasso.bench.measure import narrowed
+from gaugelasso.bench.inference import narrowed
 from gaugelasso.config import Config
 from gaugelasso.config.model import ModelConfig
 from gaugelasso.errors import UserError

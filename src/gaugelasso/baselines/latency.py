@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gaugelasso.bench.measure import bench_inference
+from gaugelasso.bench.inference import bench_inference
 from gaugelasso.config import Config
 from gaugelasso.runs.checkpoint import load_model
 

@@ -1,16 +1,14 @@
-"""Measures the time of a training step by parts, and the speed of a compressed model at inference.
+"""Measures the time of a training step by parts.
 
 Gives medians and quartiles over repetitions on random batches of a config's task. On a GPU every
 part is timed as a CUDA graph, as in training. The trained weights are discarded.
 """
 
-import bisect
 import dataclasses
 import resource
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +16,15 @@ import torch
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.bench.stopwatch import in_turns, matrix_rate, quartiles
 from gaugelasso.compress import pricing
-from gaugelasso.config import Config, ModelConfig
+from gaugelasso.config import Config
 from gaugelasso.errors import UserError
-from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.models import Transformer, TransformerSpec, round_up
 from gaugelasso.models.own import OwnModel
-from gaugelasso.runs import checkpoint
 from gaugelasso.runs.structures import Structure
-from gaugelasso.tasks import Draw
 from gaugelasso.tasks.protocol import positions
-from gaugelasso.training.evaluation import autocast, configure_cpu_, in_bfloat16
+from gaugelasso.training.evaluation import configure_cpu_
 from gaugelasso.training.step import TrainingStep
 
 Row = dict[str, Any]
@@ -205,96 +200,3 @@ def _peak_gib(device: str) -> float:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def narrowed(full: ModelConfig, width: int) -> ModelConfig:
-    """Return the model with this width, and d_k, d_v and d_f in proportion; heads stay."""
-    share, pair = width / full.width, 2 if full.rope else 1
-    return dataclasses.replace(
-        full,
-        width=width,
-        d_k=max(pair, pair * round(full.d_k * share / pair)),
-        d_v=max(1, round(full.d_v * share)),
-        d_f=max(1, round(full.d_f * share)),
-    )
-
-
-def uniform_like(config: Config, fma: float) -> TransformerSpec:
-    """Return the config's transformer, narrowed evenly until its work is nearest to `fma`."""
-    full = config.model
-    assert isinstance(full, ModelConfig)
-
-    def spec(width: int) -> TransformerSpec:
-        return narrowed(full, width).spec(config.task)
-
-    def work(width: int) -> float:
-        return work_per_token(Transformer(spec(width)))
-
-    above = bisect.bisect_left(range(1, full.width), fma, key=work) + 1
-    return spec(min((max(above - 1, 1), above), key=lambda width: abs(work(width) - fma)))
-
-
-@torch.inference_mode()
-def bench_inference(
-    models: Mapping[str, Compressible],
-    config: Config,
-    device: str,
-    repeats: int,
-    served: bool = False,
-) -> dict[str, Row]:
-    """Measure the latency of one sequence and the throughput of a batch, the models in turns.
-
-    With `served`, every built-in transformer has a second row, `NAME-served`: its inference form
-    (on a GPU, a CUDA graph), tuned for each of the two sizes, in the precision of the config.
-    """
-    dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
-    rows: dict[str, Row] = {}
-    for name, model in models.items():
-        figures: Row = {"model": name, "fma": work_per_token(model.to(device).eval())}
-        figures["weight_bytes"] = sum(each.nbytes for each in named_tensors(model).values())
-        rows[name] = {"form": "training", **figures, "quartiles": {}}
-        if served and isinstance(model, Transformer):
-            form = {"form": "inference", **figures, "quartiles": {}}
-            rows[f"{name}-served"] = form | _memory(InferenceModel(model, dtype=dtype))
-    for figure, size in (("latency_ms", 1), ("batch_ms", config.train.batch)):
-        inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
-
-        def serve(model: Compressible, inputs: torch.Tensor = inputs) -> None:
-            with reference_kernels(not config.train.fused), autocast(config, device):
-                model(inputs)
-
-        serving: dict[str, Callable[[], Any]] = {}
-        for name, model in models.items():
-            serving[name] = partial(serve, model)
-            if f"{name}-served" in rows and isinstance(model, Transformer):
-                captured = tuned(model, inputs, dtype=dtype).captured()
-                serving[f"{name}-served"] = partial(captured.reserve(*inputs.shape[:2]), inputs)
-        for name, times in in_turns(serving, device, repeats).items():
-            rows[name][figure] = statistics.median(times)
-            rows[name]["quartiles"][figure] = quartiles(times)
-    for row in rows.values():
-        row["tokens_per_s"] = 1000 * config.train.batch * positions(config.task) / row["batch_ms"]
-    return rows
-
-
-def _memory(served: InferenceModel) -> Row:
-    cache = {"cache_bytes_per_token": served.cache_bytes_per_token} if served.generates else {}
-    return {"weight_bytes": served.weight_bytes, **cache}
-
-
-def bench_run(
-    run: Path, work: str, config: Config, device: str, repeats: int
-) -> Iterator[tuple[str, Row]]:
-    """Time a run's model, its initial one and a uniform one of equal work, on each device.
-
-    Each also in its inference form. How to narrow a model of the user, or one that began with the
-    weights of model.from, is not known: they have no uniform one. The former has no inference form.
-    """
-    compressed = checkpoint.load_model(run)
-    models = {"ancestor": Structure.read(run / "initial.json").build()}
-    if isinstance(config.model, ModelConfig):
-        models["uniform"] = Transformer(uniform_like(config, work_per_token(compressed)))
-    models["compressed"] = compressed
-    for kind in dict.fromkeys(["cpu", device]):
-        for name, row in bench_inference(models, config, kind, repeats, served=True).items():
-            yield f"{work}-{name}-{kind}", {"device": kind, **row}

@@ -35,7 +35,7 @@ from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.rivals import cofi, prune, torch_pruning
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, out_of_memory
 from gaugelasso.runs.writing import write_json
 from gaugelasso.signals import Stopped
 from gaugelasso.version import __version__
@@ -113,6 +113,15 @@ def _write_launcher_error(message: str) -> None:
             write_json(Path(path), {"message": {"message": message, "extraInfo": info}})
 
 
+def _print_error(message: str) -> None:
+    """One line on standard error, and a copy for the launcher."""
+    errors.print("[bold red]error:[/]", end=" ")
+    if rank := _rank():
+        errors.print(f"rank {rank}:", end=" ", highlight=False)
+    errors.print(message, markup=False, highlight=False, soft_wrap=True)
+    _write_launcher_error(message)
+
+
 def set_up_process() -> None:
     """Set torch's options before its first call, and print a stack trace on a crash."""
     if sys.__stderr__ and not faulthandler.is_enabled():
@@ -143,12 +152,11 @@ def main() -> None:
     try:
         _command()
     except (UserError, Stopped) as error:
-        errors.print("[bold red]error:[/]", end=" ")
-        if rank := _rank():
-            errors.print(f"rank {rank}:", end=" ", highlight=False)
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        _write_launcher_error(str(error))
+        _print_error(str(error))
         raise SystemExit(error.exit_code) from None
-    except Exception:
+    except Exception as error:
+        if message := out_of_memory(error):
+            _print_error(message)
+            raise SystemExit(UserError.exit_code) from None
         _write_launcher_error(traceback.format_exc())
         raise

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.bench.measure import bench_run, bench_step, shapes_of
+from gaugelasso.bench.inference import AS_TRAINED, Sizes, bench_run
+from gaugelasso.bench.measure import bench_step, shapes_of
 from gaugelasso.bench.rows import default_file, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
@@ -13,7 +14,7 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
-from gaugelasso.runs.reading import is_folder
+from gaugelasso.runs.reading import exists, is_folder
 from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
 
@@ -47,6 +48,24 @@ def bench(
         str | None, typer.Option(help="Name of the row; default: the name of CONFIG or RUN.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions.")] = 30,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --inference: sequences of a batch; default: train.batch."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --inference: tokens of a sequence; default: the model's length."
+        ),
+    ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="With --inference: time one more token of each sequence, after a cache of this "
+            "length, instead of a pass over whole sequences.",
+        ),
+    ] = False,
     set_: Changes = None,
     device: Device = None,
     out: Annotated[
@@ -58,7 +77,10 @@ def bench(
     Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
 
     Example: gaugelasso bench runs/demo --inference
+
+    Example: gaugelasso bench runs/fast --inference --batch 16 --decode
     """
+    sizes = Sizes(batch, length, decode)
     if out is not None:
         check_name(out)  # before the measurement, which may take minutes
     if inference:
@@ -68,9 +90,22 @@ def bench(
         if not is_folder(what):
             raise UserError(f"--inference needs a run folder, and {str(what)!r} is not a folder")
         settings = run_config(what)
+        if not exists(what / "summary.json"):
+            raise UserError(
+                f"{str(what)!r} is not finished: summary.json is missing; finish it with "
+                "gaugelasso train CONFIG --resume"
+            )
         where = choose_device(device or "auto")
-        timings = bench_run(what, work or what.name, settings, where, repeats)
+        timings = bench_run(what, work or what.name, settings, where, repeats, sizes)
     else:
+        if sizes != AS_TRAINED:
+            raise UserError("--batch, --length and --decode are for --inference: remove them, or "
+                            "set train.batch and task.length with --set")  # fmt: skip
+        if is_folder(what):
+            raise UserError(
+                f"{str(what)!r} is a folder: add --inference to time the model of a run, or name a "
+                "configuration file (TOML) to time its training step"
+            )
         settings = load_settings(what, set_, device)
         where = choose_device(settings.train.device)
         shapes = load_structure(structure) if structure else None

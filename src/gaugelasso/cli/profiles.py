@@ -1,5 +1,8 @@
 """The command profile: measures the operations of a served model, for prices in milliseconds."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +13,11 @@ from gaugelasso.bench.profile import Profile, estimate
 from gaugelasso.cli.arguments import Changes, Device, load_settings, parse_changes
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import Config, run_config
+from gaugelasso.config.activations import cached, check_activations, widest
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report.formats import milliseconds
+from gaugelasso.report.timing import apart
 from gaugelasso.runs.reading import exists, is_folder
 from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.writing import check_name, make_folder, write_json
@@ -20,6 +25,8 @@ from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import choose_device, configure_cpu_
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Seconds between lines, where there is no terminal.
+_LINE_EVERY = 5.0
 
 
 def profile(
@@ -94,19 +101,46 @@ def profile(
     longest = model.initial_spec.length
     if length is not None and length > longest:
         raise UserError(f"--length {length}: the model's sequences have {longest} tokens at most")
+    length, spec = length or longest, model.spec()
+    check_activations(
+        cached(spec) if decode else widest(spec), length, batch, "--batch",
+        "lower it or --length", kind, _DTYPES[named].itemsize,
+    )  # fmt: skip
     inputs, _ = settings.task.batch(batch, Draw(settings.train.seed), where)
-    measured = Profile(model, inputs[:, : length or longest], _DTYPES[named], decode=decode)
-    with console.status("measuring") as status:
+    with _shown() as show:
+        show("measuring the fastest forms of the model")
+        measured = Profile(model, inputs[:, :length], _DTYPES[named], decode=decode)
         table = measured.measure(
-            lambda done, of: status.update(f"measuring: {done} of {of} operations")
+            lambda done, of: show(f"measuring: {done} of {of} kinds of operations")
         )
+        by_table, whole = estimate(model, table), measured.whole()
     make_folder(path.parent)
     write_json(path, table.to_dict())
     print_line(
-        f"the model of {str(what)!r} takes {milliseconds(estimate(model, table))} by the table and "
-        f"{milliseconds(measured.whole())} as a whole ({table.circumstances.described})"
+        f"the model of {str(what)!r} takes {milliseconds(by_table)} by the table and "
+        f"{milliseconds(whole)} as a whole ({table.circumstances.described})"
     )
+    if warning := apart(by_table, whole):
+        print_line(f"warning: {warning} with --overwrite")
     print_line(f"table: {path}")
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str], None]]:
+    """Yields what shows how far a measurement is: in one place on a terminal, else in lines."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield status.update
+        return
+    last = float("-inf")
+
+    def line(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_EVERY:
+            last = time.monotonic()
+            print_line(text)
+
+    yield line
 
 
 def _model(settings: Config, structure: Structure | None) -> Transformer:

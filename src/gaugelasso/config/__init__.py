@@ -15,9 +15,10 @@ from typing import Any
 
 from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import RunOptions
+from gaugelasso.config.activations import check_activations
 from gaugelasso.config.auto import course_defaults
 from gaugelasso.config.base import BaseModel, find_base
-from gaugelasso.config.model import ModelConfig, check_activations, check_positions, check_size
+from gaugelasso.config.model import ModelConfig, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.config.target import FIGURES, TargetConfig
 from gaugelasso.errors import UserError, errors_of, first_line
@@ -95,11 +96,22 @@ class Config:
         if isinstance(config.model, ModelConfig):
             check_size(config.model, sequences(config.task), config.train.batch)
             check_positions(config.model, sequences(config.task), config.task_name)
-            config.model.spec(config.task)  # raises for widths that cannot be built
+            spec = config.model.spec(config.task)  # raises for widths that cannot be built
+            _check_serving(config, spec.length)
         elif isinstance(config.model, BaseModel):
             fits = sequences(config.task)
-            check_activations(fits.outputs, fits, config.train.batch)
+            check_activations(fits.outputs, fits.length, config.train.batch)
+            _check_serving(config, config.model.context)
         return config
+
+
+def _check_serving(config: Config, longest: int) -> None:
+    """UserError if the cache of a served model is to hold more than its positions."""
+    if (length := config.compress.serving_length) > longest:
+        raise UserError(
+            f"compress.serving_length = {length}: the model's sequences have {longest} tokens at "
+            "most; give that or less, or 0 for all of them"
+        )
 
 
 def _check_teacher(config: Config) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gaugelasso.config.activations import check_activations
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import MOST_VALUES
 from gaugelasso.models import SpecError, Transformer, TransformerSpec
@@ -14,7 +15,6 @@ from gaugelasso.tasks.own import sequences
 _MAX_WIDTH = 1_000_000
 _MAX_LAYERS = 10_000
 _MAX_WEIGHTS = 1e11
-_MAX_ACTIVATIONS = 1e11
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,7 @@ def check_size(model: ModelConfig, task: SequenceTask, batch: int) -> None:
             f"model.layers = {model.layers} with model.width = {model.width} make a structure of "
             f"{entries:.2g} entries, more than the limit of {MOST_VALUES:.1e}; lower one of them"
         )
-    check_activations(max(model.width, model.d_f, task.outputs), task, batch)
-
-
-def check_activations(widest: int, task: SequenceTask, batch: int) -> None:
-    """UserError for batches whose activations, the widest of this width, would take terabytes."""
-    values = batch * task.length * widest
-    if values > _MAX_ACTIVATIONS:
-        raise UserError(
-            f"train.batch = {batch} sequences of task.length = {task.length} make "
-            f"{values:.2g} activations per layer, more than the limit of {_MAX_ACTIVATIONS:.0e}; "
-            "lower one of them, or use train.accumulate"
-        )
+    check_activations(max(model.width, model.d_f, task.outputs), task.length, batch)
 
 
 def check_positions(model: ModelConfig, task: SequenceTask, name: str) -> None:

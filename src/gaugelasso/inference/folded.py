@@ -1,10 +1,12 @@
 """The parts of an inference model, folded from those of a trained one, and what they are."""
 
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from gaugelasso.inference.checks import check_choice, check_count, check_known, check_length
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
 from gaugelasso.inference.norms import Norm
@@ -46,8 +48,8 @@ class FoldedModel(nn.Module):
             raise SpecError(f"dtype = {dtype}: give {', '.join(map(str, DTYPES))}")
         device = model.sites.device
         align = (GPU_ALIGN if device.type == "cuda" else 1) if align is None else align
-        if align < 1:
-            raise SpecError(f"align = {align}: must be at least 1")
+        check_count("align", align)
+        check_choice("stream", stream, get_args(StreamOrder))
         self.spec = model.spec()
         forms = forms or _usual(device, dtype)
         self.forms = forms if isinstance(forms, Mapping) else _for_all(model, forms)
@@ -85,6 +87,14 @@ class FoldedModel(nn.Module):
         """The width of the stream."""
         return self.folding.size
 
+    def embed(self, inputs: Tensor, at: Tensor | None = None) -> Tensor:
+        """The stream [N, D] of inputs at these positions; SpecError for unknown tokens on a CPU."""
+        try:
+            return self.embedding(inputs, at)
+        except IndexError:  # the look-up itself finds them, so this costs nothing
+            check_known(self.spec, inputs)
+            raise
+
     def logits(self, x: Tensor) -> Tensor:
         """The stream [N, D] -> [N, outputs]."""
         if isinstance(self.classifier, TiedClassifier):
@@ -114,11 +124,7 @@ class FoldedModel(nn.Module):
 
     def check_length(self, length: int) -> None:
         """SpecError if a sequence is longer than the model."""
-        if length > self.spec.length:
-            raise SpecError(
-                f"a sequence of {length} positions is longer than the model's {self.spec.length}; "
-                "shorten it"
-            )
+        check_length(self.spec, length)
 
     def check_generates(self) -> None:
         """SpecError if this is no causal model over tokens."""

@@ -1,12 +1,13 @@
 """How the parts of a trained model are folded: forms, places of the sites, precision, padding."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from gaugelasso.inference.attention import AttentionForm
+from gaugelasso.inference.checks import check_choice
 from gaugelasso.inference.stream import (
     Read,
     ReadForm,
@@ -23,6 +24,7 @@ from gaugelasso.models import layers
 WHOLE = 256
 # How the stream lies in memory: token by token, or site by site.
 StreamOrder = Literal["tokens", "sites"]
+StepForm = Literal["parts", "whole"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,16 @@ class Form:
     # parts: a step of decoding has kernels for read, attention and write. whole: one kernel, for
     # up to `WHOLE` sequences on a GPU with Triton; needs a read and a write that are fused. Its
     # programs count in memory of the operator, so steps must not run at the same time.
-    step: Literal["parts", "whole"] = "parts"
+    step: StepForm = "parts"
     # The tile of a kernel that computes a whole MLP of many tokens, with SwiGLU and without biases,
     # on a GPU with Triton; needs a write that is fused. None: a read and a write.
     joined: Tile | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("read", self.read, get_args(ReadForm))
+        check_choice("write", self.write, get_args(WriteForm))
+        check_choice("attention", self.attention, get_args(AttentionForm))
+        check_choice("step", self.step, get_args(StepForm))
 
     def __str__(self) -> str:
         kinds = ("read", "write", "attention")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gaugelasso.inference.checks import check_count, checked_seeds, prompt_tokens, whole_number
 from gaugelasso.inference.graphs import NOTHING, Captured, Decoder
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.sampling import Sampling
@@ -62,12 +63,11 @@ def generate_blocks(
     What follows a stop token is `NOTHING`.
     """
     model.check_generates()
-    _check(model, prompts, max_new_tokens, slide)
-    if seeds is not None and len(seeds) != len(prompts):
-        raise SpecError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one for each")
-    seeds = list(range(len(prompts))) if seeds is None else list(seeds)
-    text = _Text(model.captured(), prompts, max_new_tokens)
-    return _blocks(text, sampling or Sampling(), seeds, stop, block)
+    tokens = _checked(model, prompts, max_new_tokens, slide)
+    starts = checked_seeds(seeds, len(tokens))
+    stops = [whole_number(token, "stop contains") for token in stop]
+    text = _Text(model.captured(), tokens, max_new_tokens)
+    return _blocks(text, sampling or Sampling(), starts, stops, block)
 
 
 @torch.inference_mode()
@@ -158,20 +158,15 @@ class _Text:
         self._remember(decoder.drawn)
 
 
-def _check(model: InferenceModel, prompts: Sequence[Sequence[int]], new: int, slide: bool) -> None:
-    if not prompts:
+def _checked(
+    model: InferenceModel, prompts: Sequence[Sequence[int]], new: int, slide: bool
+) -> list[Sequence[int]]:
+    """The tokens of every prompt; SpecError for what the model cannot continue."""
+    if not len(prompts):
         raise SpecError("there are no prompts; give at least one")
-    if new < 1:
-        raise SpecError(f"max_new_tokens = {new}: must be at least 1")
-    for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise SpecError("the prompt is empty; give at least one token")
-        for token in prompt:
-            if not 0 <= token < model.spec.inputs:
-                raise SpecError(
-                    f"prompt {number} contains token {token}; the model knows 0 to "
-                    f"{model.spec.inputs - 1}"
-                )
+    check_count("max_new_tokens", whole_number(new, "max_new_tokens is"))
+    checked = [prompt_tokens(model.spec, number, each) for number, each in enumerate(prompts)]
+    for number, prompt in enumerate(checked):
         # The last new token is not read.
         needed = len(prompt) + new - 1
         if needed > model.spec.length and not slide:
@@ -184,3 +179,4 @@ def _check(model: InferenceModel, prompts: Sequence[Sequence[int]], new: int, sl
             f"the model has {model.spec.outputs} outputs for {model.spec.inputs} tokens, so it "
             "cannot read what it writes"
         )
+    return checked

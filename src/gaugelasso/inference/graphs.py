@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from gaugelasso.inference.checks import check_count, check_inputs, check_known, check_lengths
 from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.noise import exponential_
 from gaugelasso.inference.padding import Side, rolled
@@ -47,6 +48,8 @@ class Captured:
 
     def reserve(self, batch: int, length: int) -> "Captured":
         """Give this size a bucket of its own, without padding; returns itself."""
+        check_count("batch", batch)
+        check_count("length", length)
         self.model.check_length(length)
         self._sizes.add((batch, length))
         return self
@@ -70,8 +73,13 @@ class Captured:
         if not self.gpu:
             direct: Tensor = self.model(inputs, lengths, padding=padding, last=last)
             return direct
+        check_inputs(self.model.spec, inputs)
+        check_lengths(inputs, lengths, padding)
+        if (
+            inputs.is_cpu and self.model.spec.input_kind == "tokens"
+        ):  # they are copied to the device
+            check_known(self.model.spec, inputs)
         batch, length = inputs.shape[:2]
-        self.model.check_length(length)
         if lengths is not None and padding == "left":
             logits = self(rolled(inputs, lengths, 1), lengths, last=last)
             return logits if last else rolled(logits, lengths, -1)

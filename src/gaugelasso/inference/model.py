@@ -15,11 +15,20 @@ from torch import Tensor
 
 from gaugelasso.inference.arrays import ArrayStep, supported
 from gaugelasso.inference.cache import Cache, NewTokens
+from gaugelasso.inference.checks import (
+    check_count,
+    check_inputs,
+    check_lengths,
+    check_new_tokens,
+    check_prompts,
+    unknown_token,
+)
 from gaugelasso.inference.folded import FoldedModel
 from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.padding import Side, rolled
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import uses_kernels
+from gaugelasso.models import SpecError
 
 if TYPE_CHECKING:
     from gaugelasso.inference.graphs import Captured
@@ -90,7 +99,8 @@ class InferenceModel(FoldedModel):
         With `lengths` [B] the sequences are padded on the given side with any values. Outputs of
         padded positions mean nothing.
         """
-        self.check_length(inputs.shape[1])
+        check_inputs(self.spec, inputs)
+        check_lengths(inputs, lengths, padding)
         if lengths is not None and padding == "left":
             logits = self(rolled(inputs, lengths, 1), lengths, last=last)
             return logits if last else rolled(logits, lengths, -1)
@@ -115,7 +125,7 @@ class InferenceModel(FoldedModel):
         if lengths is not None and not self.spec.causal:
             # In a causal model padding on the right is in nobody's past.
             mask = (torch.arange(length, device=inputs.device) < lengths[:, None])[:, None, None]
-        x = self.embedding(inputs)
+        x = self.embed(inputs)
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 to = None if cache is None else cache.rows(index, rows)
@@ -136,6 +146,8 @@ class InferenceModel(FoldedModel):
         self.check_generates()
         length = self.spec.length if length is None else length
         self.check_length(length)
+        check_count("batch", batch)
+        check_count("length", length)
         return Cache(self.cache_widths(), batch, length, self.dtype, self.device)
 
     def prefill(
@@ -152,8 +164,10 @@ class InferenceModel(FoldedModel):
         Lengths and padding as in `forward`. `rows` [B] are the sequences of the cache to fill;
         without them, all of its sequences.
         """
+        check_inputs(self.spec, tokens)
+        check_lengths(tokens, lengths, padding)
         batch, length = tokens.shape
-        self.check_length(length)
+        check_prompts(batch, cache.batch, rows)
         cache.check_room(length)
         if lengths is not None and padding == "left":
             tokens = rolled(tokens, lengths, 1)
@@ -175,10 +189,14 @@ class InferenceModel(FoldedModel):
         `static` reads the whole cache, so that every step has the same shapes: what a captured
         graph needs.
         """
+        check_new_tokens(tokens, cache.batch)
         cache.check_room(cache.longest + 1)
         at = cache.new_tokens(static=static, kernels=uses_kernels(self.embedding.table))
         if self._arrays is not None and at.equal is not None and cache.batch == 1:
-            row = self._arrays(tokens.numpy()[0], cache.arrays, at.equal)
+            token = int(tokens)
+            if not 0 <= token < self.spec.inputs:  # NumPy counts numbers below 0 from the end
+                raise SpecError(unknown_token(self.spec, token))
+            row = self._arrays(token, cache.arrays, at.equal)
             logits = torch.from_numpy(row)[None]
         else:
             logits = self._step(tokens, cache, at)
@@ -188,7 +206,7 @@ class InferenceModel(FoldedModel):
 
     def _step(self, tokens: Tensor, cache: Cache, at: NewTokens) -> Tensor:
         with self._products():
-            x = self.embedding(tokens[:, None], at.positions[:, None])
+            x = self.embed(tokens[:, None], at.positions[:, None])
             for index, operator in self.numbered():
                 if isinstance(operator, Attention):
                     x = operator.step(x, cache.rows(index), at)
@@ -215,7 +233,7 @@ class InferenceModel(FoldedModel):
         visible = ((causal & mask[:, None]) | own)[:, None]
         seen: dict[int | None, Tensor] = {None: visible}  # by window
         present = []
-        x = self.embedding(tokens, positions)
+        x = self.embed(tokens, positions)
         for index, operator in self.numbered():
             if isinstance(operator, Attention):
                 q, *new = operator.split(operator.project(x), batch, positions)

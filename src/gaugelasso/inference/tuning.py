@@ -11,6 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gaugelasso.inference.checks import check_inputs
 from gaugelasso.inference.clocks import call_times, fastest, graph_times
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.model import InferenceModel
@@ -35,6 +36,7 @@ def tuned(
 
     To tune for decoding, give inputs of length 1.
     """
+    check_inputs(model.spec(), inputs)
     if inputs.device.type == "cuda":
         return _tuned_for_gpu(model, inputs, dtype, int8, repeats)
     batch, length = inputs.shape[:2]

@@ -1,6 +1,6 @@
 """Tables of a benchmark: the parts of a training step, and how fast models are served."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -28,13 +28,17 @@ _SERVED = {"latency": "latency_ms", "throughput": "batch_ms"}
 _FEW = ("eager_ms", "event_ms", "resumed_ms", "replayed_ms")
 # From this relative spread on, another process probably uses the machine.
 BUSY = 0.1
+# What the sum of a table and the whole model may differ by: a share of the longer time, and the
+# milliseconds that lie between the operations of a small model.
+_APART, _BETWEEN_MS = 0.25, 1.0
 
 
 def print_bench(rows: Rows, console: Console) -> None:
     """Print the parts of a step, or the models side by side, depending on the rows."""
     served = {name: row for name, row in rows.items() if "latency_ms" in row}
     if served:
-        render(serving_table(served), console)
+        for table in serving_tables(served):
+            render(table, console)
     for name, row in rows.items():
         if name not in served:
             render(step_table(name, row), console)
@@ -52,6 +56,17 @@ def busy(rows: Rows) -> str:
     if spread < BUSY:
         return ""
     return f"repetitions disagree ({worst}: {_percent(spread)}). Is the machine busy? Run it again"
+
+
+def apart(table_ms: float, whole_ms: float) -> str:
+    """A warning if a model takes another time than the sum of its operations; empty if not."""
+    difference = abs(table_ms - whole_ms)
+    if difference <= max(_BETWEEN_MS, _APART * max(table_ms, whole_ms)):
+        return ""
+    return (
+        f"the table and the whole model disagree ({milliseconds(table_ms)} and "
+        f"{milliseconds(whole_ms)}). Is the machine busy? Run it again"
+    )
 
 
 def _spread(row: Mapping[str, Any], key: str) -> float:
@@ -103,40 +118,61 @@ def _between(row: Mapping[str, Any], key: str) -> str:
     return f"{low.removesuffix(' ms')} to {high}"
 
 
-def serving_table(rows: Rows) -> Table:
-    ancestors = {_place(row): row for row in rows.values() if row["model"] == "ancestor"}
+def serving_tables(rows: Rows) -> list[Table]:
+    """One table for each device: it has room for no more columns on a narrow terminal."""
+    devices = dict.fromkeys(row["device"] for row in rows.values())
+    return [
+        _serving_table(device, [row for row in rows.values() if row["device"] == device])
+        for device in devices
+    ]
+
+
+def _serving_table(device: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    ancestors = {_form(row): row for row in rows if row["model"] == "ancestor"}
     lines = [
         [
             row["model"],
-            row.get("form", "training"),
-            row["device"],
-            count(row["fma"]),
+            _form(row),
             known(row.get("weight_bytes"), short),
-            f"{milliseconds(row['latency_ms'])} {_percent(_spread(row, 'latency_ms'))}",
-            f"{count(row['tokens_per_s'])} {_percent(_spread(row, 'batch_ms'))}",
-            ratio(row["tokens_per_s"] / ancestors[_place(row)]["tokens_per_s"]),
+            _with_spread(row, "latency_ms"),
+            _with_spread(row, "batch_ms"),
+            short(row["tokens_per_s"]),
+            ratio(row["tokens_per_s"] / ancestors[_form(row)]["tokens_per_s"]),
         ]
-        for row in rows.values()
+        for row in rows
     ]
+    work = ", ".join(f"{name} {short(fma)}" for name, fma in _work(rows).items())
     note = (
-        "Bytes: all tensors. Latency of one sequence; throughput of a training batch. Medians ± "
-        "half the interquartile range. Ancestor: the model before compression. Uniform: the "
-        "ancestor with all widths narrowed evenly to the work of the compressed model. The speedup "
-        "is over the ancestor in the same form: that of training, or the inference form with the "
-        "fastest operators."
+        f"FMA per token: {work}. Bytes: all tensors. Medians ± half the interquartile range. The "
+        "tokens per second are those of the batch; the last column is how many times those of the "
+        "ancestor in the same form they are. Ancestor: the model before compression. Uniform: the "
+        "ancestor with all widths narrowed evenly to the work of the compressed model. Form: that "
+        "of training, or the inference form with the fastest operators."
     )
-    headers = [
-        "model",
-        "form",
-        "device",
-        "FMA per token",
-        "bytes",
-        "latency",
-        "tokens/s",
-        "speedup over the ancestor",
-    ]
-    return Table("Serving", headers, lines, note, left=(0, 1, 2))
+    # Eighty columns hold these headers and numbers without breaking a word.
+    headers = ["model", "form", "bytes", "one\nsequence,\nms", "the\nbatch,\nms", "tokens\nper s",
+               "tokens\nper s\nover\nancestor"]  # fmt: skip
+    return Table(f"Serving on {device}{_sizes(rows[0])}", headers, lines, note, left=(0, 1))
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, str]:
-    return row["device"], row.get("form", "training")
+def _sizes(row: Mapping[str, Any]) -> str:
+    """What was served, where a row says so: those of older files do not."""
+    if "batch" not in row:
+        return ""
+    if row["decode"]:
+        return f", one more token of {row['batch']} sequences after {row['length'] - 1}"
+    return f", a batch of {row['batch']}×{row['length']} tokens"
+
+
+def _work(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {row["model"]: row["fma"] for row in rows}
+
+
+def _with_spread(row: Mapping[str, Any], key: str) -> str:
+    ms = row[key]
+    number = f"{ms:,.0f}" if ms >= 100 else milliseconds(ms).removesuffix(" ms")
+    return f"{number} {_percent(_spread(row, key))}"
+
+
+def _form(row: Mapping[str, Any]) -> str:
+    return str(row.get("form", "training"))

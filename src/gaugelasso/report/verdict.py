@@ -8,7 +8,7 @@ from gaugelasso.report.formats import DASH, mean_std, metric_format, ratio
 from gaugelasso.report.goal import ending, is_held, names_target, share_held
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
-from gaugelasso.runs.units import unit
+from gaugelasso.runs.units import gained, unit
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -17,9 +17,11 @@ def headline(runs: Sequence[Run]) -> str:
     before = statistics.fmean(end.fma_initial for end in ends)
     after = statistics.fmean(end.fma_final for end in ends)
     compression = statistics.fmean(end.compression for end in ends)
-    size = f"{ratio(compression)} smaller" if compression > 1 else "not smaller"
-    form = work_format(runs[0].accounting)
-    text = f"{form(before)} → {form(after)} {unit(runs[0].accounting)}: {size}"
+    accounting = runs[0].accounting
+    gain = gained(accounting)
+    size = f"{ratio(compression)} {gain}" if compression > 1 else f"not {gain}"
+    form = work_format(accounting)
+    text = f"{form(before)} → {form(after)} {unit(accounting)}: {size}"
     name = runs[0].metric_name
     metric, _ = mean_std([end.metric for end in ends], metric_format(name))
     if metric != DASH:

@@ -5,7 +5,6 @@ also holds `model_class`, a reference to it; building the network imports that c
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.errors import UserError, errors_of, first_line
 from gaugelasso.models import Transformer, TransformerSpec, same_network
 from gaugelasso.plugins import NamedBy, Reference, class_reference
+from gaugelasso.runs.memory import memory_bytes
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.training_work import behind_structure
 
@@ -98,7 +98,7 @@ class Structure:
 
 def check_fits_memory(spec: TransformerSpec, path: Path) -> None:
     """UserError, naming the file of the structure, if its weights do not fit into memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = memory_bytes()
     if 4 * spec.weights > memory:
         raise UserError(
             f"{str(path)!r}: the structure has {spec.weights:.2g} weights, more than the "

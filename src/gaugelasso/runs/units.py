@@ -27,6 +27,11 @@ def noun(accounting: str) -> str:
     return _UNITS.get(accounting, "FMA")
 
 
+def gained(accounting: str) -> str:
+    """What a model of a lower cost is. Milliseconds are sums of a table, not a measurement."""
+    return "faster by the table" if accounting == "latency" else "smaller"
+
+
 def number(value: float, accounting: str) -> str:
     """A cost as text: whole numbers, and milliseconds with four digits."""
     return f"{value:.4g}" if accounting == "latency" else f"{value:,.0f}"

@@ -10,12 +10,14 @@ from gaugelasso.compress import accountings
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.pricing import total_fma
 from gaugelasso.config import Config, ModelConfig
+from gaugelasso.config.activations import check_activations, widest
 from gaugelasso.config.base import BaseModel
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.runs.units import amount
 from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
+from gaugelasso.training.evaluation import in_bfloat16
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +74,24 @@ def check_work_to_remove(
             f"{amount(work, config.compress.accounting)} in a context of {model.context:,} tokens, "
             "so there is nothing to cut; name less"
         )
+
+
+def check_memory(
+    config: Config, device: str, existing: Existing, structure: Structure | None
+) -> None:
+    """UserError if a batch of the built-in transformer cannot fit into the memory of a CPU.
+
+    A run that resumes may be smaller by now.
+    """
+    if existing == "resume" or not isinstance(config.model, ModelConfig):
+        return
+    if structure is not None and structure.model_class:
+        return
+    spec = structure.spec() if structure else config.model.spec(config.task)
+    itemsize = 2 if in_bfloat16(config, device) else 4
+    check_activations(
+        widest(spec), spec.length, config.train.batch, device=device, itemsize=itemsize
+    )
 
 
 def check_own_model(config: Config, existing: Existing, structure: Structure | None) -> None:

@@ -39,6 +39,7 @@ from gaugelasso.training.missed import missed_message
 from gaugelasso.training.opening import (
     check_base,
     check_data,
+    check_memory,
     check_named,
     check_own_model,
     check_work_to_remove,
@@ -90,6 +91,7 @@ class Trainer:
 
     def _open(self, existing: Existing, structure: Structure | None) -> None:
         # First of all: unreadable data must not cost a run that is in the folder already.
+        check_memory(self.config, self.device, existing, structure)
         check_data(self.config, self.device)
         check_own_model(self.config, existing, structure)
         check_base(self.config, self.folder.path, existing, structure)
