@@ -4,13 +4,16 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gaugelasso.errors import UserError
 from gaugelasso.report import formats, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.event_table import events_table, exchange_table
+from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
@@ -47,6 +50,33 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
     rows = {row[0]: row[1:] for row in before_after([unfinished]).rows}
     assert rows["training loss"][1] == "—"
     assert rows["step time"] == ["—", "—", "—"]
+
+
+ORIGINAL = {"test": {"loss": 0.025, "bits": 0.75}, "metric": "bits per byte"}
+
+
+@pytest.mark.parametrize("place", ["run", "."])
+def test_figures_of_the_original_stand_before(place: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": {"from": "base"}}
+    folder = make_run(tmp_path / "run", metric="bits per byte", changes=changes)
+    (tmp_path / place / "original.json").write_text(json.dumps(ORIGINAL))
+    rows = {row[0]: row[1:] for row in before_after([load_run(folder)]).rows}
+    assert rows["held-out loss"] == ["0.025", "0.03", "target 0.05"]
+    assert rows["bits per byte"][:2] == ["0.75", "0.9996"]
+    # The figure of another metric, or beside a training loss, would mislead.
+    other = replace(load_run(folder), original={**ORIGINAL, "metric": "accuracy"})
+    assert {row[0]: row[1] for row in before_after([other]).rows}["bits per byte"] == DASH
+    going_on = replace(load_run(folder), summary=None)
+    assert {row[0]: row[1] for row in before_after([going_on]).rows}["training loss"] == DASH
+
+
+def test_a_file_beside_a_run_of_fresh_weights_is_not_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (tmp_path / "original.json").write_text("not JSON")
+    assert load_run(folder).original is None
+    given = make_run(tmp_path / "given", changes={"model": {"from": "base"}})
+    with pytest.raises(UserError, match=r"original\.json': not a readable JSON file"):
+        load_run(given)
 
 
 def test_an_unchanged_model_has_no_ratio_of_step_times(tmp_path: Path) -> None:

@@ -33,15 +33,18 @@ def before_after(runs: Sequence[Run]) -> Table:
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
     metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
-    counted = runs[0].accounting
+    counted, finished = runs[0].accounting, all(e.finished for e in ends)
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
         pairs = list(zip(before, after, strict=True))
         cells = [over_seeds(values, form) for values in zip(*pairs, strict=True)]
         return [name, *cells, over_seeds([b / a if b and a else None for b, a in pairs], ratio)]
 
-    def result(name: str, values: Iterable[Any], form: Format, remark: str = "") -> list[str]:
-        return [name, DASH, over_seeds(list(values), form), remark]
+    def result(
+        name: str, values: Iterable[Any], form: Format, remark: str = "", before: Sequence[Any] = ()
+    ) -> list[str]:
+        first = over_seeds(before, form) if finished and before else DASH
+        return [name, first, over_seeds(list(values), form), remark]
 
     step_time = row(
         "step time", map(_initial_step_ms, runs), map(_last_ms, runs), formats.milliseconds
@@ -86,16 +89,18 @@ def before_after(runs: Sequence[Run]) -> Table:
             )
         ),
         result(
-            "held-out loss" if all(e.finished for e in ends) else "training loss",
+            "held-out loss" if finished else "training loss",
             (e.loss for e in ends),
             formats.figure,
             f"target {goal_cell(runs)}" if to_loss else "",
+            [run.original_loss for run in runs],
         ),
         result(
             metric,
             (e.metric for e in ends),
             formats.metric_format(metric),
             "lower is better" if runs[0].metric_lower_is_better else "",
+            [run.original_metric for run in runs],
         ),
         *(
             result(name, (e.figures.get(name) for e in ends), formats.metric_format(name))
