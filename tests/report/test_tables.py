@@ -52,6 +52,27 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
     assert rows["step time"] == ["—", "—", "—"]
 
 
+def test_training_of_the_full_model_stands_beside_a_rival_s_own(tmp_path: Path) -> None:
+    """The initial model for the rival's steps is compared with these steps alone."""
+    run = load_run(make_run(tmp_path / "run", method="post-hoc"))
+    work = {"own": 40_000.0, "before": 500_000.0, "total": 540_000.0, "needs": "the full model"}
+    source = {"training_fma": 500_000.0, "wall_s": 10.0}
+    summary = {**(run.summary or {}), "training_fma": 540_000.0, "source": source}
+    rival = replace(run, summary={**summary, "training_work": work})
+    # Early versions did not write the parts, but they follow.
+    for one in (rival, replace(run, summary=summary)):
+        rows = {row[0]: row[1:] for row in before_after([one]).rows}
+        assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
+        assert rows["training work in all, with the full model"] == [DASH, "540k", ""]
+        assert rows["wall time"][1] == "2.5 s"
+        assert rows["wall time in all, with the full model"][1] == "12.5 s"
+    assert not any("in all" in row[0] for row in before_after([run]).rows)
+    unknown = replace(run, summary={**summary, "source": {"training_fma": None}})
+    rows = {row[0]: row[1:] for row in before_after([unknown]).rows}
+    assert rows["training work (FMA per token, all steps)"][1] == DASH
+    assert rows["wall time"][1] == DASH
+
+
 ORIGINAL = {"test": {"loss": 0.025, "bits": 0.75}, "metric": "bits per byte"}
 
 

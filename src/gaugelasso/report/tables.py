@@ -33,6 +33,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
     metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
+    work, needs = "training work", ends[0].needs
     counted, finished = runs[0].accounting, all(e.finished for e in ends)
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
@@ -108,10 +109,19 @@ def before_after(runs: Sequence[Run]) -> Table:
         ),
         step_time,
         row(
-            "training work (FMA per token, all steps)",
+            f"{work} (FMA per token, all steps)",
             (initial_work(run) * e.steps for run, e in zip(runs, ends, strict=True)),
             (e.training_fma for e in ends),
             formats.short,
+        ),
+        *(
+            [
+                result(
+                    f"{work} in all, with {needs}", (e.training_total for e in ends), formats.short
+                )
+            ]
+            if needs
+            else ()
         ),
         *(
             [result("first batch within the loss target, step", reached, count)]
@@ -131,9 +141,15 @@ def before_after(runs: Sequence[Run]) -> Table:
         ),
         result("steps", (e.steps for e in ends), count),
         result("wall time", (e.wall_s for e in ends), formats.seconds),
+        *(
+            [result(f"wall time in all, with {needs}", walls, formats.seconds)]
+            if needs and any(walls := [e.wall_total for e in ends])
+            else ()
+        ),
     ]
     note = "Step time: median of the first rows of the log with the initial structure, and of the "
-    note += "last rows. Training work before: the initial model for the same number of steps."
+    note += "last rows. Training work before: the initial model for the same number of steps. "
+    note += "After: of the run's own steps."
     if len(runs) > 1:
         note += f" Figures are mean ± standard deviation of {len(runs)} seeds."
     return Table("Before and after", ["", "before", "after", "ratio"], rows, note)
