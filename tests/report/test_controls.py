@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.tables import build
 
-from gaugelasso.baselines.cofi_run import parameters
+from gaugelasso.baselines.cofi import parameters
 from gaugelasso.cli import app, controls
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
