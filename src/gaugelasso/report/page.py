@@ -37,7 +37,8 @@ _STYLE, _SCRIPT = (
 _PROFILE = (
     "Surviving channels of every axis against depth, at several training steps",
     "Channels that survive on each axis, by depth. Colour is the training step; a cross "
-    "marks a removed operator. Last panel: residual sites D, embedding d_e and classifier "
+    "marks a removed operator, in the colour of the first snapshot without it. "
+    "Last panel: residual sites D, embedding d_e and classifier "
     "d_c (left scale) and work per token (right scale) against training step.",
 )
 _OWN_PROFILE = (
