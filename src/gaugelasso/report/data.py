@@ -4,6 +4,7 @@ Reads files only: draws nothing, formats nothing. A run in progress is read up t
 """
 
 import logging
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ def _log_gaps(run: Run) -> Iterator[str]:
             f"{str(run.path / 'metrics.jsonl')!r} is incomplete: it ends at step {last:,}, and the "
             f"run has {steps:,} (summary.json); curves and step times are of its rows alone"
         )
-    if run.fma_trajectory()[1][-1] != run.summary["fma_final"]:
+    if not math.isclose(run.fma_trajectory()[1][-1], run.summary["fma_final"]):
         yield (
             f"{str(run.path / 'events.jsonl')!r} is incomplete: it does not lead to the final "
             "model of summary.json; widths, and pictures of them, are of its rows alone"
