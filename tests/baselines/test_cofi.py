@@ -15,11 +15,11 @@ from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.baselines.cofi import CofiPlan
+from gaugelasso.baselines.cofi import CofiPlan, parameters
 from gaugelasso.baselines.cofi_cost import parameter_terms, row_products
 from gaugelasso.baselines.cofi_cut import make_dense_
 from gaugelasso.baselines.cofi_masks import FAMILIES, Masks
-from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, parameters, teacher_of
+from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings, teacher_of
 from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.source import Source
 from gaugelasso.compress.compressor import Compressor
@@ -313,13 +313,27 @@ def test_a_run_ends_dense_at_its_target(run: Path) -> None:
     assert load_model(folder).structure() == summary["structure"]
 
 
-def test_a_target_that_the_control_does_not_reach_is_said_with_the_nearest(run: Path) -> None:
+def test_a_target_that_the_control_does_not_reach_is_said_with_the_nearest(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end, and before that as soon as the masks are made dense."""
     target = 0.5 * read(run / "summary.json")["fma_final"]
     trainer = start(run, replace(plan_of(target, rate=1e-4), prune=10), "cofi")
+    seen: list[tuple[int, str]] = []
+    trainer.log._on_progress = lambda progress: seen.append((progress.row["step"], caplog.text))
     with pytest.raises(
         TargetMissed, match=r"--fma 312 was not reached: the nearest is \d+; lambda"
-    ):
+    ) as missed:
         trainer.run()
+    (said,) = [record.message for record in caplog.records]
+    nearest = read(trainer.folder.path / "summary.json")["cofi"]["reached"]
+    assert f"--fma 312 is missed: the masks made dense leave {nearest:,.0f}, and the" in said
+    advice = "raise --prune (here 10) or --mask-rate (here 0.0001)"
+    assert advice in said
+    assert advice in str(missed.value)
+    dense = trainer.plan.dense_at
+    assert all(("is missed" in text) is (step > dense) for step, text in seen)
+    assert {step > dense for step, _ in seen} == {True, False}
     summary = read(trainer.folder.path / "summary.json")
     assert summary["held"] is False
     assert summary["cofi"]["reached"] == summary["fma_final"] > 1.02 * target

@@ -88,6 +88,11 @@ def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> 
     assert_user_error(gaugelasso(*wrong), "retrain takes train.steps from its run")
     for key, message in (
         ("model.width=4", "retrain takes model.width from its run"),
+        (
+            "compress.rho=3",
+            "--set compress.rho=3: retrain has no pressure and makes no use of compress.rho",
+        ),
+        ("compress.solver=fixed", "retrain has no pressure"),
         ("compress.trust=2", "retrain has no pressure and makes no use of compress.trust"),
         ("compress.sinkhorn_sweeps=1", "makes no use of compress.sinkhorn_sweeps"),
     ):

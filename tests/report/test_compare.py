@@ -69,7 +69,7 @@ def test_too_few_seeds_are_not_tested(one: int, other: int) -> None:
 
 def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
     found = compared(two_methods(tmp_path))
-    assert [*found.methods] == ["gaugelasso", "post-hoc"]
+    assert [*found.methods] == ["compression", "post-hoc"]
     table = compare_table(found)
     assert table.headers[:7] == [
         "method", "seed", "FMA per token", "held-out loss", "accuracy", "total training work",
@@ -77,20 +77,20 @@ def test_a_method_has_means_spread_seeds_and_p(tmp_path: Path) -> None:
     ]  # fmt: skip
     ours, posthoc = (row for row in table.rows if row[0])
     assert ours == [
-        "gaugelasso", "4 seeds", "101.5 ± 1.3", "0.0315 ± 0.001291", "99.960%", "40k",
-        "4 of 4 held", "—", "—", "—",
+        "compression", "4 seeds", "101.5 ± 1.3", "0.0315 ± 0.001291", "99.960%", "40k",
+        "4 of 4 held (loss)", "—", "—", "—",
     ]  # fmt: skip
     assert posthoc[-3:] == ["0.02857", "1", "1"]  # of FMA; losses and metrics are equal
     assert table.rows[1][:4] == ["", "0", "100", "0.03"]
     assert len(table.rows) == 2 * (1 + 4)
-    assert "against gaugelasso, two-sided permutation test" in table.note
+    assert "against compression, two-sided permutation test" in table.note
 
 
 def test_the_results_file_has_every_run_and_every_method(tmp_path: Path) -> None:
     data = compare_results(compared(two_methods(tmp_path)))
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     first = data["runs"][0]
-    expected = {"method": "gaugelasso", "seed": 0, "fma_final": 100.0, "loss": 0.03,
+    expected = {"method": "compression", "seed": 0, "fma_final": 100.0, "loss": 0.03,
                 "metric": 0.9996, "training_fma": 40_000.0, "wall_s": 12.5, "ms": None}  # fmt: skip
     assert first.items() >= expected.items()
     posthoc = data["methods"][1]
@@ -123,13 +123,13 @@ def test_training_work_includes_the_runs_that_a_method_needs(tmp_path: Path) -> 
     table = compare_table(found)
     place = table.headers.index("total training work")
     assert {row[0]: row[place] for row in table.rows if row[0]} == {
-        "gaugelasso": "40k", "near": "60k", "cofi": "100k", "post-hoc": "40k",
+        "compression": "40k", "near": "60k", "cofi": "100k", "post-hoc": "40k",
         "from scratch": "—", "broken": "—",
     }  # fmt: skip
     assert "of a run and of the runs that it needs" in table.note
     runs = {run["method"]: run for run in compare_results(found)["runs"]}
     assert {name: run["training_fma"] for name, run in runs.items()} == {
-        "gaugelasso": 40_000.0, "near": 60_000.0, "cofi": 100_000.0, "post-hoc": 40_000.0,
+        "compression": 40_000.0, "near": 60_000.0, "cofi": 100_000.0, "post-hoc": 40_000.0,
         "from scratch": None, "broken": None,
     }  # fmt: skip
     assert runs["cofi"]["training_work"] == work
@@ -143,7 +143,10 @@ def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:
     for name, loss in (("tight", 0.01), ("loose", 0.1)):
         run_at(tmp_path / name, 100, 0.03, changes={"target": {"loss": loss}})
     found = compared(tmp_path)
-    assert {*found.methods} == {"gaugelasso (target.loss = 0.1)", "gaugelasso (target.loss = 0.01)"}
+    assert {*found.methods} == {
+        "compression (target.loss = 0.1)",
+        "compression (target.loss = 0.01)",
+    }
     assert found.against == next(iter(found.methods))
 
 
@@ -156,8 +159,8 @@ def test_a_missed_target_is_marked(tmp_path: Path) -> None:
     table = compare_table(found)
     place = table.headers.index("target")
     cells = [row[place] for row in table.rows]
-    assert cells == ["—", "—", "1 of 2 held", "held", "missed"]
-    assert found.missed("gaugelasso") == "1 of 2 missed"
+    assert cells == ["—", "—", "1 of 2 held (loss)", "held (loss)", "missed (loss)"]
+    assert found.missed("compression") == "1 of 2 missed"
     assert [run["held"] for run in compare_results(found)["runs"]] == [None, True, False]
 
 
@@ -207,7 +210,7 @@ def test_the_picture_has_a_mark_for_every_seed_and_method(
     marks = [tuple(line.get_xdata()) for line in panels[0].lines if line.get_alpha() == 0.5]
     assert marks == [(100, 101, 102, 103), (200, 201, 202, 203)]
     assert [bar.get_label() for bar in panels[1].containers] == [
-        "gaugelasso", "post-hoc (1 of 4 missed)",
+        "compression", "post-hoc (1 of 4 missed)",
     ]  # fmt: skip
     assert sheets[0].axes[1].get_xlabel() == "ms, measured"
 
@@ -236,7 +239,7 @@ def test_runs_of_other_tasks_and_data_are_refused(tmp_path: Path) -> None:
 
 def test_other_held_out_data_and_equal_seeds_are_refused(tmp_path: Path) -> None:
     ours, other = (run_at(tmp_path / name, 100, 0.03) for name in ("ours", "other"))
-    with pytest.raises(UserError, match=r"are both gaugelasso, seed 0; give only one of them"):
+    with pytest.raises(UserError, match=r"are both compression, seed 0; give only one of them"):
         compared(ours, other)
     path = other / "summary.json"
     changed = json.loads(path.read_text()) | {"evaluated_on": "test", "method": "x"}
@@ -253,7 +256,7 @@ def test_other_held_out_data_and_equal_seeds_are_refused(tmp_path: Path) -> None
 
 
 def test_an_unknown_method_to_test_against_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--against 'x' is not one of 'gaugelasso', 'post-hoc'"):
+    with pytest.raises(UserError, match="--against 'x' is not one of 'compression', 'post-hoc'"):
         compared(two_methods(tmp_path), against="x")
 
 

@@ -1,6 +1,7 @@
 """Damaged run folders on the command line: one line that names the file, and no traceback."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,31 @@ def test_no_value_causes_a_traceback(
             refused += bool(answer[0])
             (run / name).write_text(original)
     assert refused >= 6 * len(keys)
+
+
+def test_a_log_that_ends_before_its_run_is_said(
+    gaugelasso: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path / "run")
+
+    def said(command: str) -> str:
+        caplog.clear()
+        assert gaugelasso(command, run)[0] == 0
+        return "\n".join(record.message for record in caplog.records)
+
+    assert [said(command) for command in COMMANDS[::2]] == ["", ""]
+    os.truncate(run / "metrics.jsonl", 500)
+    for command in COMMANDS[::2]:
+        assert said(command) == (
+            f"warning: '{run / 'metrics.jsonl'}' is incomplete: it ends at step 20, and the run "
+            "has 100 (summary.json); curves and step times are of its rows alone"
+        )
+    (run / "metrics.jsonl").unlink()
+    os.truncate(run / "events.jsonl", 1000)
+    assert "metrics.jsonl' is incomplete: it ends at step 0" in said("info")
+    assert "events.jsonl' is incomplete: it does not lead to the final model" in said("info")
+    (run / "summary.json").unlink()
+    assert said("info") == ""  # as of a run in progress
 
 
 def test_a_run_of_an_early_build_is_read(tmp_path: Path) -> None:

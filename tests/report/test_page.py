@@ -135,6 +135,28 @@ def test_report_of_a_run_in_progress_without_an_event(tmp_path: Path) -> None:
     assert "Not finished: step 30 of at most 100." in files.page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("target", "frozen"), [({"hold": "final"}, False), ({"hold": "pressed"}, True), ({}, True)]
+)
+def test_only_a_structure_that_is_frozen_is_called_so(
+    target: dict[str, str], frozen: bool, tmp_path: Path
+) -> None:
+    """A target of the final model is pressed to the last step."""
+    files = write_report([make_run(tmp_path / "run", changes={"target": target})])
+    page = files.page.read_text()
+    assert ("Dashed: cooldown starts and the structure is frozen. Press" in page) is frozen
+    assert ("Dashed: cooldown starts. Press" in page) is not frozen
+
+
+def test_nobody_is_advised_to_widen_a_pretrained_model(tmp_path: Path) -> None:
+    fresh = write_report([make_run(tmp_path / "fresh")]).page.read_text()
+    assert "may need a larger initial width" in fresh
+    given = make_run(tmp_path / "run", changes={"model": {"from": "base"}})
+    page = write_report([given]).page.read_text()
+    assert "larger initial width" not in page
+    assert "The original uses nearly all of an axis at its ceiling" in page
+
+
 def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")

@@ -19,7 +19,7 @@ from gaugelasso.report.profile import draw_profile, snapshots
 from gaugelasso.report.run import Run
 from gaugelasso.report.tradeoff import draw_tradeoff
 from gaugelasso.report.training import draw_training
-from tests.report.folders import event, initial_widths, make_run
+from tests.report.folders import event, initial_widths, make_run, two_drops
 
 HOSTILE = "$\\frac{x</b>\u2603\n%"
 
@@ -63,6 +63,19 @@ def test_lines_and_crosses_of_the_profile(tmp_path: Path, monkeypatch: pytest.Mo
     # Removed at step 40, the third of four snapshots: the cross has the colour of that line.
     assert cross.get_color() == lines[2].get_color()
     assert [line.get_marker() for line in found["d_{f}"].lines] == ["o"] * 4
+
+
+def test_a_cross_has_the_colour_of_the_first_snapshot_without_its_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two snapshots the later one, and after a return the time when it went for good."""
+    first, second, third = two_drops(2, 0)
+    back = {**event(50, 100.0, 600.0, {}, [], second["widths"]), "returned_to": 20}
+    again = {**third, "step": 60}
+    run = load_run(make_run(tmp_path / "r", events=[first, second, third, back, again]))
+    monkeypatch.setattr(profile, "snapshots", lambda runs: [0, 45, 55, 100])
+    *lines, cross = panels(monkeypatch, [run])["d_{ai}"].lines
+    assert cross.get_color() == lines[3].get_color() != lines[1].get_color()
 
 
 def test_the_range_over_seeds_is_hatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +132,10 @@ def test_the_legend_explains_crosses_only_if_there_are_any(
         [text.get_text() for legend in found if legend for text in legend.get_texts()]
         for found in legends
     ]
-    assert "operator removed (colour: step)" in labels[0]
+    assert "operator removed (by the step of its colour)" in labels[0]
     for texts in labels[1:]:
         assert "cooldown starts" in texts
-        assert "operator removed (colour: step)" not in texts
+        assert "operator removed (by the step of its colour)" not in texts
 
 
 def test_the_title_tells_that_nothing_was_removed(
@@ -196,6 +209,21 @@ def test_arms_have_different_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert seeds.get_color() == mean.get_color() != other.get_color()
     (legend,) = figures[0].legends
     assert [text.get_text().strip() for text in legend.get_texts()] == ["_good", r"one \$ left"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "top"),
+    [((0.2, 0.95), 1.0), ((0.2, 1.0), 1.0), ((0.0, 0.5), 1.0), ((0.98, 0.99), 0.028)],
+)
+def test_an_error_rate_ends_at_one(
+    accuracies: tuple[float, float], top: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    arms = [Condition("arm", (), [with_metric(run, value) for value in accuracies], 2)]
+    figures: list[Figure] = []
+    monkeypatch.setattr(tradeoff, "save", lambda figure, path: figures.append(figure))
+    draw_tradeoff(arms, io.BytesIO())
+    assert figures[0].axes[0].get_ylim()[1] == pytest.approx(top)
 
 
 @pytest.mark.parametrize("metric", ["perplexity", HOSTILE, "accuracy"])

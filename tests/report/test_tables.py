@@ -4,13 +4,16 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gaugelasso.errors import UserError
 from gaugelasso.report import formats, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.event_table import events_table, exchange_table
+from gaugelasso.report.formats import DASH
 from gaugelasso.report.layout import Table, render, to_html, to_markdown
 from gaugelasso.report.tables import (
     before_after,
@@ -47,6 +50,54 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
     rows = {row[0]: row[1:] for row in before_after([unfinished]).rows}
     assert rows["training loss"][1] == "—"
     assert rows["step time"] == ["—", "—", "—"]
+
+
+def test_training_of_the_full_model_stands_beside_a_rival_s_own(tmp_path: Path) -> None:
+    """The initial model for the rival's steps is compared with these steps alone."""
+    run = load_run(make_run(tmp_path / "run", method="post-hoc"))
+    work = {"own": 40_000.0, "before": 500_000.0, "total": 540_000.0, "needs": "the full model"}
+    source = {"training_fma": 500_000.0, "wall_s": 10.0}
+    summary = {**(run.summary or {}), "training_fma": 540_000.0, "source": source}
+    rival = replace(run, summary={**summary, "training_work": work})
+    # Early versions did not write the parts, but they follow.
+    for one in (rival, replace(run, summary=summary)):
+        rows = {row[0]: row[1:] for row in before_after([one]).rows}
+        assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
+        assert rows["training work in all, with the full model"] == [DASH, "540k", ""]
+        assert rows["wall time"][1] == "2.5 s"
+        assert rows["wall time in all, with the full model"][1] == "12.5 s"
+    assert not any("in all" in row[0] for row in before_after([run]).rows)
+    unknown = replace(run, summary={**summary, "source": {"training_fma": None}})
+    rows = {row[0]: row[1:] for row in before_after([unknown]).rows}
+    assert rows["training work (FMA per token, all steps)"][1] == DASH
+    assert rows["wall time"][1] == DASH
+
+
+ORIGINAL = {"test": {"loss": 0.025, "bits": 0.75}, "metric": "bits per byte"}
+
+
+@pytest.mark.parametrize("place", ["run", "."])
+def test_figures_of_the_original_stand_before(place: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": {"from": "base"}}
+    folder = make_run(tmp_path / "run", metric="bits per byte", changes=changes)
+    (tmp_path / place / "original.json").write_text(json.dumps(ORIGINAL))
+    rows = {row[0]: row[1:] for row in before_after([load_run(folder)]).rows}
+    assert rows["held-out loss"] == ["0.025", "0.03", "target 0.05"]
+    assert rows["bits per byte"][:2] == ["0.75", "0.9996"]
+    # The figure of another metric, or beside a training loss, would mislead.
+    other = replace(load_run(folder), original={**ORIGINAL, "metric": "accuracy"})
+    assert {row[0]: row[1] for row in before_after([other]).rows}["bits per byte"] == DASH
+    going_on = replace(load_run(folder), summary=None)
+    assert {row[0]: row[1] for row in before_after([going_on]).rows}["training loss"] == DASH
+
+
+def test_a_file_beside_a_run_of_fresh_weights_is_not_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (tmp_path / "original.json").write_text("not JSON")
+    assert load_run(folder).original is None
+    given = make_run(tmp_path / "given", changes={"model": {"from": "base"}})
+    with pytest.raises(UserError, match=r"original\.json': not a readable JSON file"):
+        load_run(given)
 
 
 def test_an_unchanged_model_has_no_ratio_of_step_times(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_close_work_targets_are_one_method(tmp_path: Path) -> None:
     works = {0: 600.0, 1: 630.0, 2: 660.0}
     run_at(tmp_path / "ours", 600, 0.03)
     found = compared(tmp_path / "ours", rivals_at(tmp_path / "rivals", works))
-    assert [*found.methods] == ["gaugelasso", "post-hoc"]
+    assert [*found.methods] == ["compression", "post-hoc"]
     table = compare_table(found)
     place = table.headers.index("work target")
     assert [row[place] for row in table.rows] == ["—", "—", "630 ± 30", "600", "630", "660"]
@@ -40,9 +40,9 @@ def test_work_targets_of_cofi_and_of_a_config_are_joined_too(tmp_path: Path) -> 
         change_summary(run, cofi={"objective": "fma", "target": work, "reached": work})
     found = compared(tmp_path)
     assert {name: len(members) for name, members in found.methods.items()} == {
-        "cofi": 2, "gaugelasso": 2,
+        "cofi": 2, "compression": 2,
     }  # fmt: skip
-    assert found.work_targets("cofi") == found.work_targets("gaugelasso") == [500.0, 520.0]
+    assert found.work_targets("cofi") == found.work_targets("compression") == [500.0, 520.0]
 
 
 def test_one_work_target_needs_no_column(tmp_path: Path) -> None:

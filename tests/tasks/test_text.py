@@ -244,10 +244,10 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         r"task\.valid = .*: no such file or folder",
     ),
     "folder without text": (lambda tmp: {"path": str(tmp)}, "no text in this folder"),
-    "one file": (lambda tmp: {"path": str(write(tmp / "a"))}, r"is one file: .*task\.split=0\.05"),
+    "one file": (lambda tmp: {"path": str(write(tmp / "a"))}, r"is one file, .*task\.split=0\.05"),
     "folder of one": (
         lambda tmp: {"path": str(write(tmp / "in" / "a.txt").parent)},
-        "is one file",
+        r"task\.path = .*/in' is a folder with one text, .*task\.valid, .*task\.split=0\.05",
     ),
     "empty": (
         lambda tmp: {"path": str(write(tmp / "a", b"")), "split": 0.1},

@@ -269,7 +269,11 @@ def array(path: Path) -> str:
 def test_arrays_that_are_missing_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     fails("is task.path too", path=str(path), valid=str(path), vocabulary=50)
-    fails("is one file: give another in task.valid", path=array(path), vocabulary=50)
+    fails(
+        "is one file, and no other is left to hold out: give one in task.valid",
+        path=array(path),
+        vocabulary=50,
+    )
     path.unlink()
     fails("no such file", path=str(path), split=0.5, vocabulary=50)
     for content in (b"", b"\x93NUMPY", b"text " * 50):

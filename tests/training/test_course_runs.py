@@ -266,8 +266,29 @@ def test_a_missed_loss_is_an_error_and_in_the_summary(
     assert summary["loss"] > 0.1
     said = [record.message for record in caplog.records]
     assert len(said) == len(course_of(tmp_path / "run")["trials"])
-    assert "above the named 0.1; about" in said[0]
+    assert "above the named 0.1; the target is not missed yet" in said[0]
     assert issubclass(TargetMissed, UserError)
+
+
+def test_warnings_of_trials_have_the_unit_of_the_price_and_no_forecast(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trials miss the loss that the run has at its end."""
+    caplog.set_level(logging.WARNING)
+    run = finished(tmp_path, **COURSE, compress__accounting="bytes")
+    trials = course_of(run)["trials"]
+    said = [record.message for record in caplog.records]
+    doubts = [each for each in said if "after a trial anneal at" in each]
+    missed = [row for row in trials if row["selection_loss"] > 1.9]
+    assert len(doubts) == len(missed) > 0
+    for text, row in zip(doubts, missed, strict=True):
+        assert f"the model of {row['fma']:,.0f} bytes has a loss of" in text
+        assert text.endswith("the last anneal follows, which is longer and lowers the loss further")
+    ((_, to),) = returns(run)
+    (back,) = [each for each in said if "back to the state" in each]
+    assert back.endswith(f"as is normal after such a trial; back to the state of step {to}")
+    assert not any("FMA" in each for each in said)
+    assert missed[0]["selection_loss"] > read(run / "summary.json")["loss"] <= 1.9
 
 
 def test_a_loss_that_only_training_reached_is_not_called_never_reached(run: Path) -> None:

@@ -133,3 +133,35 @@ def test_small_products_on_arm_go_without_onednn(
         assert torch._C._get_mkldnn_enabled()
     finally:
         torch.backends.mkldnn.set_flags(before, _fp32_precision=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("another"), False),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    error: Exception, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(tmp_path)
+    one = type(config.task).batch
+
+    def batch(task: Any, count: int, *where: Any) -> Any:
+        if count > 1:
+            raise error
+        return one(task, count, *where)
+
+    monkeypatch.setattr(type(config.task), "batch", batch)
+    expected = f"train.batch = {config.train.batch} do not fit the memory" if named else "another"
+    for folder, remains in (("new", False), ("there", True)):
+        out = tmp_path / folder
+        if remains:
+            out.mkdir()
+        with pytest.raises(UserError if named else RuntimeError, match=expected):
+            Trainer(config, out)
+        assert out.exists() is remains
+    assert list((tmp_path / "there").iterdir()) == []

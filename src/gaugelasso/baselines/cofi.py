@@ -5,6 +5,7 @@ pruning at that target; and, after the masks are made dense, fine-tuning. The st
 the weights of the full model, and learns from it to the end.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,15 +21,19 @@ from gaugelasso.compress.courses.stages import Phase
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import ModelState
-from gaugelasso.compress.pricing import Product
+from gaugelasso.compress.pricing import Product, count
 from gaugelasso.models import Transformer
 from gaugelasso.training.records import finite
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
 
+_logger = logging.getLogger(__name__)
+
 Objective = Literal["fma", "parameters"]
 # The learning rate of masks and multipliers in CoFi.
 MASK_RATE = 0.01
+# The control moves around its target, and masks are rounded: a cost this much above it has met it.
+TOLERANCE = 0.02
 # The steps before the end of pruning over which the change of a multiplier is measured.
 _WINDOW = 5_000
 
@@ -58,8 +63,37 @@ class CofiPlan:
     def window(self) -> int:
         return max(1, min(_WINDOW, self.prune // 8))
 
+    @property
+    def given(self) -> str:
+        """The target as it was typed."""
+        return f"--{self.objective} {self.target:g}"
+
+    @property
+    def advice(self) -> str:
+        """What to change where the target is missed."""
+        return (
+            f"raise --prune (here {self.prune:,}) or --mask-rate (here {self.mask_rate:g}), to "
+            f"give the control more time or a faster step, or give a higher --{self.objective}"
+        )
+
+    def is_met(self, reached: float) -> bool:
+        return reached <= self.target * (1 + TOLERANCE)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def parameters(model: Transformer) -> float:
+    """The number of parameters, without the tables of the embedding."""
+    table, tensors = model.axis_table(), named_tensors(model)
+    return float(count(parameter_terms(table, tensors), table.widths(tensors)))
+
+
+def reached(state: ModelState, objective: Objective) -> float:
+    """The cost of a dense model."""
+    model = state.model
+    assert isinstance(model, Transformer)
+    return state.fma if objective == "fma" else parameters(model)
 
 
 def cost_terms(state: ModelState, objective: Objective) -> Sequence[Product]:
@@ -175,6 +209,19 @@ class CofiRun(PlainDriver):
             seconds=time.perf_counter() - began,
         )
         self.note(event)
+        self._check_met(reached(state, self.plan.objective))
+
+    def _check_met(self, found: float) -> None:
+        """Warn before the fine-tuning, which cuts nothing, if the target is missed."""
+        if not self.plan.is_met(found):
+            _logger.warning(
+                "warning: %s is missed: the masks made dense leave %s, and the %s steps of "
+                "fine-tuning cut nothing more; %s",
+                self.plan.given,
+                f"{found:,.0f}",
+                f"{self.plan.finetune:,}",
+                self.plan.advice,
+            )
 
     def controller(self) -> dict[str, Any]:
         """The control at the last step of pruning, as the paper's table has it."""

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.axes import Compressible, named_tensors
-from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms
-from gaugelasso.baselines.cofi_cost import parameter_terms
+from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms, reached
 from gaugelasso.baselines.cofi_masks import Masks
 from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
 from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, settings_of, transformer_of
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.courses.window import Measured
-from gaugelasso.compress.pricing import ACCOUNTINGS, count, total_fma
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config
 from gaugelasso.config.plain import EVENT_KEYS
 from gaugelasso.config.target import TargetConfig
@@ -28,9 +27,6 @@ from gaugelasso.runs.units import counts_work
 from gaugelasso.training.evaluation import HeldOut
 from gaugelasso.training.records import Progress
 from gaugelasso.training.state import RunState
-
-# The control moves around its target, and masks are rounded: a cost this much above it has met it.
-TOLERANCE = 0.02
 
 
 def teacher_of(run: Path) -> Transformer:
@@ -78,15 +74,14 @@ def _check_target(source: Source, plan: CofiPlan, config: Config) -> None:
     model = teacher_of(source.run)
     state = Compressor(model, 0.0, config.compress).state
     masks = Masks(model, cost_terms(state, plan.objective), plan.mask_rate, seed=0)
-    given = f"--{plan.objective} {plan.target:g}"
     if not 0 < plan.target < masks.full:
         raise UserError(
-            f"{given}: must be above 0 and below the {masks.full:,.0f} of the model of "
+            f"{plan.given}: must be above 0 and below the {masks.full:,.0f} of the model of "
             f"{str(source.run)!r}"
         )
     if plan.target < (least := masks.least):
         raise UserError(
-            f"{given} cannot be reached by masks of {str(source.run)!r}: the nearest is "
+            f"{plan.given} cannot be reached by masks of {str(source.run)!r}: the nearest is "
             f"{least:,.0f}, of one residual site without blocks"
         )
 
@@ -95,12 +90,6 @@ def step_work(model: Transformer, config: Config) -> float:
     """Work per token of a training step; in FMA where the accounting counts no work."""
     counted = ACCOUNTINGS.get(config.compress.accounting, ACCOUNTINGS["fma"])
     return total_fma(model.axis_table(), counted, named_tensors(model))
-
-
-def parameters(model: Transformer) -> float:
-    """The number of parameters, without the tables of the embedding."""
-    table, tensors = model.axis_table(), named_tensors(model)
-    return float(count(parameter_terms(table, tensors), table.widths(tensors)))
 
 
 class CofiTrainer(RivalTrainer):
@@ -138,21 +127,18 @@ class CofiTrainer(RivalTrainer):
             return super().evaluate(batches)
 
     def _reached(self) -> float:
-        model = self.model
-        assert isinstance(model, Transformer)
-        return self.compressor.fma if self.plan.objective == "fma" else parameters(model)
+        return reached(self.compressor.state, self.plan.objective)
 
     def _summary(self, selection: HeldOut) -> dict[str, Any]:
-        held = self._reached() <= self.plan.target * (1 + TOLERANCE)
-        return {**super()._summary(selection), "held": held}
+        return {**super()._summary(selection), "held": self.plan.is_met(self._reached())}
 
     def outcome(self) -> dict[str, Any]:
-        reached = {"reached": self._reached(), **self.cofi.controller()}
-        return {"cofi": {**self.plan.to_dict(), **reached}}
+        found = {"reached": self._reached(), **self.cofi.controller()}
+        return {"cofi": {**self.plan.to_dict(), **found}}
 
     def missed_message(self, summary: Mapping[str, Any]) -> str:
-        found, name = summary["cofi"], self.plan.objective
+        found = summary["cofi"]
         return (
-            f"--{name} {self.plan.target:g} was not reached: the nearest is "
-            f"{found['reached']:,.0f}; lambda_1 was {found['lambda_1']:.3g} at the end of pruning"
+            f"{self.plan.given} was not reached: the nearest is {found['reached']:,.0f}; lambda_1 "
+            f"was {found['lambda_1']:.3g} at the end of pruning; {self.plan.advice}"
         )

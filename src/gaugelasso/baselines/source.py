@@ -108,13 +108,12 @@ def settings_of(
     `without_effect` on the method.
     """
     for key, value in changes.items():
-        lengths = key.startswith("train.") and key in PLAIN_KEYS
-        if lengths or key.startswith(("task.", "model.", "target.")):
+        if key in PLAIN_KEYS or key.startswith(("task.", "model.", "target.")):
             raise UserError(
                 f"--set {key}={value}: {what} takes {key} from its run or its options; "
                 "other keys of [compress] and [train] can be set"
             )
-        if key in (*PLAIN_KEYS, *PRESSURE_KEYS, *without_effect):
+        if key in (*PRESSURE_KEYS, *without_effect):
             raise no_effect(key, value, what)
     config = run_config(run, changes)
     # The utility by which channels are ranked is that of the method itself.

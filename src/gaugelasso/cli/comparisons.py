@@ -30,7 +30,7 @@ def compare(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="METHOD", help="Method to test against; default: gaugelasso, or the first."
+            metavar="METHOD", help="Method to test against; default: compression, or the first."
         ),
     ] = None,
     out: Out = None,

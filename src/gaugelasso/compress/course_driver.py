@@ -97,6 +97,7 @@ class CourseDriver(Driver):
         if self.compressor.work_target_met and not self.failing and self.frozen_at is None:
             self.frozen_at = now
             course.end_compression(now)
+        course.unit = self.compressor.state.cost_model.unit
         answer = course.advance(now, self.compressor.fma, self.selection_loss)
         if (doubt := course.in_doubt()) is not None:
             _logger.warning("warning: %s", doubt)

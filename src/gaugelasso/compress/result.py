@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gaugelasso.compress.amounts import amount, number
 from gaugelasso.errors import UserError
 
 
@@ -62,10 +63,10 @@ class Result:
 
     @property
     def _work(self) -> str:
-        return f"{self._number(self.fma)} {self.unit}"
+        return amount(self.fma, self.unit)
 
     def _number(self, work: float) -> str:
-        return f"{work:.4g}" if self.unit == "ms" else f"{work:,.0f}"
+        return number(work, self.unit)
 
     def missed_message(self) -> str:
         """What to do about a missed target."""

@@ -6,16 +6,14 @@ from gaugelasso.config import Config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.runs.targets import ANY_LOSS
 
-# The keys that plain training sets, beside those of [target].
-PLAIN_KEYS = (
-    "compress.solver", "compress.rho", "train.steps", "train.warmup", "train.cooldown",
-    "train.saturation",
-)  # fmt: skip
+# The keys that plain training takes from the run, beside those of [target].
+PLAIN_KEYS = ("train.steps", "train.warmup", "train.cooldown", "train.saturation")
 # The keys that only pressure, or an event that follows from it, gives an effect.
 PRESSURE_KEYS = (
-    "compress.removal", "compress.shape", "compress.trust", "compress.drop_tolerance",
-    "compress.split_share", "compress.exchange", "compress.penalty", "compress.calibration",
-    "compress.coupling", "compress.loss_smoothing", "train.patience",
+    "compress.solver", "compress.rho", "compress.removal", "compress.shape", "compress.trust",
+    "compress.drop_tolerance", "compress.split_share", "compress.exchange",
+    "compress.penalty", "compress.calibration", "compress.coupling", "compress.loss_smoothing",
+    "train.patience",
 )  # fmt: skip
 # The keys of events that post-hoc pruning uses too: how it balances, cuts and probes.
 BALANCE_KEYS = ("compress.sinkhorn_sweeps", "compress.anchor", "compress.powers_of_two")

@@ -16,6 +16,7 @@ from gaugelasso.report import formats
 from gaugelasso.report.costs import known_kinds, named, work_format
 from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
 from gaugelasso.report.formats import DASH, known, over_seeds
+from gaugelasso.report.goal import target_kinds
 from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import OWN, families, held, names, work_target
 from gaugelasso.report.outcome import outcome
@@ -186,31 +187,38 @@ def compare_table(found: Comparison) -> Table:
         columns += [[total_training(member.run.summary or {}) for member in members]]
         rows.append([
             name, f"{number} seed{'' if number == 1 else 's'}",
-            *map(over_seeds, columns, forms), _held_cell([member.held for member in members]),
+            *map(over_seeds, columns, forms), _held_cell(members),
             *(known(found.p_value(name, key), formats.figure) for key in tested),
         ])  # fmt: skip
         for member, values in zip(members, zip(*columns, strict=True), strict=True):
             rows.append(["", str(member.run.seed), *map(known, values, forms),
-                         _held_cell([member.held]), *("" for _ in tested)])  # fmt: skip
+                         _held_cell([member]), *("" for _ in tested)])  # fmt: skip
     headers += [f"p, {head}" for head, _ in tested.values()]
     note = f"Task {first.task}; mean ± standard deviation over seeds. "
     note += "Total training work: of a run and of the runs that it needs, as the full model that a "
     note += "rival begins with, or the run that found a structure; "
     note += f"{DASH} where that is not known. "
-    note += f"Target: {DASH} where a method names none. p: against {found.against}, {TEST}; "
+    note += f"Target: what a run names, and whether it is held; {DASH} where a method names none. "
+    note += f"p: against {found.against}, {TEST}; "
     note += f"{DASH} where seeds are too few. "
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
     results = origin_of(found.runs) | {"accounting": found.accounting}
     return Table("Methods", headers, rows, note + origin(results))
 
 
-def _held_cell(held: Sequence[bool | None]) -> str:
-    """Of one run held or missed, of several how many are held; a dash if there is no target."""
+def _held_cell(members: Sequence[Member]) -> str:
+    """Of one run held or missed, of several how many are held, and what is named.
+
+    A dash if there is no target.
+    """
+    held = [member.held for member in members]
     if None in held:
         return DASH
+    kinds = target_kinds(members[0].run)
+    which = f" ({kinds})" if kinds else ""
     if len(held) == 1:
-        return "held" if held[0] else "missed"
-    return f"{held.count(True)} of {len(held)} held"
+        return f"{'held' if held[0] else 'missed'}{which}"
+    return f"{held.count(True)} of {len(held)} held{which}"
 
 
 def _data(run: Run) -> Mapping[str, Any]:

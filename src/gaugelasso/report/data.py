@@ -3,8 +3,10 @@
 Reads files only: draws nothing, formats nothing. A run in progress is read up to its newest row.
 """
 
+import logging
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,8 @@ from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
 from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE
 from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
+
+_logger = logging.getLogger(__name__)
 
 _REQUIRED_FILES = ("config.json", "environment.json", "initial.json")
 # The keys of [train] that change the result of a run; the others set logging and hardware.
@@ -50,7 +54,7 @@ def load_run(folder: Path) -> Run:
             )
     config, environment, initial = (_read(folder / name) for name in _REQUIRED_FILES)
     summary = folder / "summary.json"
-    return Run(
+    run = Run(
         path=folder,
         config=config,
         environment=environment,
@@ -59,7 +63,11 @@ def load_run(folder: Path) -> Run:
         events=_read_log(folder / "events.jsonl"),
         resumed=_read_log(folder / "resumed.jsonl"),
         summary=_read(summary, finite=False) if summary.exists() else None,
+        original=_original(folder) if "from" in config["model"] else None,
     )
+    for gap in _log_gaps(run):
+        _logger.warning("warning: %s", gap)
+    return run
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -144,6 +152,29 @@ def _read(path: Path, finite: bool = True) -> dict[str, Any]:
 
 def _read_log(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(checked_rows(path, read_rows(path)))
+
+
+def _original(folder: Path) -> dict[str, Any] | None:
+    """The figures of the original, in the run folder or above it, where `compress` writes them."""
+    found = (each / "original.json" for each in (folder, folder.absolute().parent))
+    return next((_read(path) for path in found if path.is_file()), None)
+
+
+def _log_gaps(run: Run) -> Iterator[str]:
+    """Where the logs of a finished run end before the run does."""
+    if run.summary is None:
+        return
+    last, steps = run.metrics[-1]["step"] if run.metrics else 0, run.summary["steps"]
+    if last < steps:
+        yield (
+            f"{str(run.path / 'metrics.jsonl')!r} is incomplete: it ends at step {last:,}, and the "
+            f"run has {steps:,} (summary.json); curves and step times are of its rows alone"
+        )
+    if not math.isclose(run.fma_trajectory()[1][-1], run.summary["fma_final"]):
+        yield (
+            f"{str(run.path / 'events.jsonl')!r} is incomplete: it does not lead to the final "
+            "model of summary.json; widths, and pictures of them, are of its rows alone"
+        )
 
 
 def _hint(folder: Path) -> str:

@@ -44,6 +44,12 @@ def names_target(run: Run) -> bool:
     return bool(_named([run]))
 
 
+def target_kinds(run: Run) -> str:
+    """What a run names, in a word or two, as in "loss" or "loss, accuracy"; empty if nothing."""
+    names = (name.removesuffix(" target") for name, _ in _named([run]))
+    return ", ".join("parameters" if name == "parameter" else name for name in names)
+
+
 def goal(runs: Sequence[Run]) -> str:
     """The target of a condition, as in "loss target 0.05"."""
     # CoFi to a number of parameters has a target that only its summary knows.

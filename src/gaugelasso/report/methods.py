@@ -11,9 +11,9 @@ from gaugelasso.report.data import condition_labels, settings
 from gaugelasso.report.goal import is_held
 from gaugelasso.report.run import Run
 
-OWN, EXCHANGE = "gaugelasso", "exchange"
+OWN, EXCHANGE = "compression", "exchange"
 FULL, UNIFORM = "full", "uniform"
-_COMPRESSION, _PLAIN = "compression", "plain"
+_PLAIN = "plain"
 # Training without pressure has nothing to hold: the target in its config is a number to pass.
 _WITHOUT_TARGET = (_PLAIN, "from scratch")
 # The tables of a summary that hold the options of a method, and with them what it found.
@@ -41,7 +41,7 @@ def families(runs: Sequence[Run], starts: Sequence[float]) -> list[str]:
 
 def _family(run: Run, start: float, full: float | None) -> str:
     method = _method(run)
-    if method == _COMPRESSION:
+    if method == OWN:
         return EXCHANGE if run.config["compress"].get("exchange") else OWN
     if method == _PLAIN and full is not None:
         return UNIFORM if start < full else FULL
@@ -143,4 +143,4 @@ def held(run: Run) -> bool | None:
 
 def _method(run: Run) -> str:
     """As the summary has it; early versions had compression alone."""
-    return str((run.summary or {}).get("method", _COMPRESSION))
+    return str((run.summary or {}).get("method", OWN))

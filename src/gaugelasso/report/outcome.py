@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaugelasso.report.run import Run
+from gaugelasso.runs.training_work import entry_in
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,9 @@ class Outcome:
 
     `loss` and `metric` are measured on held-out data when the run is finished. Before that
     `loss` is the training loss. `figures` are further results that the task measures at the end.
+
+    `training_fma` and `wall_s` are of the run's own steps. `training_total` and `wall_total`
+    include the runs that it `needs`, as the full model that a rival begins with.
     """
 
     finished: bool
@@ -28,6 +32,9 @@ class Outcome:
     reached_step: int | None
     training_fma: float | None
     wall_s: float | None
+    needs: str | None = None
+    training_total: float | None = None
+    wall_total: float | None = None
     returns: int = 0
     skipped: int = 0
 
@@ -39,6 +46,7 @@ class Outcome:
 def outcome(run: Run) -> Outcome:
     """Read the summary of a finished run, or the newest row of a run in progress."""
     if (summary := run.summary) is not None:
+        work = entry_in(summary)
         return Outcome(
             finished=True,
             steps=summary["steps"],
@@ -50,8 +58,11 @@ def outcome(run: Run) -> Outcome:
             metric=summary["metric"]["value"],
             figures=summary.get("figures", {}),
             reached_step=None if run.loss_target is None else summary["target_reached_step"],
-            training_fma=summary["training_fma"],
-            wall_s=summary["wall_s"],
+            training_fma=work["own"],
+            wall_s=_own_wall(summary),
+            needs=work["needs"],
+            training_total=work["total"],
+            wall_total=summary["wall_s"] if "source" in summary else None,
             returns=summary.get("returns", 0),
             skipped=summary.get("skipped_steps", 0),
         )
@@ -73,3 +84,14 @@ def outcome(run: Run) -> Outcome:
         training_fma=None,
         wall_s=last.get("wall_s"),
     )
+
+
+def _own_wall(summary: Mapping[str, Any]) -> float | None:
+    """Seconds of the run itself: of a rival, `wall_s` includes the full model that it began with.
+
+    None if either is not known.
+    """
+    if "source" not in summary or summary["wall_s"] is None:
+        return summary["wall_s"]
+    before = summary["source"].get("wall_s")
+    return summary["wall_s"] - before if isinstance(before, int | float) else None

@@ -37,13 +37,23 @@ _STYLE, _SCRIPT = (
 _PROFILE = (
     "Surviving channels of every axis against depth, at several training steps",
     "Channels that survive on each axis, by depth. Colour is the training step; a cross "
-    "marks a removed operator. Last panel: residual sites D, embedding d_e and classifier "
+    "marks a removed operator, in the colour of the first snapshot without it. "
+    "Last panel: residual sites D, embedding d_e and classifier "
     "d_c (left scale) and work per token (right scale) against training step.",
 )
 _OWN_PROFILE = (
     "Surviving channels of the axes, and work per token, against training step",
     "Channels that survive on each axis (left) and work per token (right) against training "
     "step. A line ends where its operator is removed. Grey dashed line: cooldown starts.",
+)
+# What the shares of widths mean: those of pretrained weights are given.
+_FRESH = (
+    "An axis at its ceiling may need a larger initial width; one that keeps little was larger than "
+    "the task requires."
+)
+_PRETRAINED = (
+    "The original uses nearly all of an axis at its ceiling on this text, and little of one that "
+    "keeps little."
 )
 # A second defence: a string that was not escaped still cannot load or run anything, because only
 # the script of this digest may run.
@@ -66,14 +76,15 @@ hatching marks a removed operator.{several} Marks below the scrubber are structu
 longer, the more work went.{thinned}</p>
 <h2>Curves</h2>
 <div class="curves" id="curves"></div>
-<p class="soft">Dotted: loss target. Dashed: cooldown starts and the structure is frozen. Press or
-drag on a curve to move through the steps. Long curves keep the least and the greatest value of
-equal parts.</p>
+<p class="soft">Dotted: loss target. Dashed: cooldown starts{frozen}. Press or drag on a
+curve to move through the steps. Long curves keep the least and the greatest value of equal
+parts.</p>
 <div class="tip" id="tip" hidden></div>
 </section>
 <noscript><p class="soft">Without JavaScript, training curves are in training.png.</p></noscript>
 """
 _SEVERAL = " Over seeds a number is the median, and a pale bar ends at the widest seed."
+_FROZEN = " and the structure is frozen"
 _THINNED = " Of many events, some are left out evenly; the last is shown."
 
 
@@ -95,7 +106,9 @@ def write_page(
     title = headline(runs)
     data = page_data(runs)
     explorer = _EXPLORER.format(
-        several=_SEVERAL if len(runs) > 1 else "", thinned=_THINNED if data["thinned"] else ""
+        several=_SEVERAL if len(runs) > 1 else "",
+        thinned=_THINNED if data["thinned"] else "",
+        frozen=_FROZEN if all(run.frozen_in_cooldown for run in runs) else "",
     )
     spread = " Lines are medians over seeds; hatching shows their range." if len(runs) > 1 else ""
     parts = [
@@ -141,9 +154,9 @@ def _saturation(runs: Sequence[Run], picture: bytes) -> list[str]:
     image = _image(
         picture,
         "Share of its initial width that every axis kept, layer by layer",
-        "Share of its initial width that every axis kept, in per cent. An axis at its ceiling "
-        "may need a larger initial width; one that keeps little was larger than the task "
-        "requires." + (" Medians over seeds." if len(runs) > 1 else ""),
+        "Share of its initial width that every axis kept, in per cent. "
+        + (_PRETRAINED if runs[0].is_pretrained else _FRESH)
+        + (" Medians over seeds." if len(runs) > 1 else ""),
     )
     table = to_html(shares, title=False)
     return [image, f"<details><summary>{shares.title}</summary>{table}</details>"]

@@ -135,9 +135,10 @@ def _draw_kind(
         last = index == len(steps) - 1
         axes.plot(depth, line, color=color, linewidth=2.0 if last else 1.2, marker="o",
                   markersize=(1.6 if small else 3.2) + last, zorder=3 + index)  # fmt: skip
-    # The colour of a cross is that of the first snapshot without the operator.
+    # The colour of a cross is that of the first snapshot without the operator. One that a return
+    # to an earlier state brought back counts as removed when it went for good.
     for layer in np.flatnonzero(removed[-1]):
-        when = int(np.argmax(removed[:, layer]))
+        when = int(np.flatnonzero(~removed[:, layer])[-1]) + 1
         axes.plot(layer, floor, marker="x", color=colors[when], markersize=4.5 if small else 6,
                   markeredgewidth=1.6, linestyle="", zorder=20)  # fmt: skip
     return bool(removed[-1].any())
@@ -211,7 +212,7 @@ def _draw_key(
     if crossed:
         handles.append(
             Line2D([], [], color=INK, marker="x", linestyle="", markeredgewidth=1.6,
-                   label="operator removed (colour: step)")
+                   label="operator removed (by the step of its colour)")
         )  # fmt: skip
     handles += cooldown_key(runs)
     if len(runs) > 1:

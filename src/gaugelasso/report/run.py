@@ -55,6 +55,8 @@ class Run:
     events: tuple[dict[str, Any], ...]
     resumed: tuple[dict[str, Any], ...]
     summary: dict[str, Any] | None
+    # The content of original.json, which `compress` writes for a pretrained model.
+    original: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -70,6 +72,23 @@ class Run:
     def own_model(self) -> str:
         """The class of a model that is not the built-in transformer; else empty."""
         return str(self.initial.get("model_class", ""))
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the run began with the weights of another model."""
+        return "from" in self.config["model"]
+
+    @property
+    def original_loss(self) -> float | None:
+        """The held-out loss of the model that the run began with; None if it was not measured."""
+        return None if self.original is None else float(self.original["test"]["loss"])
+
+    @property
+    def original_metric(self) -> float | None:
+        """The same of the metric."""
+        if self.original is None or self.original["metric"] != self.metric_name:
+            return None
+        return float(self.original["test"]["bits"])
 
     @property
     def is_rotary(self) -> bool:
@@ -174,16 +193,18 @@ class Run:
 
     @property
     def cooldown_start(self) -> int | None:
-        """The step from which the structure is frozen, exact to one logging interval.
-
-        None before cooldown.
-        """
+        """The step at which cooldown starts, exact to one logging interval; None before it."""
         before = 0
         for row in self.metrics:
             if row["phase"] == "cooldown":
                 return before
             before = row["step"]
         return None
+
+    @property
+    def frozen_in_cooldown(self) -> bool:
+        """Whether nothing is cut in cooldown. A target of the final model is pressed to its end."""
+        return bool(self.config["target"].get("hold", "pressed") == "pressed")
 
     @property
     def before_cooldown(self) -> dict[str, Any] | None:

@@ -100,6 +100,7 @@ _REQUIRED: Mapping[str, Schema] = {
     },
     "environment.json": {"date": TEXT},
     "initial.json": {"fma": WORK, "widths": WIDTHS},
+    "original.json": {"test": {"loss": WORK, "bits": WORK}, "metric": TEXT},
     "metrics.jsonl": {
         "step": WHOLE, "phase": TEXT, "loss": FIGURE, "fma": FINITE, "parameters": FIGURE,
     },

@@ -33,15 +33,19 @@ def before_after(runs: Sequence[Run]) -> Table:
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
     metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
-    counted = runs[0].accounting
+    work, needs = "training work", ends[0].needs
+    counted, finished = runs[0].accounting, all(e.finished for e in ends)
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
         pairs = list(zip(before, after, strict=True))
         cells = [over_seeds(values, form) for values in zip(*pairs, strict=True)]
         return [name, *cells, over_seeds([b / a if b and a else None for b, a in pairs], ratio)]
 
-    def result(name: str, values: Iterable[Any], form: Format, remark: str = "") -> list[str]:
-        return [name, DASH, over_seeds(list(values), form), remark]
+    def result(
+        name: str, values: Iterable[Any], form: Format, remark: str = "", before: Sequence[Any] = ()
+    ) -> list[str]:
+        first = over_seeds(before, form) if finished and before else DASH
+        return [name, first, over_seeds(list(values), form), remark]
 
     step_time = row(
         "step time", map(_initial_step_ms, runs), map(_last_ms, runs), formats.milliseconds
@@ -86,16 +90,18 @@ def before_after(runs: Sequence[Run]) -> Table:
             )
         ),
         result(
-            "held-out loss" if all(e.finished for e in ends) else "training loss",
+            "held-out loss" if finished else "training loss",
             (e.loss for e in ends),
             formats.figure,
             f"target {goal_cell(runs)}" if to_loss else "",
+            [run.original_loss for run in runs],
         ),
         result(
             metric,
             (e.metric for e in ends),
             formats.metric_format(metric),
             "lower is better" if runs[0].metric_lower_is_better else "",
+            [run.original_metric for run in runs],
         ),
         *(
             result(name, (e.figures.get(name) for e in ends), formats.metric_format(name))
@@ -103,10 +109,19 @@ def before_after(runs: Sequence[Run]) -> Table:
         ),
         step_time,
         row(
-            "training work (FMA per token, all steps)",
+            f"{work} (FMA per token, all steps)",
             (initial_work(run) * e.steps for run, e in zip(runs, ends, strict=True)),
             (e.training_fma for e in ends),
             formats.short,
+        ),
+        *(
+            [
+                result(
+                    f"{work} in all, with {needs}", (e.training_total for e in ends), formats.short
+                )
+            ]
+            if needs
+            else ()
         ),
         *(
             [result("first batch within the loss target, step", reached, count)]
@@ -126,9 +141,15 @@ def before_after(runs: Sequence[Run]) -> Table:
         ),
         result("steps", (e.steps for e in ends), count),
         result("wall time", (e.wall_s for e in ends), formats.seconds),
+        *(
+            [result(f"wall time in all, with {needs}", walls, formats.seconds)]
+            if needs and any(walls := [e.wall_total for e in ends])
+            else ()
+        ),
     ]
     note = "Step time: median of the first rows of the log with the initial structure, and of the "
-    note += "last rows. Training work before: the initial model for the same number of steps."
+    note += "last rows. Training work before: the initial model for the same number of steps. "
+    note += "After: of the run's own steps."
     if len(runs) > 1:
         note += f" Figures are mean ± standard deviation of {len(runs)} seeds."
     return Table("Before and after", ["", "before", "after", "ratio"], rows, note)

@@ -97,12 +97,13 @@ def _error_axis(axes: Axes, errors: Sequence[float]) -> float:
     """A log axis of errors with a place for zero at the bottom; returns that place."""
     positive = [value for value in errors if value > 0] or [1.0]
     low, high = min(positive), max(positive)
+    top = max(high, min(1.4 * high, 1.0))  # an error rate ends at one
     if len(positive) == len(errors):
-        log_axis(axes, low / 1.4, high * 1.4)
+        log_axis(axes, low / 1.4, top)
         return low
     floor = low / 4
-    log_axis(axes, floor / 1.4, high * 1.4)
-    ticks = [floor, *round_ticks(low / 1.4, high * 1.4)]
+    log_axis(axes, floor / 1.4, top)
+    ticks = [floor, *round_ticks(low / 1.4, top)]
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: "0" if value == floor else short(value))

@@ -126,9 +126,12 @@ def load_parts(path: str, valid: str, split: float, cache: Path) -> tuple[Text, 
 def split_end(everything: np.ndarray, path: str, split: float) -> tuple[np.ndarray, np.ndarray]:
     """All but the last share, and that share; UserError if there is none."""
     if not split:
+        folder = stored.expand(path, "task.path").is_dir()
+        what = "is a folder with one text" if folder else "is one file"
         raise UserError(
-            f"task.path = {path!r} is one file: give another in task.valid, or hold out "
-            "a share at its end with task.split, for example task.split=0.05"
+            f"task.path = {path!r} {what}, and no other is left to hold out: give one in "
+            "task.valid, or hold out a share at its end with task.split, for example "
+            "task.split=0.05"
         )
     end = len(everything) - round(split * len(everything))
     return everything[:end], everything[end:]

@@ -1,6 +1,8 @@
 """Checks before a run folder is opened: what cannot be trained must not cost a run in it."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +14,7 @@ from gaugelasso.compress.pricing import total_fma
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.config.activations import check_activations, widest
 from gaugelasso.config.base import BaseModel
-from gaugelasso.errors import UserError
+from gaugelasso.errors import UserError, first_line
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.runs.units import amount
@@ -20,6 +22,8 @@ from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.evaluation import in_bfloat16
 
 _log = logging.getLogger(__name__)
+# What torch says where the memory of a CPU is not enough; it has no error of its own for that.
+_NO_MEMORY = ("not enough memory", "can't allocate memory")
 
 
 def check_named(config: Config) -> None:
@@ -116,3 +120,18 @@ def check_data(config: Config, device: str) -> None:
             "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
             "gets there", named,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def memory_errors_named(config: Config) -> Iterator[None]:
+    """Turn an error for want of memory into a UserError that names the size of a batch."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not any(text in str(error) for text in _NO_MEMORY):
+            raise
+        raise UserError(
+            f"the model and a batch of train.batch = {config.train.batch} do not fit the memory "
+            f"({first_line(error)}); lower train.batch, and raise train.accumulate instead"
+        ) from None

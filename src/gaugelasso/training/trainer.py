@@ -43,6 +43,7 @@ from gaugelasso.training.opening import (
     check_named,
     check_own_model,
     check_work_to_remove,
+    memory_errors_named,
 )
 from gaugelasso.training.pressed_run import PressedRun
 from gaugelasso.training.records import (
@@ -81,9 +82,10 @@ class Trainer:
         configure_cpu_(config, self.device)
         self.on_progress = on_progress
         self.folder: RunFolderBase = ReadOnlyRunFolder(out)
+        self._made = False
         team.on_rank0(lambda: self._open(existing, structure))
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self.folder.close)
+        with contextlib.ExitStack() as on_failure, memory_errors_named(config):
+            on_failure.callback(self._abandon)
             resume, device = existing == "resume", self.device
             made, step = self._new_driver, self._new_step
             self.state = RunState(config, device, self.folder, team, resume, made, structure, step)
@@ -96,7 +98,15 @@ class Trainer:
         check_own_model(self.config, existing, structure)
         check_base(self.config, self.folder.path, existing, structure)
         check_work_to_remove(self.config, self.device, existing, structure)
+        self._made = not self.folder.path.exists()
         self.folder = RunFolder.open(self.folder.path, existing)
+
+    def _abandon(self) -> None:
+        """Release the folder, and remove it if nothing was written to one that is new."""
+        self.folder.close()
+        if self._made:
+            with contextlib.suppress(OSError):  # something is in it
+                self.folder.path.rmdir()
 
     @property
     def model(self) -> Compressible:

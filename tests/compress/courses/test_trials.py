@@ -117,17 +117,28 @@ def test_a_larger_state_that_held_later_does_not_replace_it() -> None:
     assert course.good_at == 176
 
 
-def test_a_missed_trial_is_said_with_what_is_in_reach() -> None:
+def test_a_missed_trial_is_said_without_a_forecast() -> None:
     course, _ = at_trial(loss=0.25)
     said = course.in_doubt() or ""
     assert "step 104 of 400" in said
     assert "500 FMA" in said
     assert "0.25, above the named 0.1" in said
-    assert "about 0.22 is in reach" in said
+    assert "the target is not missed yet: the last anneal follows" in said
+    assert "in reach" not in said
     course.observe([0.3] * 4)
     course.advance(108, 500.0, never)
     assert course.in_doubt() is None  # once
     assert at_trial(loss=0.05)[0].in_doubt() is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "shown"), [("ms", "22.62 ms"), ("bytes", "23 bytes"), ("FMA per token", "23 FMA per")]
+)
+def test_messages_name_the_unit_of_the_price(unit: str, shown: str) -> None:
+    course, answer = at_trial(loss=0.9, fma=22.62, unit=unit)
+    assert f"the model of {shown}" in (course.in_doubt() or "")
+    assert f"a trial anneal of {shown}" in answer.reason
+    assert answer.reason.endswith("is cut more carefully, as is normal after such a trial")
 
 
 def test_a_state_that_was_lost_comes_back_and_the_run_ends_within_reach() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gaugelasso.compress.amounts import amount
 from gaugelasso.compress.courses.stages import TRIAL, Stages
 from gaugelasso.compress.events import CUT_SHARE
 
@@ -60,6 +61,11 @@ STALLED, LEAST_STALL = 0.05, 50
 SPIKE = 2.0
 # States have about the same size up to this ratio of their work.
 NEAR = 1.25
+
+# What follows a trial that did not reach the named loss. Without a figure: how far the loss falls
+# after an early trial is not known.
+_LAST_ANNEAL = "the last anneal follows, which is longer and lowers the loss further"
+_NORMAL = "so a larger model goes on and is cut more carefully, as is normal after such a trial"
 
 # Measures the present model on selection data: on all of them (True), or on a part.
 Measure = Callable[[bool], float]
@@ -182,8 +188,9 @@ class Course(Stages):
         self._after_trial(step)
         self.recent = [] if back else self.recent
         if back:
-            reason = f"a trial anneal of {fma:,.0f} FMA per token led to a loss of {loss:.4g}"
-            return Answer(return_to=self.good_at, reason=f"{reason}, too high for {self.named:g}")
+            reason = f"a trial anneal of {amount(fma, self.unit)} led to a loss of {loss:.4g}"
+            reason += f", too high for {self.named:g}, {_NORMAL}"
+            return Answer(return_to=self.good_at, reason=reason)
         return Answer(keep=self.good_at == step)
 
     def _next_provisional(self, back: bool, missing: float) -> float:
@@ -233,8 +240,8 @@ class Course(Stages):
             return None
         return (
             f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
-            f"{last['fma']:,.0f} FMA per token has a loss of {loss:.4g}, above the named "
-            f"{self.named:g}; about {loss * math.exp(-self._further()):.4g} is in reach"
+            f"{amount(last['fma'], self.unit)} has a loss of {loss:.4g}, above the named "
+            f"{self.named:g}; the target is not missed yet: {_LAST_ANNEAL}"
         )
 
     def _further(self) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gaugelasso.compress.amounts import amount
 from gaugelasso.compress.courses.course import TIGHTER, Answer, Course, Measure
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.state import is_number
@@ -114,8 +115,9 @@ class MetricCourse(Course):
         self.given_up = True
         self._enter("anneal", step, self.steps - step)
         self.recent, self.gap = [], None
-        reason = f"the last anneal of {fma:,.0f} FMA per token is at a loss of {loss:.4g}"
-        return Answer(return_to=rung[0], reason=f"{reason}, too high for {self.named:g}")
+        reason = f"the last anneal of {amount(fma, self.unit)} is at a loss of {loss:.4g}"
+        reason += f", too high for {self.named:g}, so a larger model takes its place"
+        return Answer(return_to=rung[0], reason=reason)
 
     def kept_steps(self) -> list[int]:
         rungs = [] if self.given_up else [step for step, _ in self.rungs]
@@ -143,7 +145,7 @@ class MetricCourse(Course):
         place = "which meets" if met else "short of"
         return (
             f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
-            f"{last['fma']:,.0f} FMA per token has a metric of {self.last_metric}, {place} the "
+            f"{amount(last['fma'], self.unit)} has a metric of {self.last_metric}, {place} the "
             f"named {self.goal.value:g}; its loss is {loss:.4g}{above} and about "
             f"{self.named:.4g} should do"
         )

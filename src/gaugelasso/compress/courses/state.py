@@ -11,7 +11,7 @@ from gaugelasso.errors import UserError
 
 Stage = Literal["start", "trial", "press", "anneal"]
 # Given when a course is created, and not kept.
-_GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate", "by_harm")
+_GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate", "by_harm", "unit")
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
@@ -43,6 +43,7 @@ class CourseState(LossWindow):
     anneal: int = -1
     least_rate: float = -1.0
     by_harm: bool = False  # channels go by their measured harm, without pressure
+    unit: str = "FMA per token"  # of `fma`: of all work here, for messages
     # The last call of `advance`; the stage now, and its first and last step.
     advanced_at: int = 0
     stage: Stage = "start"
