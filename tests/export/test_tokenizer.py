@@ -1,6 +1,7 @@
 """Exports of imported models, and of runs with a tokenizer."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,19 @@ def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "modules")
 
 
-def test_an_imported_model_is_exported_with_its_tokenizer(base: Path, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_with_its_tokenizer(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from transformers import AutoTokenizer
 
-    folder = export(base, "hf", tmp_path / "hf").folder
-    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)  # it does not propagate to the root
+    try:
+        folder = export(base, "hf", tmp_path / "hf").folder
+        theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "to instantiate a model of type" not in caplog.text
     ours = load_tokenizer(base)
     tokens = ours.encode([TEXT])[0].tolist()
     assert theirs.encode(TEXT) == tokens
@@ -78,7 +87,7 @@ def test_the_class_of_a_tokenizer_does_not_change_it(base: Path, tmp_path: Path)
     about = {"tokenizer_class": "GPT2Tokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "base" / "tokenizer_config.json").write_text(json.dumps(about))
     folder = export(tmp_path / "base", "hf", tmp_path / "hf").folder
-    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     assert theirs.encode(TEXT) == load_tokenizer(base).encode([TEXT])[0].tolist()
 
 

@@ -163,7 +163,7 @@ print({shown})
 _HF_TEXT = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{out}")
+tokenizer = AutoTokenizer.from_pretrained("{out}"{trust})
 model = AutoModelForCausalLM.from_pretrained("{out}"{trust})
 inputs = tokenizer(["{text}"], return_tensors="pt"{more})
 inputs.pop("token_type_ids", None)
