@@ -35,8 +35,10 @@ def test_the_command_exports_what_a_run_has_trained(gaugelasso: Command, tmp_pat
     code, out, err = gaugelasso("export", run, "--form", "native")
     assert (code, err) == (0, "")
     folder = run / "export" / "native"
-    assert out.splitlines()[0].startswith("native: 0.0 MiB, loaded again and compared: outputs off")
-    assert out.splitlines()[1] == f"folder: {folder}"
+    stage, result, where = out.splitlines()
+    assert stage == "comparing model.safetensors"
+    assert result.startswith("native: 0.0 MiB, loaded again and compared: outputs off")
+    assert where == f"folder: {folder}"
     tokens = torch.zeros(1, 6, dtype=torch.long)
     model: Any = load_model(run).eval()
     assert torch.equal(load(folder)(tokens), InferenceModel(model)(tokens))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError, errors_of, first_line
-from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.comparison import Comparison, Say
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
 from gaugelasso.files.tokenizer import (
@@ -36,7 +36,7 @@ _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 
 
-def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, load them with transformers, and return the largest deviation."""
     check_causal_lm(source, "hf")
     from gaugelasso.export.modeling_gaugelasso import GaugelassoConfig, GaugelassoForCausalLM
@@ -73,7 +73,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
     def whole(tokens: Tensor) -> Tensor:
         return loaded(tokens, use_cache=False).logits
 
-    return Comparison(source, dtype).check(
+    return Comparison(source, dtype, say).check(
         "model.safetensors", whole=whole, step=step if config.use_cache else None
     )
 
