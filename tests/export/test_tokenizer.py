@@ -10,12 +10,20 @@ import pytest
 import torch
 
 from gaugelasso.errors import UserError
-from gaugelasso.export import export
+from gaugelasso.export import export, read_source
+from gaugelasso.export.examples import example
 from gaugelasso.files.tokenizer import load_tokenizer
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model
-from tests.export.sources import card_example, greedy, run_example, tiny, write_run
+from tests.export.sources import (
+    card_example,
+    greedy,
+    page_examples,
+    run_example,
+    tiny,
+    write_run,
+)
 from tests.importing.bases import write_base
 
 TEXT = "The quick brown fox, été\n\n 12 o'clock"
@@ -77,6 +85,38 @@ def test_other_forms_have_the_tokenizer_beside_them(base: Path, tmp_path: Path) 
     assert isinstance(model, Transformer)
     tokens = torch.randint(300, (2, 9), generator=torch.Generator().manual_seed(0))
     assert torch.equal(load(folder)(tokens), InferenceModel(model.eval())(tokens))
+
+
+@pytest.mark.parametrize("form", ["native", "onnx", "pt2"])
+def test_cards_of_other_forms_read_text_by_the_tokenizer(
+    form: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = read_source(base), tmp_path / "out"
+    program = example(source, form, out, torch.float32)
+    assert f'tokenizer = Tokenizer.from_file("{out}/tokenizer.json")' in program
+    assert 'tokenizer.encode("The ", add_special_tokens=False).ids' in program
+    assert program.endswith("print(tokenizer.decode(new_tokens))\n")
+    assert "list(b" not in program
+    compile(program, form, "exec")
+    if form == "native":  # the others take seconds to export
+        export(base, form, out)
+        assert card_example(out) == program
+        assert "For text also `pip install tokenizers`." in (out / "README.md").read_text()
+        tokenizer = load_tokenizer(base)
+        prompt = tokenizer.encode(["The "])[0].tolist()
+        model = load_model(base)
+        assert isinstance(model, Transformer)
+        [expected] = greedy(model, [prompt], 20)
+        assert run_example(program) == expected
+        assert capsys.readouterr().out == tokenizer.inner.decode(expected) + "\n"
+
+
+def test_the_page_has_the_lines_of_the_tokenizer(base: Path, tmp_path: Path) -> None:
+    [lines] = (text for text in page_examples() if "from tokenizers import" in text)
+    folder = export(base, "native", tmp_path / "native").folder
+    names: dict[str, Any] = {"new_tokens": [65]}
+    exec(lines.replace("bases/smol/export/onnx", str(folder)), names)
+    assert names["prompt"] == load_tokenizer(base).encode(["The "])[0].tolist()
 
 
 def test_the_class_of_a_tokenizer_does_not_change_it(base: Path, tmp_path: Path) -> None:
