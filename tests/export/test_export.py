@@ -116,9 +116,13 @@ def test_unfinished_and_damaged_runs_are_refused(gaugelasso: Command, run: Path)
     weights = f"checkpoints/step-{STEPS:08d}/model.safetensors"
     broken("summary.json", None, "is not finished: summary.json is missing; finish it with")
     broken("summary.json", "{", "summary.json': not a readable JSON file")
-    broken("summary.json", "[]", "summary.json': damaged, 'steps' is missing")
+    broken(
+        "summary.json", "[]", "summary.json': damaged, 'steps' is missing or is not a whole number"
+    )
     broken("config.json", None, "is not a run folder: config.json is missing")
-    broken("config.json", '{"task": 3}', "config.json': damaged, 'task' is missing")
+    broken(
+        "config.json", '{"task": 3}', "config.json': damaged, 'task' is missing or is not a section"
+    )
     broken(weights, "short", "model.safetensors': damaged")
     summary = json.loads((run / "summary.json").read_text())
     broken("summary.json", json.dumps(summary | {"steps": 50}), "step-00000050")
