@@ -13,8 +13,12 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from gaugelasso import Compressor, Result, Transformer, TransformerSpec
-from gaugelasso.integrations import CompressorOptimizer, CompressorSchedule, LossModel
-from gaugelasso.integrations.trainer import CompressorCallback
+from gaugelasso.integrations import (
+    CompressorCallback,
+    CompressorOptimizer,
+    CompressorSchedule,
+    LossModel,
+)
 
 COUNT, SYMBOLS = 4, 8
 

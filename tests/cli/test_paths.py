@@ -74,3 +74,22 @@ def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for look in (exists, is_folder):
         with pytest.raises(UserError, match=r"'private': cannot be read \(Permission denied\)"):
             look(Path("private"))
+
+
+@pytest.mark.parametrize(
+    "words", ["eval", "eval --data a.txt", "generate", "show", "export --form native", "info"]
+)
+def test_what_is_no_run_folder_is_called_so(
+    gaugelasso: Command, tmp_path: Path, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "page.md").write_text("text")
+    whys = {"page.md": "it is a file", "none": "no such folder", "empty": "config.json is missing"}
+    command, *options = words.split()
+    for name, why in whys.items():
+        path = tmp_path / name
+        answer = gaugelasso(command, path, *options)
+        if name == "page.md" and command in ("eval", "generate"):  # imported folders do as well
+            assert_user_error(answer, f"{str(path)!r} is a file; give a run folder, or an imported")
+        else:
+            assert_user_error(answer, f"{str(path)!r} is not a run folder: {why}")

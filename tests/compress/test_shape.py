@@ -178,7 +178,10 @@ def test_a_run_ends_in_the_shape_and_resumes_exactly(tmp_path: Path) -> None:
 
 
 def test_pressure_has_no_stock_shape() -> None:
-    with pytest.raises(UserError, match=r"compress\.shape = 'llama'.* removal = 'harm'"):
+    with pytest.raises(
+        UserError,
+        match=r"compress\.shape = 'llama'.* use compress\.removal = 'harm', or compress\.shape",
+    ):
         CompressorOptions(shape="llama")
     with pytest.raises(UserError, match="choose one of: free, llama"):
         CompressorOptions(shape="bert", removal="harm")

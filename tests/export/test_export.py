@@ -35,8 +35,10 @@ def test_the_command_exports_what_a_run_has_trained(gaugelasso: Command, tmp_pat
     code, out, err = gaugelasso("export", run, "--form", "native")
     assert (code, err) == (0, "")
     folder = run / "export" / "native"
-    assert out.splitlines()[0].startswith("native: 0.0 MiB, loaded again and compared: outputs off")
-    assert out.splitlines()[1] == f"folder: {folder}"
+    stage, result, where = out.splitlines()
+    assert stage == "comparing model.safetensors"
+    assert result.startswith("native: 0.0 MiB, loaded again and compared: outputs off")
+    assert where == f"folder: {folder}"
     tokens = torch.zeros(1, 6, dtype=torch.long)
     model: Any = load_model(run).eval()
     assert torch.equal(load(folder)(tokens), InferenceModel(model)(tokens))
@@ -114,9 +116,13 @@ def test_unfinished_and_damaged_runs_are_refused(gaugelasso: Command, run: Path)
     weights = f"checkpoints/step-{STEPS:08d}/model.safetensors"
     broken("summary.json", None, "is not finished: summary.json is missing; finish it with")
     broken("summary.json", "{", "summary.json': not a readable JSON file")
-    broken("summary.json", "[]", "summary.json': damaged, 'steps' is missing")
+    broken(
+        "summary.json", "[]", "summary.json': damaged, 'steps' is missing or is not a whole number"
+    )
     broken("config.json", None, "is not a run folder: config.json is missing")
-    broken("config.json", '{"task": 3}', "config.json': damaged, 'task' is missing")
+    broken(
+        "config.json", '{"task": 3}', "config.json': damaged, 'task' is missing or is not a section"
+    )
     broken(weights, "short", "model.safetensors': damaged")
     summary = json.loads((run / "summary.json").read_text())
     broken("summary.json", json.dumps(summary | {"steps": 50}), "step-00000050")

@@ -42,7 +42,7 @@ def test_the_examples_of_card_and_page_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = export(write_run(Path("runs/small"), stock()), "gguf")
+    done = export(write_run(Path("runs/stock"), stock()), "gguf")
     assert sorted(path.name for path in done.folder.iterdir()) == ["README.md", "model.gguf"]
     program = card_example(done.folder)
     assert program in page_examples()

@@ -1,6 +1,9 @@
 """The form for Hugging Face transformers: the auto class, its cache, padding and the tokenizer."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,23 @@ def test_the_examples_of_card_and_page_generate(
     program = card_example(done.folder)
     assert program in page_examples()
     assert run_example(program) == greedy(tiny(), [list(b"The ")], 20)[0]
+
+
+def test_the_example_asks_nothing_and_warns_of_nothing(folder: Path, tmp_path: Path) -> None:
+    """On a terminal, transformers asks whether to run a folder's code, unless told that it may."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", card_example(folder)],
+        stdin=subprocess.PIPE,  # stays open, as a terminal does
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"HF_HOME": str(tmp_path), "COLUMNS": "80"},
+    )
+    assert program.stdout is not None
+    said = program.stdout.read().decode(errors="replace")
+    program.communicate()
+    assert program.returncode == 0, said
+    assert "[y/N]" not in said
+    assert "to instantiate a model of type" not in said
 
 
 @torch.inference_mode()

@@ -45,7 +45,7 @@ def test_the_examples_of_card_and_page_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = export(write_run(Path("runs/small"), stock()), "llama")
+    done = export(write_run(Path("runs/stock"), stock()), "llama")
     program = card_example(done.folder)
     assert "trust_remote_code" not in program
     assert program in page_examples()

@@ -35,7 +35,10 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     model = tiny(1, also, windows=(5,), d_k=8)
     torch.nn.init.normal_(model.classifier.mean, generator=torch.Generator().manual_seed(1))
     model.remove_operator("mlp_0")
-    done = export(write_run(Path("runs/small"), model), "onnx")
+    stages: list[str] = []
+    done = export(write_run(Path("runs/small"), model), "onnx", say=stages.append)
+    files = ("model.onnx", "model_without_past.onnx")
+    assert stages == [f"{stage} {name}" for name in files for stage in ("tracing", "comparing")]
     assert done.deviation < 1e-4
     check_table(done.folder)
     program = card_example(done.folder)

@@ -38,8 +38,15 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "aot_inductor.compile_wrapper_opt_level": "O0",
         "aot_inductor.enable_line_tables": False,
     }
+    stages: list[str] = []
     with inductor.patch(settings):
-        done = export(write_run(Path("runs/small"), model), "pt2", device="cpu")
+        done = export(write_run(Path("runs/small"), model), "pt2", device="cpu", say=stages.append)
+    assert [stage.split(",")[0] for stage in stages] == [
+        "tracing model.pt2",
+        "comparing model.pt2",
+        "compiling model.cpu.pt2",
+        "comparing model.cpu.pt2",
+    ]
     assert done.deviation < 1e-4
     program = card_example(done.folder)
     assert program in page_examples()

@@ -118,10 +118,13 @@ def test_a_window_as_long_as_the_context_is_stock(tmp_path: Path) -> None:
     assert export(write_run(tmp_path / "run", model), "llama").deviation < 1e-4
 
 
+_SHAPED = "; compress with compress.shape = 'llama' and compress.removal = 'harm', or choose"
+
+
 @pytest.mark.parametrize(
     ("why", "make", "hint"),
     [
-        *((why, make, "; compress with compress.shape = 'llama'") for why, make in CUT.items()),
+        *((why, make, _SHAPED) for why, make in CUT.items()),
         *((why, make, "; choose hf, onnx") for why, make in OTHER.items()),
     ],
     ids=[*CUT, *OTHER],

@@ -1,6 +1,7 @@
 """Exports of imported models, and of runs with a tokenizer."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,20 @@ import pytest
 import torch
 
 from gaugelasso.errors import UserError
-from gaugelasso.export import export
+from gaugelasso.export import export, read_source
+from gaugelasso.export.examples import example
 from gaugelasso.files.tokenizer import load_tokenizer
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model
-from tests.export.sources import card_example, greedy, run_example, tiny, write_run
+from tests.export.sources import (
+    card_example,
+    greedy,
+    page_examples,
+    run_example,
+    tiny,
+    write_run,
+)
 from tests.importing.bases import write_base
 
 TEXT = "The quick brown fox, été\n\n 12 o'clock"
@@ -34,11 +43,19 @@ def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "modules")
 
 
-def test_an_imported_model_is_exported_with_its_tokenizer(base: Path, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_with_its_tokenizer(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from transformers import AutoTokenizer
 
-    folder = export(base, "hf", tmp_path / "hf").folder
-    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)  # it does not propagate to the root
+    try:
+        folder = export(base, "hf", tmp_path / "hf").folder
+        theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "to instantiate a model of type" not in caplog.text
     ours = load_tokenizer(base)
     tokens = ours.encode([TEXT])[0].tolist()
     assert theirs.encode(TEXT) == tokens
@@ -70,6 +87,38 @@ def test_other_forms_have_the_tokenizer_beside_them(base: Path, tmp_path: Path) 
     assert torch.equal(load(folder)(tokens), InferenceModel(model.eval())(tokens))
 
 
+@pytest.mark.parametrize("form", ["native", "onnx", "pt2"])
+def test_cards_of_other_forms_read_text_by_the_tokenizer(
+    form: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = read_source(base), tmp_path / "out"
+    program = example(source, form, out, torch.float32)
+    assert f'tokenizer = Tokenizer.from_file("{out}/tokenizer.json")' in program
+    assert 'tokenizer.encode("The ", add_special_tokens=False).ids' in program
+    assert program.endswith("print(tokenizer.decode(new_tokens))\n")
+    assert "list(b" not in program
+    compile(program, form, "exec")
+    if form == "native":  # the others take seconds to export
+        export(base, form, out)
+        assert card_example(out) == program
+        assert "For text also `pip install tokenizers`." in (out / "README.md").read_text()
+        tokenizer = load_tokenizer(base)
+        prompt = tokenizer.encode(["The "])[0].tolist()
+        model = load_model(base)
+        assert isinstance(model, Transformer)
+        [expected] = greedy(model, [prompt], 20)
+        assert run_example(program) == expected
+        assert capsys.readouterr().out == tokenizer.inner.decode(expected) + "\n"
+
+
+def test_the_page_has_the_lines_of_the_tokenizer(base: Path, tmp_path: Path) -> None:
+    [lines] = (text for text in page_examples() if "from tokenizers import" in text)
+    folder = export(base, "native", tmp_path / "native").folder
+    names: dict[str, Any] = {"new_tokens": [65]}
+    exec(lines.replace("bases/smol/export/onnx", str(folder)), names)
+    assert names["prompt"] == load_tokenizer(base).encode(["The "])[0].tolist()
+
+
 def test_the_class_of_a_tokenizer_does_not_change_it(base: Path, tmp_path: Path) -> None:
     """Some classes of transformers build parts of the tokenizer anew, and run code of a folder."""
     from transformers import AutoTokenizer
@@ -78,7 +127,7 @@ def test_the_class_of_a_tokenizer_does_not_change_it(base: Path, tmp_path: Path)
     about = {"tokenizer_class": "GPT2Tokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "base" / "tokenizer_config.json").write_text(json.dumps(about))
     folder = export(tmp_path / "base", "hf", tmp_path / "hf").folder
-    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     assert theirs.encode(TEXT) == load_tokenizer(base).encode([TEXT])[0].tolist()
 
 

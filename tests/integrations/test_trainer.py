@@ -1,6 +1,7 @@
 """The Trainer of transformers and the loop with accelerate: examples, logs and refusals."""
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from gaugelasso import Compressor, CompressorOptions, UserError
 from gaugelasso.integrations import CompressorOptimizer, CompressorSchedule, LossModel
 from tests.compress.own_loops import Perceptron
+from tests.docs.pages import DOCS, ROOT, blocks
 from tests.examples import example
 
 # Not imported here: it would cost every worker two seconds.
@@ -48,7 +50,7 @@ class Setting:
     ):
         import transformers
 
-        from gaugelasso.integrations.trainer import CompressorCallback
+        from gaugelasso.integrations import CompressorCallback
 
         torch.manual_seed(0)
         self.network = Perceptron(8, 16, 3)
@@ -206,7 +208,7 @@ def test_a_checkpoint_of_the_trainer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_compressor_without_a_course_is_refused() -> None:
-    from gaugelasso.integrations.trainer import CompressorCallback
+    from gaugelasso.integrations import CompressorCallback
 
     network = Perceptron(8, 16, 3)
     optimizer = CompressorOptimizer(Compressor(network, 1.0), LossModel(network, F.mse_loss))
@@ -227,6 +229,30 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate.optimizer", None)
     with pytest.raises(UserError, match=r"pip install 'gaugelasso\[trainer\]'"):
         importlib.import_module("gaugelasso.integrations.trainer")
+    with pytest.raises(UserError, match=r"pip install 'gaugelasso\[trainer\]'"):
+        from gaugelasso.integrations import CompressorCallback  # noqa: F401
+
+
+def test_the_callback_is_imported_on_use_alone() -> None:
+    program = (
+        "import sys, gaugelasso.integrations as place\n"
+        "from gaugelasso.integrations import *\n"
+        "assert 'transformers' not in sys.modules\n"
+        "assert not hasattr(place, 'CompressorCalback')\n"
+        "from gaugelasso.integrations import CompressorCallback\n"
+        "assert CompressorCallback is sys.modules[place.__name__ + '.trainer'].CompressorCallback\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "accelerate_loop"])
+def test_the_page_has_the_complete_programs(name: str) -> None:
+    page = blocks(DOCS / "how-to" / "hugging-face-trainer.md")
+    [shown] = (block.text for block in page if block.mark == f"from examples/{name}.py")
+    source = (ROOT / "examples" / f"{name}.py").read_text()
+    # All but the docstring, which the page has in its own words.
+    assert source.split('"""\n\n', 1)[1] == shown
 
 
 def test_a_loss_of_the_trainers_own_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable
 from gaugelasso.files.tensors import encoded
-from gaugelasso.runs import checkpoint
+from gaugelasso.runs import checkpoint, manifest
 from gaugelasso.tasks import Draw
 from gaugelasso.training.trainer import Trainer
 from tests.tiny import tiny
@@ -348,3 +348,14 @@ def test_a_state_that_cannot_be_read_is_refused(
     sign(folder)
     with pytest.raises(UserError, match=message):
         checkpoint.load_state(folder)
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [(54416, "54,416"), ("many", "'many'")])
+def test_sizes_of_a_damaged_file_are_written_alike(
+    tmp_path: Path, wanted: object, shown: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(1000))
+    message = f"damaged, 1,000 bytes where the manifest has {shown}$"
+    with pytest.raises(UserError, match=message):
+        manifest._check_file(path, {"bytes": wanted, "sha256": ""})

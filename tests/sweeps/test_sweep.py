@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -349,6 +350,26 @@ def test_without_mps_a_sweep_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", "")
     with sweep._shared_gpu():
         pass
+
+
+def test_progress_that_has_not_changed_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_REPORT_S", 0.0)
+    [arm] = parse_arms((), tmp_path)
+    job = sweep._Job(ArmOutcome(arm), 7, SimpleNamespace(status=""))
+    console, log = Console(file=io.StringIO()), job.folder / "metrics.jsonl"
+    log.parent.mkdir()
+    for step in (None, None, 10, 10, 20):
+        if step:
+            log.write_text(f'{{"step": {step}, "loss": 0.5, "fma": 7}}\n')
+        sweep._report([job], console)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split(": ")[1].split(",")[0] for line in lines] == [
+        "starting",
+        "step 10",
+        "step 20",
+    ]
 
 
 def test_a_damaged_log_of_one_run_does_not_stop_the_others(tmp_path: Path) -> None:

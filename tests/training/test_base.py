@@ -339,7 +339,10 @@ def test_folders_that_are_taken_for_a_run(run: Path, place: Path, command: Comma
         (("eval", "base", "--data", "a", "--whole"), "remove --whole"),
         (("eval", "base", "--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
         (("eval", "base", "--data", "valid.txt", "--length", "65"), "has 64 positions"),
-        (("eval", "nothing", "--data", "valid.txt"), "nothing/config.json': no such file"),
+        (
+            ("eval", "nothing", "--data", "valid.txt"),
+            "'nothing' is not a run folder: no such folder",
+        ),
         (("eval", "valid.txt", "--data", "valid.txt"), "'valid.txt' is a file; give a run folder"),
     ],
 )

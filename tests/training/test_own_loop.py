@@ -24,7 +24,7 @@ from gaugelasso import (
 from gaugelasso.compress import time_budget
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
-from tests.command import Command
+from tests.command import Command, assert_user_error
 from tests.tiny_runs import CLOCK, finished, plain, read, sign
 
 STEPS, NAMED = 80, 2.0
@@ -195,7 +195,7 @@ def test_the_config_has_the_interval_that_was_chosen(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
     before = (whole / "summary.json").read_bytes()
-    with pytest.raises(UserError, match="already"):
+    with pytest.raises(UserError, match="the folder is not empty"):
         loop(whole)
     assert (whole / "summary.json").read_bytes() == before
 
@@ -218,6 +218,30 @@ def test_a_folder_of_an_earlier_version_goes_on(whole: Path, tmp_path: Path) -> 
         sign(path)
     loop(run, resume=True)
     assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
+
+
+def test_a_folder_that_is_not_empty_is_refused_in_words_of_python(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"record = '.*run': the folder is not empty; give ") as no:
+        Compressor(small(), loss_target=1.0, steps=40, record=tmp_path / "run")
+    assert "resume=True" in str(no.value)
+    assert "--" not in str(no.value)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_commands_that_need_data_say_what_can_be_done(tmp_path: Path, gaugelasso: Command) -> None:
+    run = tmp_path / "run"
+    loop(run)
+    for command in ("eval", "generate", "retrain"):
+        answer = gaugelasso(command, run)
+        assert_user_error(answer, f"{str(run)!r} is the record of a loop of your own")
+        assert "use gaugelasso.load_model in Python" in answer[2]
+        assert "gaugelasso eval --set task.module=FILE:NAME" in answer[2]
+    keys = ("task.name=retrieval", "task.vocabulary=8", "task.modulus=2", "task.length=6")
+    code, out, _ = gaugelasso("eval", run, *(part for key in keys for part in ("--set", key)))
+    assert code == 0
+    assert "loss" in out
 
 
 def test_resume_needs_a_folder() -> None:

@@ -46,6 +46,6 @@ def export(
     Example: gaugelasso export bases/smol --form gguf --dtype float16
     """
     where = device if device == "auto" else choose_device(device)
-    exported = write_export(run, form, out, dtype, where)
+    exported = write_export(run, form, out, dtype, where, print_line)
     print_line(str(exported))
     print_line(f"folder: {exported.folder}")

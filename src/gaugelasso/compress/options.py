@@ -101,13 +101,13 @@ class CompressorOptions:
         if self.removal == "harm" and self.exchange:
             raise UserError(
                 f"compress.exchange = {self.exchange}: channels are exchanged under pressure only; "
-                "use exchange = 0, or removal = 'pressure'"
+                "use compress.exchange = 0, or compress.removal = 'pressure'"
             )
 
         if self.shape != "free" and self.removal == "pressure":
             raise UserError(
                 f"compress.shape = {self.shape!r}: under pressure every channel goes by itself; "
-                "use removal = 'harm', or shape = 'free'"
+                "use compress.removal = 'harm', or compress.shape = 'free'"
             )
 
     def _numbers(self, *keys: str) -> list[str]:

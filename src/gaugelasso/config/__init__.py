@@ -28,7 +28,7 @@ from gaugelasso.files.untrusted import read_plain
 from gaugelasso.models.own import OwnModel, find_model
 from gaugelasso.plugins import NamedBy, Reference, source_digest
 from gaugelasso.runs.folder import CONFIG_SECTIONS
-from gaugelasso.runs.reading import exists, is_imported, read_json
+from gaugelasso.runs.reading import OWN_LOOP, exists, is_imported, read_json
 from gaugelasso.tasks import TASKS, TOKEN_TASKS, Task
 from gaugelasso.tasks.own import find_task, sequences
 
@@ -175,18 +175,31 @@ def run_config(run: Path, changes: Mapping[str, str] | None = None) -> Config:
     The run folder may name modules, which are imported, and does not bring them (`plugins`).
     """
     path = run / "config.json"
-    data = read_json(path)
     if is_imported(run):
         raise UserError(
             f"{str(run)!r} is an imported model and no run; train from it with model.from, or "
             "measure it with gaugelasso eval --data"
         )
+    data = read_json(path)
+    _check_names_task(data, run, changes or {})
     _use_own_tokenizer(data, run)
     # A run of a version in which there was no other meaning of `target.loss`.
     if isinstance(data, dict) and isinstance(target := data.get("target"), dict):
         target.setdefault("hold", "pressed")
     with contextlib.nullcontext() if changes else errors_of(path):
         return changed_config(data, changes or {}, NamedBy(run, run))
+
+
+def _check_names_task(data: Any, run: Path, changes: Mapping[str, str]) -> None:
+    """UserError for the record of a loop of the user's own, unless the changes name a task."""
+    task = data.get("task") if isinstance(data, dict) else None
+    named = {"task.name", "task.module"} & changes.keys()
+    if not named and isinstance(task, dict) and task.get("name") == OWN_LOOP:
+        raise UserError(
+            f"{str(run)!r} is the record of a loop of your own, which names no task, so that "
+            "nothing is known of its data; use gaugelasso.load_model in Python, or measure it with "
+            "gaugelasso eval --set task.module=FILE:NAME"
+        )
 
 
 def _use_own_tokenizer(data: Any, run: Path) -> None:

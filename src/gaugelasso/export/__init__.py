@@ -12,6 +12,7 @@ import torch
 
 from gaugelasso.errors import UserError
 from gaugelasso.export.card import write_card
+from gaugelasso.export.comparison import Say
 from gaugelasso.export.extras import check_extra
 from gaugelasso.export.fastest import OnCpu, fastest_on_cpu
 from gaugelasso.export.source import Source, read_source
@@ -26,9 +27,9 @@ from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import read_files
 from gaugelasso.runs.new_folder import check_free, new_folder
 
-# Source, folder, precision and device -> the largest deviation from the float32 inference form,
-# relative to the spread of the outputs.
-Writer = Callable[[Source, Path, torch.dtype, str], float]
+# Source, folder, precision, device, and what gets a line for each stage -> the largest deviation
+# from the float32 inference form, relative to the spread of the outputs.
+Writer = Callable[[Source, Path, torch.dtype, str, Say], float]
 FORMS: Mapping[str, Writer] = {
     "onnx": write_onnx,
     "pt2": write_pt2,
@@ -61,14 +62,19 @@ class Exported:
 
 
 def export(
-    run: Path, form: str, out: Path | None = None, dtype: str = "float32", device: str = "auto"
+    run: Path,
+    form: str,
+    out: Path | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    say: Say = lambda line: None,
 ) -> Exported:
     """Write the model of a finished run in one of `FORMS` to a new folder.
 
     `out` is `export/FORM` in the run folder unless given. `device` is where a compiled form will
-    run; "auto" means every kind of device that is here. UserError, with nothing written, for an
-    unfinished or damaged run, a missing library, an existing folder, or a model that the form
-    cannot hold.
+    run; "auto" means every kind of device that is here. `say` gets a line when a stage begins, as
+    tracing a file or comparing it. UserError, with nothing written, for an unfinished or damaged
+    run, a missing library, an existing folder, or a model that the form cannot hold.
     """
     if form not in FORMS:
         raise UserError(f"form {form!r} is unknown; choose one of: {', '.join(FORMS)}")
@@ -79,7 +85,7 @@ def export(
     check_free(out)
     check_extra(form)
     with new_folder(out) as folder:
-        deviation = FORMS[form](source, folder, DTYPES[dtype], device)
+        deviation = FORMS[form](source, folder, DTYPES[dtype], device, say)
         if source.has_tokenizer and form not in _WITH_TOKENIZER:
             for name, content in read_files(run).items():
                 write_new(folder / name, [content])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gaugelasso.export.examples import example
+from gaugelasso.export.examples import example, reads_tokenizer
 from gaugelasso.export.source import Source
 from gaugelasso.files.durable import write_new
 from gaugelasso.models import AttentionSpec, MlpSpec
@@ -46,7 +46,7 @@ def write_card(
         f"A transformer that [gaugelasso](https://pypi.org/project/gaugelasso/) {_made(source)}, "
         f"as `{form}` in {precision}.",
         "## Load it",
-        f"Needs {_NEEDS[form]}.",
+        f"Needs {_NEEDS[form]}.{_needs_tokenizers(source, form)}",
         f"```python\n{example(source, form, out, dtype)}```",
         _inputs(source),
         "## Figures",
@@ -59,6 +59,10 @@ def write_card(
     ]
     text = (_FRONT if form in ("hf", "llama") else "") + "\n\n".join(sections) + "\n"
     write_new(folder / NAME, [text.encode(errors="backslashreplace")])
+
+
+def _needs_tokenizers(source: Source, form: str) -> str:
+    return " For text also `pip install tokenizers`." if reads_tokenizer(source, form) else ""
 
 
 def _made(source: Source) -> str:

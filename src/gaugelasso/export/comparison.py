@@ -24,6 +24,8 @@ ROUNDING = 8.0
 # Outputs of one sequence: those of a long context and a large vocabulary would fill the memory.
 _MOST_LOGITS, _LEAST_LENGTH = 2**23, 16
 
+# Gets a line for each stage of an export.
+Say = Callable[[str], None]
 Whole = Callable[[Tensor], Tensor]
 # Tokens [B, S], mask [B, T + S], positions [B, S] and what the last call returned (None at first)
 # -> logits [B, S, outputs] and what the next call gets.
@@ -36,8 +38,15 @@ class Comparison:
     `dtype` is the precision of the weights, and of the products unless `in_float32`.
     """
 
-    def __init__(self, source: Source, dtype: torch.dtype, *, in_float32: bool = False):
-        self.dtype, self._source = dtype, source
+    def __init__(
+        self,
+        source: Source,
+        dtype: torch.dtype,
+        say: Say | None = None,
+        *,
+        in_float32: bool = False,
+    ):
+        self.dtype, self._source, self._say = dtype, source, say
         self.exact = source.served()
         self.spec = self.exact.spec
         self.length = min(self.spec.length, max(_LEAST_LENGTH, _MOST_LOGITS // self.spec.outputs))
@@ -53,6 +62,8 @@ class Comparison:
 
     def check(self, what: str, whole: Whole | None = None, step: Step | None = None) -> float:
         """The largest deviation, relative to the spread; UserError if it is above the limit."""
+        if self._say:
+            self._say(f"comparing {what}")
         with torch.inference_mode():
             found = [0.0]
             if whole:

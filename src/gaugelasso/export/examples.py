@@ -6,6 +6,7 @@ import torch
 
 from gaugelasso.export.source import Source
 from gaugelasso.export.traced import has_past
+from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.models import TransformerSpec
 
 # Prompts: of a text, and of any other tokens.
@@ -18,8 +19,7 @@ def example(source: Source, form: str, out: Path, dtype: torch.dtype) -> str:
     spec = source.spec
     precision = str(dtype).removeprefix("torch.")
     names = {"out": out.as_posix(), "precision": precision}
-    generates = spec.causal and spec.input_kind == "tokens" and spec.outputs <= spec.inputs
-    if not generates or (form in _ARRAYS and not has_past(source.served())):
+    if not generates(spec) or (form in _ARRAYS and not has_past(source.served())):
         return _WHOLE[form].format(inputs=_zeros(spec, form, precision), **names)
     given = tuple(_TEXT) if source.is_text else tuple(min(t, spec.inputs - 1) for t in _TOKENS)
     prompt = given[: max(1, spec.length - 1)]
@@ -27,7 +27,16 @@ def example(source: Source, form: str, out: Path, dtype: torch.dtype) -> str:
         "new": str(max(1, min(_NEW, spec.length - len(prompt)))),
         "prompt": f'list(b"{bytes(prompt).decode()}")' if source.is_text else str(list(prompt)),
         "shown": 'bytes(new_tokens).decode(errors="replace")' if source.is_text else "new_tokens",
+        "imports": "",
+        "opened": "",
     }
+    if reads_tokenizer(source, form):
+        names |= {
+            "prompt": f'tokenizer.encode("{_TEXT.decode()}", add_special_tokens=False).ids',
+            "shown": "tokenizer.decode(new_tokens)",
+            "imports": "from tokenizers import Tokenizer\n",
+            "opened": f'tokenizer = Tokenizer.from_file("{names["out"]}/{TOKENIZER}")\n',
+        }
     if form in _TRUST:
         names["trust"] = _TRUST[form]
         if source.is_text:
@@ -36,6 +45,16 @@ def example(source: Source, form: str, out: Path, dtype: torch.dtype) -> str:
             return _HF_TEXT.format(text=_TEXT.decode(), more="", **names)
         return _HF_TOKENS.format(**names)
     return _GENERATE[form].format(**names)
+
+
+def reads_tokenizer(source: Source, form: str) -> bool:
+    """Whether the program reads tokenizer.json beside the model by itself."""
+    return source.has_tokenizer and form in (*_ARRAYS, "native") and generates(source.spec)
+
+
+def generates(spec: TransformerSpec) -> bool:
+    """Whether the model reads the tokens that it writes."""
+    return spec.causal and spec.input_kind == "tokens" and spec.outputs <= spec.inputs
 
 
 def _zeros(spec: TransformerSpec, form: str, precision: str) -> str:
@@ -84,8 +103,8 @@ _GENERATE = {
     "native": """\
 import torch
 from gaugelasso.inference import Sampling, generate, load
-
-model = load("{out}", dtype=torch.{precision})
+{imports}
+{opened}model = load("{out}", dtype=torch.{precision})
 greedy = Sampling(temperature=0)
 [new_tokens] = generate(model, [{prompt}], max_new_tokens={new}, sampling=greedy)
 print({shown})
@@ -93,8 +112,8 @@ print({shown})
     "onnx": """\
 import numpy as np
 import onnxruntime
-
-session = onnxruntime.InferenceSession("{out}/model.onnx")
+{imports}
+{opened}session = onnxruntime.InferenceSession("{out}/model.onnx")
 shapes = {{each.name: each.shape for each in session.get_inputs()[3:]}}
 past = {{
     name: np.zeros((1, heads, 0, width), np.{precision})
@@ -118,8 +137,8 @@ print({shown})
     "pt2": """\
 import json
 import torch
-
-model = torch.export.load("{out}/model.pt2").module()
+{imports}
+{opened}model = torch.export.load("{out}/model.pt2").module()
 # Compiled for the machine of the export, and faster; its inputs must be contiguous:
 # model = torch._inductor.aoti_load_package("{out}/model.cpu.pt2")
 with open("{out}/cache.json") as file:
@@ -163,7 +182,7 @@ print({shown})
 _HF_TEXT = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{out}")
+tokenizer = AutoTokenizer.from_pretrained("{out}"{trust})
 model = AutoModelForCausalLM.from_pretrained("{out}"{trust})
 inputs = tokenizer(["{text}"], return_tensors="pt"{more})
 inputs.pop("token_type_ids", None)

@@ -12,11 +12,13 @@ from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import at_step
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import IMPORTED, exists, is_folder, read_json
+from gaugelasso.runs.reading import IMPORTED, check_run_folder, exists, read_json
 
 # A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
 # onnxscript's optimiser loses what distinguishes adding from replacing.
 TRACED = Form(read="gather", write="spread", attention="sdpa")
+
+_KINDS = {dict: "a section", int: "a whole number", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,7 @@ def read_source(run: Path) -> Source:
 
     UserError if it is not finished, is damaged, or has another model.
     """
-    if not is_folder(run):
-        raise UserError(f"{str(run)!r} is not a run folder: no such folder")
-    if not exists(run / "config.json"):
-        raise UserError(f"{str(run)!r} is not a run folder: config.json is missing")
+    check_run_folder(run)
     config = _table(run / "config.json", "task", dict)
     imported = config["task"].get("name") == IMPORTED
     if not imported and not exists(run / "summary.json"):
@@ -92,5 +91,5 @@ def read_source(run: Path) -> Source:
 def _table(path: Path, key: str, kind: type) -> dict[str, Any]:
     data = read_json(path, finite=False)
     if not isinstance(data, dict) or type(data.get(key)) is not kind:
-        raise UserError(f"{str(path)!r}: damaged, {key!r} is missing or is not a {kind.__name__}")
+        raise UserError(f"{str(path)!r}: damaged, {key!r} is missing or is not {_KINDS[kind]}")
     return data

@@ -54,8 +54,8 @@ def stock_sizes(source: Source, form: str) -> Sizes:
     check_like_llama(spec, form, source.run)
     for why in _cut_apart(model, spec):
         raise UserError(
-            f"{where}: {why}; compress with compress.shape = 'llama', or choose hf, onnx, pt2 or "
-            "native"
+            f"{where}: {why}; compress with compress.shape = 'llama' and compress.removal = "
+            "'harm', or choose hf, onnx, pt2 or native"
         )
     attention, mlp = spec.operators[:2]
     assert isinstance(attention, AttentionSpec)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
-from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.comparison import Comparison, Say
 from gaugelasso.export.gguf_tokenizer import check_tokenizer, tokenizer_metadata
 from gaugelasso.export.source import Source
 from gaugelasso.export.stock import stock_sizes, stock_weights
@@ -28,14 +28,14 @@ NAME = "model.gguf"
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 
 
-def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the file, read it again, and return the largest deviation."""
     path = folder / NAME
     write_new(path, content(source, dtype))
     written = open_gguf(path)
     check_tokenizer(source, written)
     served = InferenceModel(build(written).eval())
-    return Comparison(source, dtype, in_float32=True).check(NAME, whole=served)
+    return Comparison(source, dtype, say, in_float32=True).check(NAME, whole=served)
 
 
 def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError, errors_of, first_line
-from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.comparison import Comparison, Say
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
 from gaugelasso.files.tokenizer import (
@@ -36,7 +36,7 @@ _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 
 
-def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, load them with transformers, and return the largest deviation."""
     check_causal_lm(source, "hf")
     from gaugelasso.export.modeling_gaugelasso import GaugelassoConfig, GaugelassoForCausalLM
@@ -63,7 +63,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
         (folder / CODE.name).write_bytes(CODE.read_bytes())
         for path in folder.glob("*.safetensors"):  # written for the owner alone
             path.chmod((folder / CODE.name).stat().st_mode)
-        write_tokenizer(source, folder)
+        write_tokenizer(source, folder, config)
         loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def step(tokens: Tensor, mask: Tensor, positions: Tensor, past: Any) -> tuple[Tensor, Any]:
@@ -73,7 +73,7 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str) -> f
     def whole(tokens: Tensor) -> Tensor:
         return loaded(tokens, use_cache=False).logits
 
-    return Comparison(source, dtype).check(
+    return Comparison(source, dtype, say).check(
         "model.safetensors", whole=whole, step=step if config.use_cache else None
     )
 
@@ -164,15 +164,18 @@ def _end(source: Source) -> int | None:
     return end_token(load_tokenizer(source.run), source.run) if source.has_tokenizer else None
 
 
-def write_tokenizer(source: Source, folder: Path) -> None:
-    """The run's tokenizer, that of bytes for a text of bytes, or none."""
+def write_tokenizer(source: Source, folder: Path, config: Any = None) -> None:
+    """The run's tokenizer, that of bytes for a text of bytes, or none.
+
+    `config` is that of the model, where transformers has none of its own for it.
+    """
     if source.has_tokenizer:
-        copy_tokenizer(source, folder)
+        copy_tokenizer(source, folder, config)
     elif source.is_text:
         write_byte_tokenizer(folder, source.spec.length)
 
 
-def copy_tokenizer(source: Source, folder: Path) -> None:
+def copy_tokenizer(source: Source, folder: Path, config: Any = None) -> None:
     """Copy the files of the run's tokenizer; UserError if transformers reads another one of them.
 
     `tokenizer_class` is set to the class that takes tokenizer.json as it is: others build some of
@@ -191,8 +194,11 @@ def copy_tokenizer(source: Source, folder: Path) -> None:
     settings.setdefault("clean_up_tokenization_spaces", False)
     for name, content in {**files, SETTINGS: json.dumps(settings, indent=1).encode()}.items():
         (folder / name).write_bytes(content)
-    # Without a word on the model's code, transformers would ask on the terminal whether to run it.
-    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # With the config at hand, transformers neither asks whether to run the folder's code to get it,
+    # nor reads it as one of another model, with a warning.
+    theirs = AutoTokenizer.from_pretrained(
+        folder, config=config, local_files_only=True, trust_remote_code=False
+    )
     for text in TEXTS:
         if theirs.encode(text, add_special_tokens=False) != ours.encode([text])[0].tolist():
             raise UserError(

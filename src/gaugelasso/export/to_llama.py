@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.comparison import Comparison, Say
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
 from gaugelasso.export.stock import stock_sizes, stock_weights
@@ -24,7 +24,7 @@ from gaugelasso.importing.rope import Rope
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def write_llama(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_llama(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, load them with transformers, and return the largest deviation."""
     check_causal_lm(source, "llama")
     sizes = stock_sizes(source, "llama")
@@ -61,7 +61,7 @@ def write_llama(source: Source, folder: Path, dtype: torch.dtype, device: str) -
     def whole(tokens: Tensor) -> Tensor:
         return loaded(tokens, use_cache=False).logits
 
-    return Comparison(source, dtype, in_float32=True).check(WEIGHTS, whole=whole, step=step)
+    return Comparison(source, dtype, say, in_float32=True).check(WEIGHTS, whole=whole, step=step)
 
 
 def llama_config(sizes: Sizes, tied: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gaugelasso.errors import UserError
-from gaugelasso.export.comparison import Comparison, Step, Whole
+from gaugelasso.export.comparison import Comparison, Say, Step, Whole
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
 from gaugelasso.export.traced import Continuations, Prompts, Sequences, any_sizes, has_past
@@ -21,7 +21,7 @@ from gaugelasso.inference import InferenceModel
 MODEL, WITHOUT_PAST = "model.onnx", "model_without_past.onnx"
 
 
-def write_onnx(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_onnx(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, run each in onnxruntime on the CPU, and return the largest deviation."""
     if dtype == torch.bfloat16:
         raise UserError(
@@ -29,13 +29,16 @@ def write_onnx(source: Source, folder: Path, dtype: torch.dtype, device: str) ->
             "on a CPU; give --dtype float16 or float32"
         )
     served = source.served(dtype)
-    comparison = Comparison(source, dtype)
+    comparison = Comparison(source, dtype, say)
     if not has_past(served):
+        say(f"tracing {MODEL}")
         session = _export(Sequences(served), folder / MODEL)
         return comparison.check(MODEL, whole=_sequences(session, served))
+    say(f"tracing {MODEL}")
     session = _export(Continuations(served), folder / MODEL)
     step = _continuations(session, served)
     worst = comparison.check(MODEL, step=step)
+    say(f"tracing {WITHOUT_PAST}")
     session = _export(Prompts(served), folder / WITHOUT_PAST)
     return max(worst, comparison.check(WITHOUT_PAST, whole=_prompts(session)))
 

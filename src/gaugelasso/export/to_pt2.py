@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from gaugelasso.errors import UserError, first_line
-from gaugelasso.export.comparison import Comparison
+from gaugelasso.export.comparison import Comparison, Say
 from gaugelasso.export.extras import quiet
 from gaugelasso.export.source import Source
 from gaugelasso.export.traced import (
@@ -39,15 +39,16 @@ from gaugelasso.inference import InferenceModel
 MODEL, CACHE = "model.pt2", "cache.json"
 
 
-def write_pt2(source: Source, folder: Path, dtype: torch.dtype, device: str) -> float:
+def write_pt2(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, load each again, and return the largest deviation.
 
     With device "auto" a package for the CPU is written, and one for a GPU where there is one.
     """
     check_compiler()
-    comparison = Comparison(source, dtype)
+    comparison = Comparison(source, dtype, say)
     devices = ["cpu"] if not torch.cuda.is_available() else ["cpu", "cuda"]
     devices = devices if device == "auto" else [device]
+    say(f"tracing {MODEL}")
     with quiet():
         program = _traced(source.served(dtype))
         torch.export.save(program, folder / MODEL)
@@ -61,8 +62,10 @@ def write_pt2(source: Source, folder: Path, dtype: torch.dtype, device: str) -> 
         served = source.served(dtype, where)
         name = f"model.{torch.device(where).type}.pt2"
         if torch.device(where).type != "cpu":
+            say(f"tracing {name}")
             with quiet():
                 program = _traced(served)
+        say(f"compiling {name}, which takes half a minute or more")
         found.append(_check(comparison, name, _compiled(program, folder / name), served))
     return max(found)
 

@@ -139,7 +139,7 @@ class RunFolder(RunFolderBase):
         check_name(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"output {str(path)!r} is a file; give a folder")
-        if not _is_free(path):
+        if not is_free(path):
             if existing == "refuse":
                 cls.check_free(path)
             if not _is_run(path):
@@ -160,7 +160,7 @@ class RunFolder(RunFolderBase):
     def check_free(path: Path) -> None:
         """UserError if the folder holds anything already."""
         check_name(path)
-        if path.exists() and (not path.is_dir() or not _is_free(path)):
+        if path.exists() and (not path.is_dir() or not is_free(path)):
             raise UserError(
                 f"output {str(path)!r} already exists; add --resume to go on with it, "
                 "--overwrite to replace it, or choose another --out"
@@ -281,7 +281,7 @@ class ReadOnlyRunFolder(RunFolderBase):
         pass
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
     """Whether the folder is missing, empty, or left by a run that died before its config.json."""
     traces = {lock.NAME, "config.json.tmp", _CLEARING, f"{_CLEARING}.tmp"}
     return not path.is_dir() or all(entry.name in traces for entry in path.iterdir())

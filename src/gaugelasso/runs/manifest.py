@@ -70,10 +70,10 @@ def _check_file(path: Path, entry: dict[str, Any]) -> None:
     try:
         with _open(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != entry["bytes"]:
+            if size != (wanted := entry["bytes"]):
+                shown = f"{wanted:,}" if type(wanted) is int else repr(wanted)
                 raise UserError(
-                    f"{str(path)!r}: damaged, {size:,} bytes where the manifest has "
-                    f"{entry['bytes']!r}"
+                    f"{str(path)!r}: damaged, {size:,} bytes where the manifest has {shown}"
                 )
             if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                 raise UserError(f"{str(path)!r}: damaged, its SHA-256 is not the manifest's")

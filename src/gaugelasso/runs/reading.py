@@ -19,12 +19,22 @@ _LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
 _TAIL = 2**16
 
 
-# The task in the config.json of a folder that `gaugelasso import` wrote.
-IMPORTED = "imported"
+# The task in the config.json of a folder that `gaugelasso import` wrote, and of a recorded loop.
+IMPORTED, OWN_LOOP = "imported", "own loop"
+
+
+def check_run_folder(folder: Path) -> None:
+    """UserError unless this is a folder with a config.json."""
+    if not is_folder(folder):
+        why = "it is a file" if exists(folder) else "no such folder"
+        raise UserError(f"{str(folder)!r} is not a run folder: {why}")
+    if not exists(folder / "config.json"):
+        raise UserError(f"{str(folder)!r} is not a run folder: config.json is missing")
 
 
 def is_imported(folder: Path) -> bool:
-    """Whether the folder holds a model as it was imported, not a run."""
+    """Whether the folder holds a model as it was imported, not a run; UserError if neither."""
+    check_run_folder(folder)
     data = read_json(folder / "config.json")
     task = data.get("task") if isinstance(data, dict) else None
     return isinstance(task, dict) and task.get("name") == IMPORTED

@@ -81,6 +81,7 @@ class _Job:
     seed: int
     process: Worker | Submitted
     reported_at: float = 0.0
+    reported: str = ""
 
     @property
     def folder(self) -> Path:
@@ -201,8 +202,10 @@ def _report(running: list[_Job], console: Console) -> None:
     for job in running:
         if time.monotonic() - job.reported_at >= _REPORT_S:
             job.reported_at = time.monotonic()
-            parts = filter(None, (job.process.status, _last(job.folder)))
-            _print(console, f"{job}: {', '.join(parts)}")
+            text = ", ".join(filter(None, (job.process.status, _last(job.folder))))
+            if text != job.reported:  # the first row of a slow run may take minutes
+                _print(console, f"{job}: {text}")
+            job.reported = text
 
 
 def _print(console: Console, text: str) -> None:

@@ -1,7 +1,7 @@
 """Records a run in a loop of the user's own: the same run folder as the trainer's.
 
-`info` and `report` read it as any other. `eval` and `bench` need data, which an own loop does not
-describe: give them a task with --set task.module=FILE:NAME. Decides nothing.
+`info`, `report` and `export` read it as any other. `eval` needs data, which an own loop does not
+describe: give it a task with --set task.module=FILE:NAME. Decides nothing.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from gaugelasso.errors import UserError, errors_of
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
-from gaugelasso.runs.folder import RunFolder
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.folder import RunFolder, is_free
+from gaugelasso.runs.reading import OWN_LOOP, read_json
 from gaugelasso.runs.structures import describe
 from gaugelasso.runs.training_work import entry_of
 from gaugelasso.training.folder_log import FolderLog
@@ -36,6 +36,11 @@ class RunRecorder(FolderLog):
     """Writes the run folder `path`; with `resume`, goes on with the run that is in it."""
 
     def __init__(self, path: str | os.PathLike[str], resume: bool = False):
+        if not resume and not is_free(Path(path)):
+            raise UserError(
+                f"record = {str(path)!r}: the folder is not empty; give resume=True to go on with "
+                "the run in it, or another folder"
+            )
         folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
         super().__init__(folder, RunRecord(), METRIC)
         self._found = checkpoint.find(self.folder.checkpoints) if resume else None
@@ -80,7 +85,7 @@ class RunRecorder(FolderLog):
         reach, work = self.pilot.metric_target, {"fma": compressor.fma_target}
         metric = {} if reach is None else {"metric": reach.value}
         return {
-            "task": {"name": "own loop"},
+            "task": {"name": OWN_LOOP},
             "model": {},
             "target": {"loss": self.pilot.loss_target, **metric, "hold": "final", **work},
             "compress": dataclasses.asdict(compressor.options),
@@ -182,7 +187,7 @@ class RunRecorder(FolderLog):
             selection_loss=result.loss,
         )
         precision = str(compressor.optimizer.store.weight.dtype).removeprefix("torch.")
-        about = About("own loop", 0, self.metric_name, self._device, precision)
+        about = About(OWN_LOOP, 0, self.metric_name, self._device, precision)
         held_at = self.pilot.course.held_at
         held_step = None if held_at is None else self.pilot.memory.step_of(held_at)
         numbers = self.pilot.numbers() | {"held_at": held_step}
