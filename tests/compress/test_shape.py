@@ -182,7 +182,7 @@ def test_pressure_has_no_stock_shape() -> None:
         UserError,
         match=r"compress\.shape = 'llama'.* use compress\.removal = 'harm', or compress\.shape",
     ):
-        CompressorOptions(shape="llama")
+        CompressorOptions(shape="llama", removal="pressure")
     with pytest.raises(UserError, match="choose one of: free, llama"):
         CompressorOptions(shape="bert", removal="harm")
 

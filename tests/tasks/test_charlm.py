@@ -305,7 +305,7 @@ def test_generate_explains_its_errors(run: Path, tmp_path: Path, gaugelasso: Com
         return err
 
     assert "the prompt is empty" in error_of(run, "--prompt", "")
-    assert "no such file" in error_of(tmp_path / "none")
+    assert "no such folder" in error_of(tmp_path / "none")
     config = read(run / "config.json")
     config["task"] = {"name": "retrieval"}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -432,7 +432,7 @@ def test_show_on_the_command_line(run: Path, tmp_path: Path, gaugelasso: Command
     assert "problem 2, over Z/3" in out
     answer = gaugelasso("show", finished(tmp_path))
     assert_user_error(answer, "is a run of the task 'retrieval'; show needs a run of 'ff31'")
-    assert_user_error(gaugelasso("show", tmp_path / "nowhere"), "no such file")
+    assert_user_error(gaugelasso("show", tmp_path / "nowhere"), "no such folder")
 
 
 @pytest.mark.parametrize(

@@ -266,4 +266,5 @@ def _export(stages: Stages, form: str) -> None:
     if exists(target):
         print_line(f"export: {str(target)!r} is there already")
         return
-    print_line(f"export: {write_export(stages.run, form, target)}, in {str(target)!r}")
+    done = write_export(stages.run, form, target, say=print_line)
+    print_line(f"export: {done}, in {str(target)!r}")

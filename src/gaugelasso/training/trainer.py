@@ -24,6 +24,7 @@ from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFo
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.training_work import entry_of
+from gaugelasso.runs.writing import check_name
 from gaugelasso.signals import StopRequest, stop_requests
 from gaugelasso.tasks import SELECTION, TEST
 from gaugelasso.training.course_run import CourseRun
@@ -98,6 +99,7 @@ class Trainer:
         check_own_model(self.config, existing, structure)
         check_base(self.config, self.folder.path, existing, structure)
         check_work_to_remove(self.config, self.device, existing, structure)
+        check_name(self.folder.path)
         self._made = not self.folder.path.exists()
         self.folder = RunFolder.open(self.folder.path, existing)
 
