@@ -14,7 +14,7 @@ from gaugelasso.compress.pricing import total_fma
 from gaugelasso.config import Config, ModelConfig
 from gaugelasso.config.activations import check_activations, widest
 from gaugelasso.config.base import BaseModel
-from gaugelasso.errors import UserError, first_line
+from gaugelasso.errors import UserError, first_line, out_of_memory
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.runs.units import amount
@@ -22,8 +22,6 @@ from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
 from gaugelasso.training.evaluation import in_bfloat16
 
 _log = logging.getLogger(__name__)
-# What torch says where the memory of a CPU is not enough; it has no error of its own for that.
-_NO_MEMORY = ("not enough memory", "can't allocate memory")
 
 
 def check_named(config: Config) -> None:
@@ -128,8 +126,7 @@ def memory_errors_named(config: Config) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and not any(text in str(error) for text in _NO_MEMORY):
+        if not out_of_memory(error):
             raise
         raise UserError(
             f"the model and a batch of train.batch = {config.train.batch} do not fit the memory "
