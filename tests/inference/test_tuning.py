@@ -1,13 +1,25 @@
 """Tuning takes the fastest forms, and whichever it takes, the outputs stay."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from gaugelasso.inference import InferenceModel, clocks, compare, timed_parts, tuned, tuning, usable
+from gaugelasso.inference import (
+    Form,
+    InferenceModel,
+    clocks,
+    compare,
+    timed_parts,
+    tuned,
+    tuning,
+    usable,
+)
+from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.stream import Matrix, Read, Write
+from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
 from tests.inference.test_model import deviation, inputs_of
@@ -138,6 +150,25 @@ def test_forms_that_differ_by_more_than_rounding_do_not_agree(dtype: torch.dtype
     near = expected * (1 + 1e-5) if dtype is torch.float32 else (exact * 1.004).to(dtype)
     for same in (expected, near, expected[:0], expected[:1, :1]):
         usable.check_agrees(lambda same=same: same, expected[: len(same), : same.shape[1]])
+
+
+@torch.inference_mode()
+def test_rounding_does_not_leave_out_wide_heads() -> None:
+    """What kernels of attention are compared on: values whose scores are not large."""
+    spec = TransformerSpec.uniform(
+        width=16, layers=1, heads=2, d_k=64, d_v=64, d_f=16, length=256, inputs=9, outputs=9
+    )
+    model, dtype = Transformer(spec).eval(), torch.bfloat16
+    parts = timed_parts.Parts(model, dtype, False, 2, spec.length, 1)
+    [name] = [each for each in parts.plain.readers() if each.startswith("attention")]
+    choices = dict(parts._attentions(name, parts.plain.readers()[name], Form()))
+    mix = choices["sdpa"][1]
+    assert isinstance(mix, partial)
+    exact = InferenceModel(model, dtype=torch.float32).readers()[name]
+    assert isinstance(exact, Attention)
+    rows, batch = mix.args[0].float(), mix.args[1]
+    expected = mix()  # which rotates its rows in place
+    usable.check_agrees(lambda: exact.mix(rows.clone(), batch, causal=True).to(dtype), expected)
 
 
 @pytest.mark.parametrize(

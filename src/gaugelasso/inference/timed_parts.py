@@ -98,6 +98,7 @@ class Parts:
             twin = self._folded(name, each)
             assert isinstance(twin, Attention)
             rows = self._random(self.tokens, twin.read.maps.values.shape[1])
+            rows *= twin.d_k**-0.25  # scores of a spread of one: larger ones multiply rounding
             if self.length == 1 and self.plain.generates:
                 action = partial(twin.mix_one, rows, *self._context(twin))
             else:
