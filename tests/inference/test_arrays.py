@@ -27,7 +27,9 @@ def test_only_gelu_and_norms_of_heads_are_left_out() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("by_output", [False, True])
 @pytest.mark.parametrize(
-    "form", [Form(), Form("window", "window"), Form("gather", "spread")], ids=str
+    "form",
+    [Form(), Form("window", "window"), Form("gather", "spread"), Form("staged_gated", "fused")],
+    ids=str,
 )
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
 @torch.inference_mode()

@@ -159,10 +159,10 @@ def _writing(write: Write) -> Callable[[Array, Array], None]:
 
 def _mlp(part: Any) -> Callable[[Array], None]:
     assert isinstance(part, Mlp)
-    read, write = _reading(part.read), _writing(part.write)
+    read, write, paired = _reading(part.read), _writing(part.write), part.read.paired
 
     def call(x: Array) -> None:
-        up, gate = read(x).reshape(2, -1)
+        up, gate = read(x).reshape(-1, 2).T if paired else read(x).reshape(2, -1)
         write(x, up * gate / (1 + np.exp(-gate)))
 
     return call

@@ -87,7 +87,9 @@ class Folding(NamedTuple):
         """With zeros, up to the padded width."""
         return widened(maps, dim, self.wide(maps.shape[dim]))
 
-    def read(self, part: layers.Extractor, maps: list[Tensor], form: Form) -> Read:
+    def read(
+        self, part: layers.Extractor, maps: list[Tensor], form: Form, paired: bool = False
+    ) -> Read:
         sites, order = self.place[part.sites.cpu()].sort()
         gain = part.gain.detach().cpu()
         # Without slow weights the paper's, which depend on the gain alone: computed once.
@@ -97,7 +99,7 @@ class Folding(NamedTuple):
             weight = weight[order].to(statistics_dtype(self.dtype))
         joined = torch.cat([each.detach().cpu().flatten(1) for each in maps], 1)
         folded = (gain[:, None] * joined)[order].to(self.dtype)
-        options = (form.read, self.int8, self.align, form.read_tile, part.eps)
+        options = (form.read, self.int8, self.align, form.read_tile, part.eps, paired)
         return Read(sites, weight, folded, *options)
 
     def write(self, part: layers.Injector, maps: Tensor, form: Form) -> Write:

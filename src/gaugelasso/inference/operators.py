@@ -58,7 +58,9 @@ class Mlp(nn.Module):
         super().__init__()
         self.form = form
         maps = [folding.widened(each, 1) for each in (part.up, part.gate)]
-        self.read = folding.read(part.read, maps, form)
+        # One kernel for the whole MLP reads the halves.
+        paired = form.read == "staged_gated" and form.step == "parts" and form.joined is None
+        self.read = folding.read(part.read, maps, form, paired)
         self.write = folding.write(part.write, folding.widened(part.down, 0), form)
         self.register_buffer("counters", counters(), persistent=False)
 

@@ -21,7 +21,7 @@ from gaugelasso.kernels.tiles import Tile, applies
 # elsewhere the same as one of these. fused: as gather, with normaliser and product in one kernel.
 # scaled: as fused, with the normalisers in a kernel before. fused_window, scaled_window: the same
 # as window. staged: the normalised sites are copied, for a product of the library. staged_gated:
-# the same for SwiGLU, which is part of the product then.
+# the same for SwiGLU, which is part of the product then. Its map has pairs of columns.
 ReadForm = Literal[
     "gather", "window", "fused", "scaled", "fused_window", "scaled_window", "staged", "staged_gated"
 ]
@@ -97,15 +97,19 @@ class Read(nn.Module):
         align: int = 1,
         tile: Tile | None = None,
         eps: float = 0.0,
+        paired: bool = False,
     ):
         """`sites` [d] in the order of the stream, ascending; `weight` [d]; `maps` [d, c].
 
         What the product reads is padded to a multiple of `align`, with zero rows in the map. `tile`
-        is the one of the kernel's product, where it was measured.
+        is the one of the kernel's product, where it was measured. `paired`: for SwiGLU, every
+        column of the first half of `maps` is stored beside its column of the second half.
         """
         super().__init__()
         self.form: ReadForm = form
-        self.tile, self.eps = tile, eps
+        self.tile, self.eps, self.paired = tile, eps, paired
+        if paired:
+            maps = torch.stack(maps.chunk(2, dim=1), dim=2).flatten(1)
         self.window = form in WINDOWS
         self.start, self.stop = stretch(sites, align if self.window else 1)
         adjacent = self.window or self.stop - self.start == len(sites)
@@ -133,7 +137,7 @@ class Read(nn.Module):
         out = self._plain(x)
         if not gated:
             return out
-        up, gate = out.chunk(2, dim=1)
+        up, gate = (out[:, 0::2], out[:, 1::2]) if self.paired else out.chunk(2, dim=1)
         return nn.functional.silu(gate) * up
 
     def _kernels(self, x: Tensor, gated: bool, tile: Tile | None) -> Tensor:
@@ -142,13 +146,12 @@ class Read(nn.Module):
         assert self.weight is not None
         maps, where = self.maps(), (x, self.sites, self.weight)
         if self.form in ("staged", "staged_gated"):
-            in_product = gated and self.form == "staged_gated"
-            order = True if in_product else None
+            order = True if self.paired else None
             normal = levels.normalised_sites(
                 *where, self.eps, len(maps), first=self.first, by_token=order
             )
-            if in_product:
-                return products.gated_product(normal, maps, tile)
+            if self.paired:
+                return products.paired_product(normal, maps, tile)
             return products.swiglu(normal @ maps) if gated else normal @ maps
         factors = None
         if self.form in ("scaled", "scaled_window"):

@@ -133,8 +133,11 @@ class Parts:
             twin = self._folded(name, replace(form, read=read))
             tiles: Sequence[Tile | None] = [None]
             if read in TILED:
-                columns = twin.read.maps.values.shape[1] // (2 if gated else 1)
-                tiles = candidates(self.tokens, columns, gated)
+                columns = twin.read.maps.values.shape[1]
+                if gated and not twin.read.paired:
+                    tiles = candidates(self.tokens, columns // 2, gated)
+                else:
+                    tiles = candidates(self.tokens, columns)
             for tile in tiles:
                 made = replace(form, read=read, read_tile=tile)
                 action = partial(twin.read, x, gated, tile)

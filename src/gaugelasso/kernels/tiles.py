@@ -20,8 +20,8 @@ class Tile(NamedTuple):
 # Beyond this many tokens programs have large blocks.
 FEW = 512
 # Candidates of products of many tokens, with one sum and with two of them.
-PRODUCTS = (Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 8, 4), Tile(128, 64, 64, 4, 3),
-            Tile(128, 64, 32, 4, 4))  # fmt: skip
+PRODUCTS = (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 4, 3),
+            Tile(128, 128, 32, 8, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 32, 4, 4))  # fmt: skip
 GATED = (Tile(128, 64, 32, 4, 4), Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 # Tokens and filters of a whole MLP of many tokens. The inner size is all that it reads.
 JOINED = (Tile(128, 64, 0, 8, 2), Tile(128, 64, 0, 8, 1), Tile(128, 32, 0, 8, 3),
