@@ -16,8 +16,7 @@ from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.cofi_run import CofiTrainer
 from gaugelasso.baselines.rival import RivalTrainer
 from gaugelasso.runs.folder import Existing
-from tests.baselines import test_cofi, test_torch_pruning
-from tests.tiny_runs import finished
+from tests.baselines import cofi_runs, torch_pruning_runs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +24,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-PLAN = replace(test_cofi.plan_of(300, rate=0.3), prune=25)
+PLAN = replace(cofi_runs.plan_of(300, rate=0.3), prune=25)
 RESUMED_AT = 23
 SINGLE = {"train.precision": "float32"}
 
@@ -33,11 +32,6 @@ SINGLE = {"train.precision": "float32"}
 def changes(graph: bool, fused: bool = False) -> dict[str, str]:
     own = {"train.graph": str(graph).lower(), "train.fused": str(fused).lower()}
     return {**SINGLE, "train.device": DEVICE, **own}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return finished(tmp_path, **test_cofi.PLAIN)
 
 
 def copy_(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
@@ -89,11 +83,11 @@ def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing, fu
     New runs, and runs that were begun on a CPU and are resumed in the middle of the pruning.
     """
     if existing == "resume":
-        test_cofi.finish(run, PLAN, "whole", kept=(RESUMED_AT,), changes=SINGLE)
+        cofi_runs.finish(run, PLAN, "whole", kept=(RESUMED_AT,), changes=SINGLE)
         for name in ("plain", "other"):
             shutil.copytree(run.parent / str(RESUMED_AT), run.parent / name)
-    plain = test_cofi.start(run, PLAN, "plain", existing, changes(False, fused))
-    other = test_cofi.start(run, PLAN, "other", existing, changes(True, fused))
+    plain = cofi_runs.start(run, PLAN, "plain", existing, changes(False, fused))
+    other = cofi_runs.start(run, PLAN, "other", existing, changes(True, fused))
     assert (plain.compressor.steps > 0) == (existing == "resume")
     while plain.compressor.steps < PLAN.steps:
         masked = plain.compressor.steps < PLAN.dense_at
@@ -120,9 +114,9 @@ def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing, fu
 
 def test_graphed_and_plain_steps_of_torch_pruning_agree(run: Path) -> None:
     """Step by step from the same state, with regularisation and in the rounds."""
-    plan = test_torch_pruning.plan_of(run, "group-norm", reg=0.5)
+    plan = torch_pruning_runs.plan_of(run, "group-norm", reg=0.5)
     plain, other = (
-        test_torch_pruning.start(run, plan, name, changes=changes(graph))
+        torch_pruning_runs.start(run, plan, name, changes=changes(graph))
         for name, graph in (("plain", False), ("other", True))
     )
     while plain.compressor.steps < plan.steps:

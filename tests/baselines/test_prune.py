@@ -27,15 +27,7 @@ from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.rotation import newest_first
 from gaugelasso.tasks import Draw
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import assert_same_run, contents, finished, keep_images, read, rows, stop_at
-
-PLAIN = {"compress__solver": "fixed", "target__loss": 1e30}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A full model, trained without pressure."""
-    return finished(tmp_path, **PLAIN)
+from tests.tiny_runs import assert_same_run, contents, keep_images, read, rows, stop_at
 
 
 def to_work(run: Path, fma: float, rounds: int = 4) -> PrunePlan:

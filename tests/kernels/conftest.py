@@ -3,6 +3,7 @@
 On a GPU it would often read or overwrite another tensor without an error.
 """
 
+import importlib
 import importlib.util
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gaugelasso.kernels import dispatch
 from tests.kernels import CUDA
 
 # Kernels that take addresses of further tensors, whose bounds are unknown.
@@ -84,3 +86,11 @@ def _in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "create_masked_load", checked_load)
     monkeypatch.setattr(builder, "create_masked_store", checked_store)
     monkeypatch.setattr(builder, "create_atomic_rmw", checked_atomic)
+
+
+@pytest.fixture
+def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused forms wherever they are asked for, also by the interpreter on a CPU."""
+    for name in () if CUDA else ("gauge", "optim", "step_scalars", "penalty"):
+        module = importlib.import_module(f"gaugelasso.compress.{name}")
+        monkeypatch.setattr(module, "fused_flat", lambda _: not dispatch._plain)

@@ -156,3 +156,7 @@ def test_a_run_ends_on_its_start_if_all_else_misses(
     assert course.ends() == {90: 3.05, 1: 3.0}
     driver = CourseDriver(course, Kept(losses), lambda _: Measured(9.0, 0.0), None, 5)  # type: ignore[arg-type]
     assert driver._held_state() == end
+    if end is not None:
+        course.ended_on(end)
+        assert (course.held_at, course.held_loss) == (end, {90: 3.05, 1: 3.0}[end])
+        assert course.held_fma == {90: 500.0, 1: FULL}[end]

@@ -1,9 +1,7 @@
 """Distillation from the original, and what a config with pretrained weights means."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,57 +10,19 @@ from gaugelasso import kernels
 from gaugelasso.bench.measure import _step as measured_step
 from gaugelasso.bench.measure import work_per_token
 from gaugelasso.compress.defaults import MOST_PRETRAINED_LR
-from gaugelasso.config import Config, load_config
+from gaugelasso.config import Config
 from gaugelasso.config.auto import DISTILL
 from gaugelasso.errors import UserError
 from gaugelasso.training.distillation import distillation_of
 from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.trainer import Trainer
-from tests.importing.bases import write_base
-from tests.tasks.prose import write
-from tests.tasks.tokenizers import WORDS
 from tests.tiny import tiny
-
-CONFIG = """
-[task]
-name = "tokens"
-path = "train.txt"
-valid = "valid.txt"
-length = 16
-
-[model]
-from = "base"
-
-[target]
-fma = 20000.0
-
-[train]
-steps = 40
-batch = 2
-log_every = 5
-eval_every = 20
-eval_batches = 1
-final_batches = 2
-checkpoint_every = 20
-device = "cpu"
-"""
+from tests.training.pretrained.configs import COURSE, MODEL, config
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an imported model and text."""
-    home = tmp_path_factory.mktemp("distillation")
-    write_base(home)
-    write(home / "train.txt", (WORDS * 5).encode())
-    write(home / "valid.txt", (WORDS * 3).encode())
-    return home
-
-
-def config(home: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
-    monkeypatch.chdir(home)
-    (home / "run.toml").write_text(CONFIG)
-    named = {key.replace("__", "."): json.dumps(value) for key, value in changes.items()}
-    return load_config(home / "run.toml", named)
+@pytest.fixture(autouse=True)
+def _config_of_a_course(place: Path) -> None:
+    (place / "run.toml").write_text(MODEL + COURSE)
 
 
 def step_of(config: Config) -> TrainingStep:
@@ -78,16 +38,14 @@ def gradient(step: TrainingStep) -> torch.Tensor:
     return store.grad.clone()
 
 
-def test_pretrained_weights_go_by_harm_and_are_distilled(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = config(home, monkeypatch)
+def test_pretrained_weights_go_by_harm_and_are_distilled() -> None:
+    found = config()
     assert found.compress.removal == "harm"
     assert found.train.distill == DISTILL
-    given = config(home, monkeypatch, compress__removal="pressure", train__distill=0.0)
+    given = config(compress__removal="pressure", train__distill=0.0)
     assert (given.compress.removal, given.train.distill) == ("pressure", 0.0)
     pressed = config(
-        home, monkeypatch, target__hold="pressed", target__loss=5.0, target__fma=0.0,
+        target__hold="pressed", target__loss=5.0, target__fma=0.0,
         train__warmup=2, train__cooldown=4,
     )  # fmt: skip
     assert (pressed.compress.removal, pressed.train.distill) == ("pressure", 0.0)
@@ -95,18 +53,14 @@ def test_pretrained_weights_go_by_harm_and_are_distilled(
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_out_of_bounds_is_refused(
-    share: float, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_out_of_bounds_is_refused(share: float) -> None:
     with pytest.raises(UserError, match=rf"train\.distill = {share}: must be in \[0, 1\]"):
-        config(home, monkeypatch, train__distill=share)
+        config(train__distill=share)
 
 
-def test_the_gradient_is_a_mixture_and_the_loss_is_that_of_the_text(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_is_a_mixture_and_the_loss_is_that_of_the_text() -> None:
     """For the original itself the distance is at its least, so that it adds no gradient."""
-    steps = {s: step_of(config(home, monkeypatch, train__distill=s)) for s in (0.0, 0.5, 1.0)}
+    steps = {s: step_of(config(train__distill=s)) for s in (0.0, 0.5, 1.0)}
     grads = {share: gradient(step) for share, step in steps.items()}
     assert float(grads[0.0].norm()) > 0
     torch.testing.assert_close(grads[0.5], 0.5 * grads[0.0], rtol=1e-4, atol=1e-7)
@@ -115,10 +69,8 @@ def test_the_gradient_is_a_mixture_and_the_loss_is_that_of_the_text(
     assert steps[0.5].probe() == steps[0.0].probe()
 
 
-def test_a_changed_model_is_drawn_back_to_the_original(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = step_of(config(home, monkeypatch, train__distill=1.0))
+def test_a_changed_model_is_drawn_back_to_the_original() -> None:
+    step = step_of(config(train__distill=1.0))
     found = distillation_of(step.config, "cpu")
     assert found is not None
     with torch.no_grad():
@@ -137,10 +89,8 @@ def test_a_changed_model_is_drawn_back_to_the_original(
     assert distance().item() < before.item()
 
 
-def test_the_distance_counts_the_positions_that_the_loss_counts(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = step_of(config(home, monkeypatch, train__distill=1.0))
+def test_the_distance_counts_the_positions_that_the_loss_counts() -> None:
+    step = step_of(config(train__distill=1.0))
     found = distillation_of(step.config, "cpu")
     assert found is not None
     inputs, targets = step.inputs[0], step.targets[0]
@@ -166,12 +116,12 @@ def test_the_distance_counts_the_positions_that_the_loss_counts(
     assert not grad[:, 3:].any()
 
 
-def test_a_teacher_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_of_its_own() -> None:
     """The gradient of the original is as with model.from; that of another teacher is not."""
-    found = gradient(step_of(config(home, monkeypatch, train__distill=1.0, train__teacher="base")))
+    found = gradient(step_of(config(train__distill=1.0, train__teacher="base")))
     assert float(found.norm()) < 1e-4
     fresh = {"model": {"width": 8, "layers": 1, "heads": 2, "d_k": 4, "d_v": 4, "d_f": 8}}
-    sections = config(home, monkeypatch).to_dict() | fresh
+    sections = config().to_dict() | fresh
     sections["train"] |= {"distill": 0.5, "teacher": "base"}
     sections["compress"] |= {"removal": "pressure"}
     step = step_of(Config.from_dict(sections))
@@ -186,25 +136,23 @@ def test_nothing_to_distill_from(tmp_path: Path) -> None:
         tiny(tmp_path, train__teacher="base")
 
 
-def test_a_teacher_that_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_is_missing() -> None:
     with pytest.raises(UserError, match=r"train\.teacher = 'gone': no such folder"):
-        step_of(config(home, monkeypatch, train__teacher="gone"))
+        step_of(config(train__teacher="gone"))
 
 
-def test_a_step_is_timed_without_its_teacher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = config(home, monkeypatch, train__distill=0.5)
+def test_a_step_is_timed_without_its_teacher() -> None:
+    found = config(train__distill=0.5)
     gone = replace(found, train=replace(found.train, teacher="gone"))
     step = measured_step(gone, lambda: found.model.build(found.task, 0), "cpu")
     step()
     assert float(step.loss) > 0
 
 
-def test_a_run_reaches_its_work(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    full = config(home, monkeypatch).model.build(config(home, monkeypatch).task, 0)
+def test_a_run_reaches_its_work(tmp_path: Path) -> None:
+    full = config().model.build(config().task, 0)
     work = work_per_token(full)
-    found = config(home, monkeypatch, target__fma=round(0.8 * work))
+    found = config(target__fma=round(0.8 * work))
     trainer = Trainer(found, tmp_path / "run")
     summary = trainer.run()
     assert summary["held"]

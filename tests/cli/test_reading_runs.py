@@ -1,0 +1,114 @@
+"""The commands `eval`, `info`, `report` and `advise`."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gaugelasso.config import Config, load_config
+from tests.command import Command, assert_user_error
+from tests.runs.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
+from tests.tiny_runs import contents, sign
+
+
+def test_eval_reproduces_the_summary(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("eval", run, "--batches", "2", "--device", "cpu")
+    summary = json.loads((run / "summary.json").read_text())
+    assert code == 0
+    figures = f"loss {summary['loss']:.6f}  accuracy {summary['metric']['value']:.6f}"
+    assert out.strip() == f"{figures}  (2 batches of 4)"
+
+
+def test_info_shows_the_structure(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("info", run)
+    assert code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    for part in ("d_ai", "d_mo", f"{summary['fma_final']:,.0f}"):
+        assert part in out
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_report_writes_its_files(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("report", run)
+    assert code == 0
+    assert f"report: {run / 'report' / 'index.html'}" in out.splitlines()
+    assert (run / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["eval", "info", "report", "advise", "pareto", "show", "generate"]
+)
+def test_a_path_that_is_not_a_run_is_named(
+    gaugelasso: Command, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    (tmp_path / "file").write_text("")
+    for name in ("", "nowhere", "file"):
+        assert_user_error(gaugelasso(command, tmp_path / name), str(tmp_path / name))
+    assert contents(tmp_path) == {"thesis.txt": b"irreplaceable", "file": b""}
+
+
+def test_advise_writes_a_config_that_loads(gaugelasso: Command, run: Path) -> None:
+    code, out, _ = gaugelasso("advise", run)
+    assert code == 0
+    assert out.splitlines()[-1] == f"next config: {run / 'next.toml'}"
+    before = Config.from_dict(json.loads((run / "config.json").read_text()))
+    after = load_config(run / "next.toml")
+    assert replace(after, model=before.model) == before
+
+
+def test_advise_replaces_a_file_only_with_overwrite(
+    gaugelasso: Command, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "next.toml"
+    assert gaugelasso("advise", run, "--out", out)[0] == 0
+    text = out.read_text()
+    out.write_text("mine")
+    assert_user_error(gaugelasso("advise", run, "--out", out), "already exists; add --overwrite")
+    assert out.read_text() == "mine"
+    assert gaugelasso("advise", run, "--out", out, "--overwrite")[0] == 0
+    assert out.read_text() == text
+    answer = gaugelasso("advise", run, "--out", out.parent, "--overwrite")
+    assert_user_error(answer, "cannot be written")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "new"}
+
+
+def test_advise_refuses_a_config_that_cannot_be_trained(gaugelasso: Command, run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"task": {"name": "lm"}}))
+    assert_user_error(gaugelasso("advise", run), "task.name = 'lm' is unknown")
+    assert not (run / "next.toml").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"task": 3}', '{"tsk": {}}'])
+def test_eval_of_a_damaged_config_is_refused(gaugelasso: Command, run: Path, text: str) -> None:
+    (run / "config.json").write_text(text)
+    assert_user_error(gaugelasso("eval", run), "")
+
+
+def test_eval_without_a_checkpoint_is_refused(gaugelasso: Command, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert_user_error(gaugelasso("eval", run), "holds no checkpoint")
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [corrupt for corrupt, _ in (*WEIGHTS.values(), *STRUCTURES.values())],
+    ids=[*(f"weights: {name}" for name in WEIGHTS), *(f"structure: {name}" for name in STRUCTURES)],
+)
+def test_eval_of_a_damaged_checkpoint_is_refused(
+    gaugelasso: Command, run: Path, corrupt: Corruption
+) -> None:
+    for path in (run / "checkpoints").iterdir():
+        corrupt(path)
+        sign(path)
+    before = contents(run)
+    assert_user_error(gaugelasso("eval", run), str(run / "checkpoints"))
+    assert contents(run) == before
+
+
+def test_eval_needs_a_batch_and_a_device(gaugelasso: Command, run: Path) -> None:
+    assert gaugelasso("eval", run, "--batches", "0")[0] == 2
+    assert_user_error(gaugelasso("eval", run, "--device", "tpu"), "device 'tpu' is unknown")
