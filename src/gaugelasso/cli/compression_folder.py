@@ -15,10 +15,14 @@ from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
-from gaugelasso.runs.writing import writing
+from gaugelasso.runs.writing import make_folder, move, remove, writing
 from gaugelasso.tasks.stored import expand
 
 _BASE, _ORIGINAL, _CONFIG, _RUN = "base", "original.json", "config.toml", "run"
+# config.toml first: without it the other stages are done again.
+_ENTRIES = (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE)
+# What --overwrite replaces; under the second name while it is moved there or back.
+_REPLACED, _MOVING = "replaced", "replaced.tmp"
 
 
 @dataclass(frozen=True)
@@ -65,19 +69,51 @@ class Stages:
 
     @contextlib.contextmanager
     def removed_on_error(self) -> Iterator[None]:
-        """If a UserError is raised inside, remove the stages that were not there before."""
+        """If a UserError is raised inside, remove the stages that were not there before.
+
+        What --overwrite replaces comes back then, or where the import does not end for another
+        reason. It is removed when nothing is raised.
+        """
         paths, there = (self.config, self.original, self.base), exists(self.out)
         before = [path for path in paths if exists(path)]
         try:
             yield
-        except UserError:
-            for path in paths:
-                if path not in before:
-                    _remove(path)
+        except BaseException as error:
+            if isinstance(error, UserError):
+                for path in paths:
+                    if path not in before:
+                        remove(path)
+            if not exists(self.base):
+                self.put_back()
             if not there and exists(self.out):
                 with contextlib.suppress(OSError):  # something else is in it
                     self.out.rmdir()
             raise
+        remove(self.out / _REPLACED)
+
+    def set_aside(self) -> None:
+        """Move all stages to where `put_back` finds them, also after the process was killed."""
+        if exists(self.out / _REPLACED):  # the stages are those of a command that was killed
+            for name in _ENTRIES:
+                remove(self.out / name)
+            return
+        moving = self.out / _MOVING
+        make_folder(moving)
+        for name in _ENTRIES:
+            if exists(self.out / name):
+                move(self.out / name, moving / name)
+        move(moving, self.out / _REPLACED)
+
+    def put_back(self) -> None:
+        """Undo `set_aside`, or what a killed process has done of it."""
+        replaced, moving = self.out / _REPLACED, self.out / _MOVING
+        if exists(replaced):
+            move(replaced, moving)
+        if exists(moving):
+            for path in list(moving.iterdir()):
+                move(path, self.out / path.name)
+            with writing(moving):
+                moving.rmdir()
 
     def check_same_base(self, model: Path) -> None:
         """UserError unless the base was made from this model."""
@@ -134,6 +170,8 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
     if existing == "resume":
         if exists(out) and any(out.iterdir()):
             _check_own(out)
+            if exists(out / _MOVING):  # a command was killed before it had written anything
+                stages.put_back()
         return stages
     if existing == "refuse":
         RunFolder.check_free(out)
@@ -147,7 +185,10 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
                     f"--overwrite would remove {str(path)!r}, which is in {str(out)!r}; choose "
                     "another --out"
                 )
-        _clear(stages)
+        if exists(stages.run):
+            # Takes the lock of the run: refused while it trains.
+            RunFolder.open(stages.run, "resume").close()
+        stages.set_aside()
     return stages
 
 
@@ -166,27 +207,10 @@ def _check_own(out: Path) -> None:
     """UserError if the folder holds anything that this command did not write."""
     if not out.is_dir():
         raise UserError(f"output {str(out)!r} is a file; give a folder")
-    known = {_BASE, _ORIGINAL, _CONFIG, _RUN, *FORMS}
+    known = {*_ENTRIES, _REPLACED, _MOVING}
     others = sorted(path.name for path in out.iterdir() if path.name not in known)
     if others:
         raise UserError(
             f"output {str(out)!r} holds {others[0]!r}, which gaugelasso compress did not write; "
             "move it away, or choose another --out"
         )
-
-
-def _clear(stages: Stages) -> None:
-    if exists(stages.run):
-        # Holds the lock of the run: refused while it trains.
-        RunFolder.open(stages.run, "overwrite").close()
-    # config.toml first: without it the other stages are done again.
-    for name in (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE):
-        _remove(stages.out / name)
-
-
-def _remove(path: Path) -> None:
-    with writing(path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

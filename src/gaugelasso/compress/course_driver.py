@@ -189,6 +189,7 @@ class CourseDriver(Driver):
     def _end_on(self, name: int, reason: str) -> None:
         self._return(name, reason)
         self.ended_at = self.now
+        self.course.ended_on(name)
         self.log.ended()
 
 

@@ -156,8 +156,7 @@ class Pilot(CourseDriver):
             end()
         # Without an `evaluate` function, only the course knows the loss of a state that it kept.
         if self.ended_at is not None:
-            loss = self.course.ends().get(self.last_return_step or 0, self.course.held_loss)
-            known = Measured(loss, math.nan)
+            known = Measured(self.course.held_loss, math.nan)
             measured = known if self._evaluate is None else self._measured(thorough=True)
         self._result = self._result_of(measured.loss)
         if not self._result.held:

@@ -50,6 +50,18 @@ def write_bytes(path: Path, data: bytes) -> None:
         durable.replace_file(path, [data])
 
 
+def move(old: Path, new: Path) -> None:
+    """Rename a file or a folder; later writes can rely on the new name, even after a crash."""
+    with writing(new):
+        durable.rename(old, new)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with its content, or a link; nothing happens if there is none."""
+    with writing(path):
+        durable.remove(path)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an OSError inside into a UserError that names `path`."""

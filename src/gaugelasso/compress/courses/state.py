@@ -86,6 +86,11 @@ class CourseState(LossWindow):
         """The states that the run may end on, the preferred one first, with the loss of each."""
         return {} if self.held_at is None else {self.held_at: self.held_loss}
 
+    def ended_on(self, step: int) -> None:
+        """The run ends on this one of `ends`: from now on, it is the state that held."""
+        loss, fma = self.ends()[step], self.kept_sizes()[step]
+        self.held_at, self.held_fma, self.held_loss = step, fma, loss
+
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON has no infinity."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
