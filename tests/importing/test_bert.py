@@ -1,7 +1,6 @@
 """BERT: LayerNorms in place after each addition, with the same outputs as transformers."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,24 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gaugelasso import Compressor, CompressorOptions, Transformer, UserError, import_model
 from gaugelasso import check as check_model
-from gaugelasso.axes import named_tensors, width
-from gaugelasso.compress.drop import cascade
-from gaugelasso.compress.surgery import cut_
+from gaugelasso.axes import named_tensors
 from gaugelasso.export import export
 from gaugelasso.importing.folder import write_imported, write_model
 from gaugelasso.inference import InferenceModel, load
-from gaugelasso.models.spec import SpecError, TransformerSpec
+from gaugelasso.models import SpecError, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model
+from tests.importing.edits import (
+    assert_each_has_an_effect,
+    assert_outputs,
+    change,
+    cut_out_,
+    rewrite,
+)
 from tests.importing.sources import bert, distance, tokens
-from tests.importing.test_families import change
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -68,20 +70,7 @@ def test_hidden_states_of_an_encoder_without_a_head(tmp_path: Path) -> None:
 def test_every_vector_has_an_effect(imported: Transformer) -> None:
     """So a LayerNorm, bias or gain that was left out would be seen."""
     vectors = [n for n, p in imported.named_parameters() if p.ndim == 1 or n.endswith("_bias")]
-    with torch.inference_mode():
-        expected = imported(tokens())
-        for name in vectors:
-            values = imported.get_parameter(name)
-            before = values.clone()
-            values.zero_()
-            assert distance(imported(tokens()), expected) > 1e-3, name
-            values.copy_(before)
-
-
-def rewrite(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    path = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    save_file(edit(tensors), path, metadata={"format": "pt"})
+    assert_each_has_an_effect(imported, vectors, tokens())
 
 
 def test_files_of_earlier_versions(tmp_path: Path) -> None:
@@ -195,27 +184,19 @@ def test_the_declaration_is_right(masked_lm: bool, tmp_path: Path) -> None:
 def test_a_site_that_does_nothing_is_cut_exactly(imported: Transformer) -> None:
     """Through all LayerNorms: their means, their levels and their biases."""
     table, tensors = imported.axis_table(), named_tensors(imported)
-    keeps = {axis.name: torch.ones(width(axis, tensors), dtype=torch.bool) for axis in table.axes}
-    keeps["D"][[3, 40]] = False
-    keeps["classifier.d_h"][7] = False
+    gone = {"D": (3, 40), "classifier.d_h": (7,)}
     with torch.no_grad():
-        for name, going in (("D", (3, 40)), ("classifier.d_h", (7,))):
+        for name, going in gone.items():
             axis = table[name]
             for slot in axis.side_a + axis.side_b:
                 leaf = tensors[slot.tensor].movedim(slot.dim, 0)
                 links = torch.arange(len(leaf)) if slot.link is None else tensors[slot.link]
                 leaf[torch.isin(links, torch.tensor(going))] = 0
         before = imported(tokens())
-    decision = cascade(table, tensors, keeps)
-    assert decision is not None
-    cut_(imported, table, decision.keeps, decision.removed)
+    cut_out_(imported, gone)
     assert imported.get_parameter("norms.mlp_1.norm.bias").shape == (62,)
     assert imported.classifier.hidden == 63
-    again = Transformer.from_structure(json.loads(json.dumps(imported.structure())))
-    again.load_state_dict(imported.state_dict())
-    with torch.inference_mode():
-        for found in (imported(tokens()), again(tokens()), InferenceModel(imported)(tokens())):
-            assert distance(found, before) < 1e-5
+    assert_outputs(imported, tokens(), before)
 
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {  # steps and options
@@ -240,13 +221,10 @@ def test_training_cuts_it_and_the_outputs_follow(way: str, tmp_path: Path) -> No
     cut = {name.split(".")[-1] for name, size in compressor.widths.items() if size < born[name]}
     assert {"d_v", "d_ao", "d_mi", "d_f", "d_mo"} <= cut
     assert way == "pressure" or {"D", "d_e", "d_ai", "d_c", "d_h"} <= cut
-    again = Transformer.from_structure(model.structure())
-    again.load_state_dict(model.state_dict())
     inputs = tokens()[:, :12]
     with torch.inference_mode():
         expected = model.eval()(inputs)
-        for found in (again.eval()(inputs), InferenceModel(model)(inputs)):
-            assert distance(found, expected) < 1e-5
+    assert_outputs(model, inputs, expected)
 
 
 @pytest.mark.parametrize("masked_lm", [True, False])

@@ -11,9 +11,8 @@ from torch import Tensor
 from gaugelasso import Transformer, UserError, import_model
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.inference import InferenceModel
+from tests.importing.edits import assert_each_has_an_effect, change, rewrite
 from tests.importing.sources import bert, distance, distilbert, roberta, tokens
-from tests.importing.test_bert import rewrite
-from tests.importing.test_families import change
 
 FAMILIES: dict[str, Callable[..., Any]] = {"roberta": roberta, "distilbert": distilbert}
 PADDING = 2  # of `roberta`
@@ -72,14 +71,7 @@ def test_every_vector_has_an_effect(family: str, tmp_path: Path) -> None:
     FAMILIES[family]().save_pretrained(tmp_path)
     model = import_model(tmp_path)
     vectors = [n for n, p in model.named_parameters() if p.ndim == 1 or n.endswith("_bias")]
-    with torch.inference_mode():
-        expected = model(words())
-        for name in vectors:
-            values = model.get_parameter(name)
-            before = values.clone()
-            values.zero_()
-            assert distance(model(words()), expected) > 1e-3, name
-            values.copy_(before)
+    assert_each_has_an_effect(model, vectors, words())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,6 +1,5 @@
 """Families beside Llama: the same logits as transformers, in training and when exported."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gaugelasso.importing.folder import write_imported
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.models import AttentionSpec
 from gaugelasso.models.operators import Attention
+from tests.importing.edits import change
 from tests.importing.sources import (
     LLAMA3,
     distance,
@@ -31,13 +31,6 @@ from tests.importing.sources import (
     tokens,
     write_gguf,
 )
-
-
-def change(folder: Path, *removed: str, **keys: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | keys
-    path.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
-
 
 # Of two layers, the second has a window.
 HALF: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}

@@ -1,7 +1,6 @@
 """GPT-2: LayerNorm, biases, GELU and learned positions, with the same logits as transformers."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,28 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gaugelasso import Compressor, CompressorOptions, Transformer, UserError, import_model
 from gaugelasso import check as check_model
-from gaugelasso.axes import named_tensors, width
-from gaugelasso.compress.drop import cascade
-from gaugelasso.compress.surgery import cut_
+from gaugelasso.axes import named_tensors
 from gaugelasso.config import load_config
 from gaugelasso.export import export
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.inference import InferenceModel, load
+from gaugelasso.models import SpecError
 from gaugelasso.models.gelu import GeluMlp
 from gaugelasso.models.operators import Attention
-from gaugelasso.models.spec import SpecError
 from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.training.trainer import Trainer
+from tests.importing.edits import (
+    assert_each_has_an_effect,
+    assert_outputs,
+    change,
+    cut_out_,
+    rewrite,
+)
 from tests.importing.sources import distance, gpt2, tokens
-from tests.importing.test_families import change
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -75,14 +77,7 @@ def test_the_two_forms_of_gelu_are_not_confused(tmp_path: Path) -> None:
 def test_every_bias_has_an_effect(imported: Transformer) -> None:
     biases = [name for name, _ in imported.named_parameters() if name.endswith("bias")]
     assert len(biases) == 2 * (3 + 2) + 1
-    with torch.inference_mode():
-        expected = imported(tokens())
-        for name in biases:
-            bias = imported.get_parameter(name)
-            before = bias.clone()
-            bias.zero_()
-            assert distance(imported(tokens()), expected) > 1e-3, name
-            bias.copy_(before)
+    assert_each_has_an_effect(imported, biases, tokens())
 
 
 def test_the_stream_has_mean_zero(imported: Transformer) -> None:
@@ -121,12 +116,6 @@ def test_half_precision_files(tmp_path: Path) -> None:
 
 
 # --- files of earlier versions of transformers ------------------------------------------------
-
-
-def rewrite(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    path = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    save_file(edit(tensors), path, metadata={"format": "pt"})
 
 
 def with_masks(tensors: dict[str, Tensor], dtype: torch.dtype, length: int = 40) -> dict:
@@ -229,22 +218,12 @@ def test_what_does_nothing_is_cut_exactly(imported: Transformer) -> None:
         for leaf in (mlp.down[:, 9], mlp.write.bias[9], mlp.write.scale[9]):
             leaf.zero_()
         before = imported(tokens())
-    table, tensors = imported.axis_table(), named_tensors(imported)
-    keeps = {axis.name: torch.ones(width(axis, tensors), dtype=torch.bool) for axis in table.axes}
-    for name, index in (("attention_0.d_k", 3), ("attention_0.d_v", 5), ("mlp_0.d_f", 7)):
-        keeps[f"operators.{name}"][index] = False
-    keeps["operators.mlp_0.d_mo"][9] = False
-    decision = cascade(table, tensors, keeps)
-    assert decision is not None
-    cut_(imported, table, decision.keeps, decision.removed)
+    gone = {"attention_0.d_k": 3, "attention_0.d_v": 5, "mlp_0.d_f": 7, "mlp_0.d_mo": 9}
+    cut_out_(imported, {f"operators.{name}": [index] for name, index in gone.items()})
     assert attention.query_bias.shape == (4, 15)
     assert mlp.up_bias.shape == (95,)
     assert mlp.write.bias.shape == (63,)
-    again = Transformer.from_structure(json.loads(json.dumps(imported.structure())))
-    again.load_state_dict(imported.state_dict())
-    with torch.inference_mode():
-        for found in (imported(tokens()), again(tokens()), InferenceModel(imported)(tokens())):
-            assert distance(found, before) < 1e-5
+    assert_outputs(imported, tokens(), before)
 
 
 def test_pressure_cuts_it_and_the_outputs_follow(tmp_path: Path) -> None:
@@ -262,13 +241,10 @@ def test_pressure_cuts_it_and_the_outputs_follow(tmp_path: Path) -> None:
     cut = {name.split(".")[-1] for name, size in compressor.widths.items()
            if size < model_widths(tmp_path)[name]}  # fmt: skip
     assert {"d_f", "d_mo", "d_v"} <= cut
-    again = Transformer.from_structure(model.structure())
-    again.load_state_dict(model.state_dict())
     inputs = tokens()[:, :12]
     with torch.inference_mode():
         expected = model.eval()(inputs)
-        for found in (again.eval()(inputs), InferenceModel(model)(inputs)):
-            assert distance(found, expected) < 1e-5
+    assert_outputs(model, inputs, expected)
 
 
 def model_widths(folder: Path) -> dict[str, int]:

@@ -14,9 +14,8 @@ from gaugelasso.export import export
 from gaugelasso.importing.folder import write_imported
 from gaugelasso.importing.vit import to_patches
 from gaugelasso.inference import InferenceModel, load
+from tests.importing.edits import change, rewrite
 from tests.importing.sources import distance, vit
-from tests.importing.test_bert import rewrite
-from tests.importing.test_families import change
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},

@@ -12,7 +12,7 @@ from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import find, load_model, load_structure
-from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.reading import check_has_summary, read_json
 from gaugelasso.runs.structures import Structure
 
 
@@ -37,10 +37,8 @@ class Source:
 
     @classmethod
     def of(cls, run: Path) -> "Source":
-        path = run / "summary.json"
-        if not exists(path):
-            raise UserError(f"{str(run)!r} is not finished: summary.json is missing; train it")
-        source = cls(run, read_json(path, finite=False))
+        check_has_summary(run)
+        source = cls(run, read_json(run / "summary.json", finite=False))
         source._check_weights()
         return source
 

@@ -14,7 +14,7 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
-from gaugelasso.runs.reading import exists, is_folder
+from gaugelasso.runs.reading import check_has_summary, is_folder
 from gaugelasso.runs.writing import check_name
 from gaugelasso.training.evaluation import choose_device
 
@@ -90,11 +90,7 @@ def bench(
         if not is_folder(what):
             raise UserError(f"--inference needs a run folder, and {str(what)!r} is not a folder")
         settings = run_config(what)
-        if not exists(what / "summary.json"):
-            raise UserError(
-                f"{str(what)!r} is not finished: summary.json is missing; finish it with "
-                "gaugelasso train CONFIG --resume"
-            )
+        check_has_summary(what)
         where = choose_device(device or "auto")
         timings = bench_run(what, work or what.name, settings, where, repeats, sizes)
     else:

@@ -12,7 +12,7 @@ from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import at_step
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import IMPORTED, check_run_folder, exists, read_json
+from gaugelasso.runs.reading import IMPORTED, check_has_summary, check_run_folder, exists, read_json
 
 # A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
 # onnxscript's optimiser loses what distinguishes adding from replacing.
@@ -69,11 +69,8 @@ def read_source(run: Path) -> Source:
     check_run_folder(run)
     config = _table(run / "config.json", "task", dict)
     imported = config["task"].get("name") == IMPORTED
-    if not imported and not exists(run / "summary.json"):
-        raise UserError(
-            f"{str(run)!r} is not finished: summary.json is missing; finish it with "
-            "gaugelasso train CONFIG --resume"
-        )
+    if not imported:
+        check_has_summary(run)
     summary = {"steps": 0} if imported else _table(run / "summary.json", "steps", int)
     environment = _table(run / "environment.json", "date", str)
     checkpoint = at_step(run / CHECKPOINTS, summary["steps"])

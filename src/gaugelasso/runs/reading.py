@@ -32,6 +32,15 @@ def check_run_folder(folder: Path) -> None:
         raise UserError(f"{str(folder)!r} is not a run folder: config.json is missing")
 
 
+def check_has_summary(folder: Path) -> None:
+    """UserError if the run in this folder is not finished."""
+    if not exists(folder / "summary.json"):
+        raise UserError(
+            f"{str(folder)!r} is not finished: summary.json is missing; finish it with "
+            "gaugelasso train CONFIG --resume"
+        )
+
+
 def is_imported(folder: Path) -> bool:
     """Whether the folder holds a model as it was imported, not a run; UserError if neither."""
     check_run_folder(folder)
