@@ -20,7 +20,7 @@ from gaugelasso.files.durable import write_new
 from gaugelasso.inference import Form, InferenceModel, Sampling, tuned
 from gaugelasso.inference.graphs import Decoder
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.models.spec import AttentionSpec, MlpSpec
+from gaugelasso.models.operator_spec import AttentionSpec, MlpSpec
 
 Action = Callable[[], Any]
 # Tokens of one timed decoding: the host waits once for all of them.

@@ -26,7 +26,7 @@ from gaugelasso.kernels.cuda_graph import GraphedStep
 from gaugelasso.kernels.dispatch import aligned
 from gaugelasso.kernels.heads import NARROW
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.models.spec import AttentionSpec
+from gaugelasso.models.operator_spec import AttentionSpec
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.training.step import TrainingStep
 

@@ -22,7 +22,7 @@ from gaugelasso import (
 )
 from gaugelasso.axes import AxisError
 from gaugelasso.errors import UserError
-from gaugelasso.models.spec import SpecError
+from gaugelasso.models import SpecError
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 

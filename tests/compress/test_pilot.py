@@ -245,7 +245,7 @@ def test_without_evaluate_a_run_can_end_on_its_start() -> None:
     loop = Loop(named=50.0, steps=60, spoiled=spoiled, options=options)
     result, course = loop.run(), loop.pilot.course
     assert isinstance(course, PretrainedCourse)
-    assert course.held_at is None
+    assert course.held_at == course.start_at == 1
     assert result.held
     assert (result.loss, result.fma) == (course.start_loss, course.start_fma)
     assert result.loss < 50

@@ -14,8 +14,7 @@ from gaugelasso.compress.defaults import MOST_PRETRAINED_LR, chosen_options
 from gaugelasso.compress.options import RunOptions
 from gaugelasso.errors import UserError
 from gaugelasso.importing.pretrained import for_pretrained
-from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.models.spec import SpecError
+from gaugelasso.models import SpecError, Transformer, TransformerSpec
 from tests.contract.models import PRETRAINED
 
 VOCABULARY, SEEN = 11, 6

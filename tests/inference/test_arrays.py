@@ -10,7 +10,7 @@ from gaugelasso.inference import Form, InferenceModel, Sampling, generate
 from gaugelasso.inference.attention import attend, attend_one
 from gaugelasso.inference.stream import Matrix
 from gaugelasso.models import Transformer
-from gaugelasso.models.spec import AttentionSpec
+from gaugelasso.models.operator_spec import AttentionSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import GENERATIVE
 from tests.inference.test_generation import trained  # noqa: F401 (a fixture)

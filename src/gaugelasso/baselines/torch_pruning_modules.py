@@ -23,8 +23,9 @@ from gaugelasso.kernels.heads import rotate
 from gaugelasso.kernels.stream import EPS
 from gaugelasso.models import Transformer
 from gaugelasso.models.layers import Extractor, Injector
+from gaugelasso.models.operator_spec import AttentionSpec, MlpSpec
 from gaugelasso.models.operators import Attention, SwiGLU
-from gaugelasso.models.spec import AttentionSpec, MlpSpec, TransformerSpec
+from gaugelasso.models.spec import TransformerSpec
 
 
 class Normaliser(nn.Module):

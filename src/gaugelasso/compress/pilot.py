@@ -8,19 +8,19 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gaugelasso.axes import Compressible
 from gaugelasso.compress.course_driver import CourseDriver
 from gaugelasso.compress.courses.course import Course
 from gaugelasso.compress.courses.metric import MetricCourse
 from gaugelasso.compress.courses.window import Measured
-from gaugelasso.compress.driver import NoLog
+from gaugelasso.compress.driver import Log, NoLog
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.kept_states import StatesInMemory
-from gaugelasso.compress.recording import Recorder
 from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
@@ -42,6 +42,19 @@ def pair_of(measured: Any) -> tuple[float, float]:
             f"evaluate returned {measured!r}; with metric_target it must return the loss and the "
             "metric, two numbers"
         ) from None
+
+
+class Recorder(Log, Protocol):
+    """Writes what a pilot does, and can bring it back to where an earlier run was stopped."""
+
+    def prepare(self, model: Compressible) -> None:
+        """Give the model the state to go on with, before anything is built on it."""
+
+    def begin(self, pilot: "Pilot") -> None:
+        """The run starts, or goes on."""
+
+    def finished(self, result: Result) -> None:
+        """The run is over."""
 
 
 class Pilot(CourseDriver):

@@ -18,8 +18,8 @@ from gaugelasso.importing.source import Source
 from gaugelasso.importing.tensors import check_tensors, check_tied
 from gaugelasso.importing.windows import Windows
 from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models.operator_spec import AttentionSpec
 from gaugelasso.models.operators import Attention, SwiGLU
-from gaugelasso.models.spec import AttentionSpec
 
 # The maps that may have biases.
 BIASED = ("query", "key", "value")

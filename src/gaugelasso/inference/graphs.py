@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gaugelasso.inference.checks import check_count, check_inputs, check_known, check_lengths
-from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.noise import exponential_
 from gaugelasso.inference.padding import Side, rolled
+from gaugelasso.inference.passes import PassModel
 from gaugelasso.inference.sampling import Sampling, refresh_
 from gaugelasso.inference.stream import statistics_dtype, uses_kernels
 from gaugelasso.kernels.cuda_graph import GraphedStep
@@ -37,7 +37,7 @@ class Captured:
     chooses the sizes and the draws of a GPU on any device.
     """
 
-    def __init__(self, model: InferenceModel, *, limit: int = LIMIT, gpu: bool | None = None):
+    def __init__(self, model: PassModel, *, limit: int = LIMIT, gpu: bool | None = None):
         if limit < 1:
             raise SpecError(f"limit = {limit}: at least one graph must be kept")
         self.model, self.device = model, model.device
@@ -139,7 +139,7 @@ class _Pass:
 
     def __init__(
         self,
-        model: InferenceModel,
+        model: PassModel,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         ragged: bool,
@@ -177,7 +177,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: InferenceModel,
+        model: PassModel,
         batch: int,
         length: int,
         sampling: Sampling,

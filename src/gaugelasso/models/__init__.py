@@ -1,14 +1,10 @@
 """Networks with an axis table: the transformer, its structure as data, and decoding."""
 
+from gaugelasso.models.json_fields import SpecError
+from gaugelasso.models.operator_spec import AttentionSpec, MlpSpec
 from gaugelasso.models.residual import SiteWriter, SlowNorm, centred, stream_axis
 from gaugelasso.models.rounding import round_up
-from gaugelasso.models.spec import (
-    AttentionSpec,
-    InputKind,
-    MlpSpec,
-    SpecError,
-    TransformerSpec,
-)
+from gaugelasso.models.spec import InputKind, TransformerSpec
 from gaugelasso.models.transformer import Transformer, same_network
 
 __all__ = [

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Growth, Norm, Operation, Size, Slot
 from gaugelasso.models.head_norm import HeadNorm
-from gaugelasso.models.layers import Extractor, Injector, Operator, normal, size
-from gaugelasso.models.spec import AttentionSpec
+from gaugelasso.models.layers import Operator, OperatorOptions, normal, size
+from gaugelasso.models.operator_spec import AttentionSpec
 
 
 class Attention(Operator):
@@ -18,7 +18,7 @@ class Attention(Operator):
 
     With `bias`, queries, keys and values have biases, which lie on the axes of their channels. Keys
     without RoPE and norm have none: such a bias adds the same to all scores of a query, which the
-    softmax cancels. With `write_bias`, what is written has biases.
+    softmax cancels.
 
     With `qk_norm`, queries and keys are normalised in each head (`HeadNorm`). Where the spec has a
     `window`, a query sees that many keys at most, up to its own.
@@ -32,19 +32,14 @@ class Attention(Operator):
     def __init__(
         self,
         spec: AttentionSpec,
+        options: OperatorOptions,
         *,
         causal: bool,
-        tied: bool,
-        shrink: float,
-        generator: torch.Generator,
-        eps: float = 0.0,
-        by_token: bool = False,
-        plain: bool = False,
         bias: bool = False,
-        write_bias: bool = False,
         qk_norm: bool = False,
     ):
         super().__init__()
+        generator = options.generator
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth, self.window = spec.depth, spec.window
         # Of the initial width: dropping keys must not sharpen the softmax.
@@ -52,18 +47,19 @@ class Attention(Operator):
         self.causal = causal
         self.rope = spec.frequencies is not None
         pair = (2,) if self.rope else ()
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
+        self.read = options.read(spec.reads)
         std = d_in**-0.5
         self.query = normal((d_in, spec.heads, *pair, spec.keys), std, generator)
         self.key = normal((d_in, spec.kv_heads, *pair, spec.keys), std, generator)
         self.value = normal((d_in, spec.kv_heads, spec.values), std, generator)
-        std = shrink * (spec.heads * spec.values) ** -0.5
+        std = options.shrink * (spec.heads * spec.values) ** -0.5
         self.out = normal((spec.heads, spec.values, d_out), std, generator)
         self.query_norm: HeadNorm | None = None
         self.key_norm: HeadNorm | None = None
         if qk_norm:
             self.query_norm, self.key_norm = (
-                HeadNorm((*pair, spec.keys), eps=eps, by_token=by_token) for _ in range(2)
+                HeadNorm((*pair, spec.keys), eps=options.eps, by_token=options.by_token)
+                for _ in range(2)
             )
         self.has_bias = bias
         for leaf in self._biased:
@@ -71,7 +67,7 @@ class Attention(Operator):
             self.register_parameter(f"{leaf}_bias", nn.Parameter(torch.zeros(shape)))
         if spec.frequencies is not None:
             self.register_buffer("frequencies", torch.tensor(spec.frequencies))
-        self.write = Injector(spec.writes, write_bias)
+        self.write = options.write(spec.writes)
 
     @property
     def _biased(self) -> tuple[str, ...]:

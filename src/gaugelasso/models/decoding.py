@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gaugelasso import kernels
+from gaugelasso.models.json_fields import SpecError
 from gaugelasso.models.operators import Attention, Operator
-from gaugelasso.models.spec import SpecError
 from gaugelasso.models.transformer import Transformer
 
 

@@ -11,40 +11,29 @@ from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Slot
-from gaugelasso.models.layers import Extractor, Injector, normal
+from gaugelasso.models.layers import OperatorOptions, normal
+from gaugelasso.models.operator_spec import MlpSpec
 from gaugelasso.models.operators import Mlp
-from gaugelasso.models.spec import MlpSpec
 
 # GELU(z) = z Phi(z), with the normal distribution Phi itself, or with its approximation by tanh.
 Approximation = Literal["none", "tanh"]
 
 
 class GeluMlp(Mlp):
-    """down(gelu(up(y) + up_bias)); with `write_bias`, what is written has biases."""
+    """down(gelu(up(y) + up_bias)); what is written may have biases."""
 
     reading = "gelu read", 1
 
-    def __init__(
-        self,
-        spec: MlpSpec,
-        *,
-        approximation: Approximation,
-        tied: bool,
-        shrink: float,
-        generator: torch.Generator,
-        eps: float = 0.0,
-        by_token: bool = False,
-        plain: bool = False,
-        write_bias: bool = False,
-    ):
+    def __init__(self, spec: MlpSpec, options: OperatorOptions, approximation: Approximation):
         super().__init__()
+        generator = options.generator
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth, self.approximation = spec.depth, approximation
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
+        self.read = options.read(spec.reads)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.up_bias = nn.Parameter(torch.zeros(spec.filters))
-        self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
-        self.write = Injector(spec.writes, write_bias)
+        self.down = normal((spec.filters, d_out), options.shrink * spec.filters**-0.5, generator)
+        self.write = options.write(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
         x, normalised = self.read(x)

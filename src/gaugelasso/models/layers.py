@@ -7,12 +7,15 @@ width. Every removable index is an index of a tensor dim.
 Shapes: D sites, N = B*S tokens, d widths, H query heads, G key/value heads, P pairs.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Norm, Operation, Size, Slot
-from gaugelasso.models.spec import InputKind, OperatorSpec
+from gaugelasso.models.operator_spec import OperatorSpec
+from gaugelasso.models.spec import InputKind
 
 # The axis of the residual sites.
 STREAM = "D"
@@ -108,6 +111,31 @@ class Injector(nn.Module):
         side_a = maps if self.bias is None else (*maps, Slot(f"{owner}.write.bias"))
         name = f"{owner}.{kind}"
         return Axis(name, kind, side_a, (scale,), (sites,), owner=owner, growth="permutation")
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """What the operators of a model have in common.
+
+    The first four are those of an `Extractor`. `shrink` scales the first weights of what is
+    written. With `write_bias`, what is written has biases.
+    """
+
+    tied: bool
+    eps: float
+    by_token: bool
+    plain: bool
+    shrink: float
+    write_bias: bool
+    generator: torch.Generator
+
+    def read(self, sites: tuple[int, ...]) -> Extractor:
+        return Extractor(
+            sites, tied=self.tied, eps=self.eps, by_token=self.by_token, plain=self.plain
+        )
+
+    def write(self, sites: tuple[int, ...]) -> Injector:
+        return Injector(sites, self.write_bias)
 
 
 class Part(nn.Module):

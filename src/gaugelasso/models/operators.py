@@ -5,14 +5,13 @@ Activations are feature-major, and shapes are named as in layers.py.
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from gaugelasso import kernels
 from gaugelasso.axes import Axis, Cost, Operation, Slot
 from gaugelasso.models.attention import Attention
-from gaugelasso.models.layers import Extractor, Injector, Operator, normal, size
-from gaugelasso.models.spec import MlpSpec
+from gaugelasso.models.layers import Operator, OperatorOptions, normal, size
+from gaugelasso.models.operator_spec import MlpSpec
 
 __all__ = ["Attention", "Mlp", "Operator", "SwiGLU"]
 
@@ -49,30 +48,20 @@ class Mlp(Operator):
 
 
 class SwiGLU(Mlp):
-    """down(up(y) * silu(gate(y))); with `write_bias`, what is written has biases."""
+    """down(up(y) * silu(gate(y))); what is written may have biases."""
 
     reading = "gated read", 2
 
-    def __init__(
-        self,
-        spec: MlpSpec,
-        *,
-        tied: bool,
-        shrink: float,
-        generator: torch.Generator,
-        eps: float = 0.0,
-        by_token: bool = False,
-        plain: bool = False,
-        write_bias: bool = False,
-    ):
+    def __init__(self, spec: MlpSpec, options: OperatorOptions):
         super().__init__()
+        generator = options.generator
         d_in, d_out = len(spec.reads), len(spec.writes)
         self.depth = spec.depth
-        self.read = Extractor(spec.reads, tied=tied, eps=eps, by_token=by_token, plain=plain)
+        self.read = options.read(spec.reads)
         self.up = normal((d_in, spec.filters), d_in**-0.5, generator)
         self.gate = normal((d_in, spec.filters), d_in**-0.5, generator)
-        self.down = normal((spec.filters, d_out), shrink * spec.filters**-0.5, generator)
-        self.write = Injector(spec.writes, write_bias)
+        self.down = normal((spec.filters, d_out), options.shrink * spec.filters**-0.5, generator)
+        self.write = options.write(spec.writes)
 
     def forward(self, x: Tensor, batch: int) -> Tensor:
         x, normalised = self.read(x)

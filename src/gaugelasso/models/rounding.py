@@ -6,7 +6,8 @@ Changes a structure alone; copies no weights.
 import math
 from dataclasses import replace
 
-from gaugelasso.models.spec import MlpSpec, OperatorSpec, TransformerSpec
+from gaugelasso.models.operator_spec import MlpSpec, OperatorSpec
+from gaugelasso.models.spec import TransformerSpec
 
 
 def round_up(spec: TransformerSpec, multiple: int) -> TransformerSpec:

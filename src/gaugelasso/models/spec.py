@@ -10,11 +10,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from gaugelasso.models.json_fields import SpecError, checked_fields, hints_of, shown
-from gaugelasso.models.spec_checks import (
+from gaugelasso.models.operator_spec import (
     LARGEST,
-    check_encoder,
+    LATER_OF_ATTENTION,
+    AttentionSpec,
+    MlpSpec,
+    OperatorSpec,
+    check_operator,
     check_reach,
-    check_tied,
+    operator_from_dict,
     positive,
 )
 
@@ -25,51 +29,7 @@ _LATER = {
     "tied_head": False, "qk_norm": False, "post_norm": False, "head_hidden": 0,
     "tied_mean": False,
 }  # fmt: skip
-_LATER_OF_ATTENTION = {"window": None}
 
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """One attention operator.
-
-    `keys` is the number of removable key indices: RoPE pairs where `frequencies`
-    are given, single channels otherwise. `scale` is the softmax scale of the initial width. With a
-    `window`, a query sees that many keys at most, up to its own.
-    """
-
-    depth: int
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    heads: int
-    kv_heads: int
-    keys: int
-    values: int
-    scale: float
-    frequencies: tuple[float, ...] | None = None
-    window: int | None = None
-    kind: Literal["attention"] = "attention"
-
-    @property
-    def name(self) -> str:
-        return f"attention_{self.depth}"
-
-
-@dataclass(frozen=True)
-class MlpSpec:
-    """One MLP with `filters` hidden channels; `TransformerSpec.mlp` says of which kind."""
-
-    depth: int
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    filters: int
-    kind: Literal["mlp"] = "mlp"
-
-    @property
-    def name(self) -> str:
-        return f"mlp_{self.depth}"
-
-
-OperatorSpec = AttentionSpec | MlpSpec
 
 # Masked patches carry one more value, 1 where the patch is hidden.
 InputKind = Literal["tokens", "patches", "masked_patches"]
@@ -198,7 +158,7 @@ class TransformerSpec:
             raise SpecError(f"eps = {self.eps}: must be a finite number of at least 0")
         if self.qk_norm and self.norm != "slow":
             raise SpecError(f"norm = {self.norm!r}: a model with qk_norm has norm = 'slow'")
-        check_encoder(self)
+        _check_encoder(self)
         positive("width", len(self.sites))
         for name in ("length", "layers", "inputs", "outputs"):
             positive(name, getattr(self, name))
@@ -207,7 +167,7 @@ class TransformerSpec:
                 raise SpecError(f"site {shown(site)}: must be a whole number of 0 to {LARGEST}")
         for who, reach in (("embedding", self.embed), ("classifier", self.classify)):
             check_reach(who, reach, len(self.sites))
-        check_tied(self)
+        _check_tied(self)
         seen: set[str] = set()
         for operator in self.operators:
             if operator.name in seen:
@@ -215,27 +175,7 @@ class TransformerSpec:
             seen.add(operator.name)
             if not 0 <= operator.depth < self.layers:
                 raise SpecError(f"{operator.name}: depth outside 0..{self.layers - 1}")
-            check_reach(f"{operator.name} reads", operator.reads, len(self.sites))
-            check_reach(f"{operator.name} writes", operator.writes, len(self.sites))
-            if isinstance(operator, MlpSpec):
-                positive(f"{operator.name} d_f", operator.filters)
-                continue
-            for label in ("heads", "kv_heads", "keys", "values"):
-                positive(f"{operator.name} {label}", getattr(operator, label))
-            if operator.heads % operator.kv_heads:
-                raise SpecError(
-                    f"{operator.name}: heads = {operator.heads} is not a multiple of "
-                    f"kv_heads = {operator.kv_heads}"
-                )
-            if operator.frequencies is not None and len(operator.frequencies) != operator.keys:
-                raise SpecError(
-                    f"{operator.name}: {len(operator.frequencies)} frequencies for "
-                    f"{operator.keys} RoPE pairs"
-                )
-            if operator.window is not None:
-                positive(f"{operator.name} window", operator.window)
-                if not self.causal:
-                    raise SpecError(f"{operator.name}: only a causal model can have a window")
+            check_operator(operator, len(self.sites), self.causal)
 
     @property
     def weights(self) -> int:
@@ -257,7 +197,7 @@ class TransformerSpec:
     def to_dict(self) -> dict[str, Any]:
         """As JSON data. Keys that were added later are left out where they say nothing."""
         data = _without_defaults(asdict(self), _LATER)
-        parts = (_without_defaults(each, _LATER_OF_ATTENTION) for each in data["operators"])
+        parts = (_without_defaults(each, LATER_OF_ATTENTION) for each in data["operators"])
         data["operators"] = tuple(parts)
         return data
 
@@ -268,18 +208,40 @@ class TransformerSpec:
         entries = data["operators"]
         if not isinstance(entries, list | tuple):
             raise SpecError(f"structure: operators = {entries!r} must be a list")
-        operators: list[OperatorSpec] = []
-        for entry in entries:
-            kind = entry.get("kind") if isinstance(entry, Mapping) else None
-            if kind == "attention":
-                given = ("attention operator", AttentionSpec, entry, _LATER_OF_ATTENTION)
-                operators.append(AttentionSpec(**checked_fields(*given)))
-            elif kind == "mlp":
-                operators.append(MlpSpec(**checked_fields("mlp operator", MlpSpec, entry)))
-            else:
-                raise SpecError(f"operator kind {kind!r} is neither 'attention' nor 'mlp'")
-        return cls(**plain, operators=tuple(operators))
+        return cls(**plain, operators=tuple(map(operator_from_dict, entries)))
 
 
 def _without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}
+
+
+def _check_tied(spec: TransformerSpec) -> None:
+    """The table of tokens is a map to the outputs."""
+    if not spec.tied_head:
+        if spec.tied_mean:
+            raise SpecError("tied_mean needs tied_head: a head of its own has its means")
+        return
+    if spec.post_norm or spec.head_hidden:
+        raise SpecError("tied_head: an encoder's head has a map of its own")
+    if spec.input_kind != "tokens" or spec.inputs != spec.outputs:
+        raise SpecError(
+            f"tied_head: a table of {spec.inputs} {spec.input_kind} is no map to "
+            f"{spec.outputs} outputs; it needs as many tokens as outputs"
+        )
+    if len(spec.embed) != len(spec.classify):
+        raise SpecError(
+            f"tied_head: the embedding writes {len(spec.embed)} sites and the classifier reads "
+            f"{len(spec.classify)}; each has one for every column of the table"
+        )
+
+
+def _check_encoder(spec: TransformerSpec) -> None:
+    """What follows from `post_norm` and `head_hidden`."""
+    if spec.post_norm and spec.causal:
+        raise SpecError("post_norm = True needs causal = False: such a decoder is not built")
+    if spec.post_norm and spec.norm != "slow":
+        raise SpecError(f"post_norm = True needs norm = 'slow', not {spec.norm!r}")
+    if spec.head_hidden:
+        positive("head_hidden", spec.head_hidden)
+        if spec.mlp == "swiglu":
+            raise SpecError("head_hidden needs an mlp with GELU, not 'swiglu'")

@@ -17,9 +17,11 @@ from gaugelasso.models.centred_norm import StreamNorm
 from gaugelasso.models.gelu import Approximation, GeluMlp
 from gaugelasso.models.heads import Classifier, Head
 from gaugelasso.models.hidden_head import HiddenClassifier
-from gaugelasso.models.layers import STREAM, Embedding, Part
+from gaugelasso.models.json_fields import SpecError
+from gaugelasso.models.layers import STREAM, Embedding, OperatorOptions, Part
+from gaugelasso.models.operator_spec import AttentionSpec, OperatorSpec
 from gaugelasso.models.operators import Attention, Operator, SwiGLU
-from gaugelasso.models.spec import AttentionSpec, OperatorSpec, SpecError, TransformerSpec
+from gaugelasso.models.spec import TransformerSpec
 from gaugelasso.models.tied import TiedClassifier, tied_axis
 
 _EMBEDDING, _CLASSIFIER = "embedding", "classifier"
@@ -37,8 +39,6 @@ class Transformer(Compressible):
         by_token = spec.norm_energy == "token"
         placed: dict[str, Any] = {"eps": spec.eps, "by_token": by_token}
         norm: dict[str, Any] = {"tied": spec.norm == "tied", "plain": spec.post_norm, **placed}
-        # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
-        shrink = (2 * spec.layers) ** -0.5
         self.register_buffer("sites", torch.tensor(spec.sites, dtype=torch.long))
         self.embedding = Embedding(
             spec.inputs,
@@ -51,11 +51,13 @@ class Transformer(Compressible):
             tied=spec.tied_head,
         )
         self.operators = nn.ModuleDict()
+        # Each of 2 * layers operators adds to the stream. This keeps its variance close to one.
+        shrink = (2 * spec.layers) ** -0.5
+        options = OperatorOptions(
+            **norm, shrink=shrink, write_bias=spec.write_bias, generator=generator
+        )
         for op in spec.operators:
-            common: dict[str, Any] = {
-                **norm, "shrink": shrink, "generator": generator, "write_bias": spec.write_bias
-            }  # fmt: skip
-            self.operators[op.name] = _operator(op, spec, common)
+            self.operators[op.name] = _operator(op, spec, options)
         self.norms = nn.ModuleDict()
         if spec.post_norm:
             for name in norm_names(spec.layers):
@@ -230,13 +232,13 @@ def _approximation(spec: TransformerSpec) -> Approximation:
     return "tanh" if spec.mlp == "gelu_tanh" else "none"
 
 
-def _operator(op: OperatorSpec, spec: TransformerSpec, common: dict[str, Any]) -> Operator:
+def _operator(op: OperatorSpec, spec: TransformerSpec, options: OperatorOptions) -> Operator:
     if isinstance(op, AttentionSpec):
-        own: dict[str, Any] = {"bias": spec.attention_bias, "qk_norm": spec.qk_norm}
-        return Attention(op, causal=spec.causal, **own, **common)
+        bias, qk_norm = spec.attention_bias, spec.qk_norm
+        return Attention(op, options, causal=spec.causal, bias=bias, qk_norm=qk_norm)
     if spec.mlp == "swiglu":
-        return SwiGLU(op, **common)
-    return GeluMlp(op, approximation=_approximation(spec), **common)
+        return SwiGLU(op, options)
+    return GeluMlp(op, options, _approximation(spec))
 
 
 def same_network(one: TransformerSpec, other: TransformerSpec) -> bool:
