@@ -133,6 +133,8 @@ def test_commands_on_pages_are_understood(line: str) -> None:
 def test_every_command_has_an_example_on_its_page() -> None:
     lines = commands("gaugelasso", [COMMAND_LINE])
     assert {line.split()[1] for line in lines} == COMMANDS.keys()
+    listed = re.findall(r"^\| \[`([\w-]+)`\]", read(COMMAND_LINE), re.M)
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("line", commands("make"))

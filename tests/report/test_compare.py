@@ -150,6 +150,13 @@ def test_settings_name_the_conditions_of_one_method(tmp_path: Path) -> None:
     assert found.against == next(iter(found.methods))
 
 
+def test_the_first_compression_of_several_is_tested_against(tmp_path: Path) -> None:
+    run_at(tmp_path / "a", 100, 0.03, method="post-hoc")
+    for name, loss in (("b", 0.01), ("c", 0.1)):
+        run_at(tmp_path / name, 100, 0.03, changes={"target": {"loss": loss}})
+    assert compared(tmp_path).against == "compression (target.loss = 0.01)"
+
+
 def test_a_missed_target_is_marked(tmp_path: Path) -> None:
     """In the table by run and by method, and in the legend of the picture."""
     for seed, loss in ((0, 0.03), (1, 0.2)):

@@ -66,3 +66,28 @@ def test_other_works_and_other_options_stay_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     again = rivals_at(tmp_path / "again", {0: 630.0})
     assert [*compared(one, again).methods] == ["post-hoc (fma = 600)", "post-hoc (fma = 630)"]
+
+
+def test_what_is_not_given_or_has_no_effect_names_no_method(tmp_path: Path) -> None:
+    """A summary has all options of `prune`, also those that its target makes no use of."""
+    plans = {
+        "work": {"fma": 600.0, "loss": None, "rounds": 3, "channels": 1, "corrective": 10},
+        "ceiling": {"fma": None, "loss": 0.02, "rounds": 10, "channels": 5, "corrective": 10},
+    }
+    for name, plan in plans.items():
+        change_summary(run_at(tmp_path / name, 600, 0.03, method="post-hoc"), pruning=plan)
+    found = compared(tmp_path)
+    assert {*found.methods} == {
+        "post-hoc (fma = 600, rounds = 3)", "post-hoc (loss = 0.02, channels = 5)",
+    }  # fmt: skip
+    rows = {row["method"]: row["conditions"] for row in compare_results(found)["methods"]}
+    assert rows["post-hoc (fma = 600, rounds = 3)"]["channels"] is None
+    assert rows["post-hoc (loss = 0.02, channels = 5)"]["rounds"] is None
+
+
+def test_a_setting_that_one_run_lacks_is_none_in_its_name(tmp_path: Path) -> None:
+    for name, metric in (("plain", None), ("exact", 0.99)):
+        run_at(tmp_path / name, 100, 0.03, changes={"target": {"metric": metric}})
+    assert {*compared(tmp_path).methods} == {
+        "compression (target.metric = none)", "compression (target.metric = 0.99)",
+    }  # fmt: skip

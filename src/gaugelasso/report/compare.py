@@ -159,7 +159,8 @@ def compare(
                 )
     if against is not None and against not in methods:
         raise UserError(f"--against {against!r} is not one of {', '.join(map(repr, methods))}")
-    chosen = against or (OWN if OWN in methods else next(iter(methods)))
+    ours = [name for name, family in family_of.items() if family == OWN]
+    chosen = against or next(iter([*ours, *methods]))
     ms_of = "ms, measured" if measured else named("ms", runs) if estimated else ""
     return Comparison(methods, family_of, chosen, accounting, ms_of, latency)
 

@@ -131,8 +131,13 @@ def condition_labels(
     given = [settings(run) for run in runs] if conditions is None else conditions
     common = [key for key in given[0] if all(key in one for one in given)]
     varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
-    long = [", ".join(f"{key} = {_short_value(one[key])}" for key in varied) for one in given]
-    if len(varied) <= _KEYS_SHOWN:
+    # What is not set is left out, unless nothing is set.
+    named = [[key for key in varied if one[key] is not None] or varied for one in given]
+    long = [
+        ", ".join(f"{key} = {_short_value(one[key])}" for key in keys)
+        for one, keys in zip(given, named, strict=True)
+    ]
+    if max(map(len, named)) <= _KEYS_SHOWN:
         return [label or "one condition" for label in long]
     groups: dict[str, list[Path]] = {}
     for run, label in zip(runs, long, strict=True):
@@ -143,6 +148,8 @@ def condition_labels(
 
 
 def _short_value(value: Any) -> str:
+    if value is None:
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -21,6 +21,8 @@ _OPTIONS = ("pruning", "cofi", "torch_pruning")
 _FOUND = {
     "rounds_made", "version", "reached", "masks", "lambda_1", "lambda_2", "lambda_1_per_1000_steps",
 }  # fmt: skip
+# Of `prune`, the option without an effect by the target that is given: it has its default then.
+_UNUSED = {"loss": "rounds", "fma": "channels"}
 # Work targets at most this much apart are one condition: each seed of a rival may be given the
 # work of another run with that seed.
 _SAME_WORK = 0.1
@@ -129,9 +131,14 @@ def conditions(run: Run) -> dict[str, Any]:
 
 
 def options(run: Run) -> dict[str, Any]:
-    """The options of a method that has its own, by their names; else empty."""
+    """The options of a method that has its own, by their names; else empty.
+
+    None for an option that is not given or has no effect.
+    """
     tables: list[Mapping[str, Any]] = [(run.summary or {}).get(key, {}) for key in _OPTIONS]
-    return {key: v for table in tables for key, v in table.items() if key not in _FOUND}
+    found = {key: v for table in tables for key, v in table.items() if key not in _FOUND}
+    unused = [_UNUSED[key] for key in _UNUSED if found.get(key) is not None]
+    return found | {key: None for key in unused if key in found}
 
 
 def held(run: Run) -> bool | None:
