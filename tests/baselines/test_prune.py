@@ -291,7 +291,11 @@ def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Pa
     before = contents(out)
     assert_user_error(gaugelasso("prune", run, *options), "already")
     assert contents(out) == before
-    assert gaugelasso("prune", run, *options, "--resume")[0] == 0
+    code, output, _ = gaugelasso("prune", run, *options, "--resume")
+    assert (code, "resuming after step 24" in output) == (0, True)
+    # A misspelt folder is seen before the run is made a second time.
+    code, output, _ = gaugelasso("prune", run, *options, "--resume", "--out", run / "prnued")
+    assert (code, "no checkpoint to resume from; starting at step 0" in output) == (0, True)
 
 
 @pytest.mark.parametrize(

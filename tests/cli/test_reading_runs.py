@@ -21,6 +21,17 @@ def test_eval_reproduces_the_summary(gaugelasso: Command, run: Path) -> None:
     assert out.strip() == f"{figures}  (2 batches of 4)"
 
 
+def test_eval_of_an_unfinished_run_says_so(
+    gaugelasso: Command, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert gaugelasso("eval", run, "--batches", "1")[0] == 0
+    assert not caplog.messages
+    (run / "summary.json").unlink()
+    code, out, _ = gaugelasso("eval", run, "--batches", "1")
+    assert (code, out.startswith("loss ")) == (0, True)
+    assert "is not finished: summary.json is missing; this is the model of its" in caplog.text
+
+
 def test_info_shows_the_structure(gaugelasso: Command, run: Path) -> None:
     code, out, _ = gaugelasso("info", run)
     assert code == 0

@@ -215,6 +215,8 @@ def test_a_target_never_reached_is_an_error_and_the_model_is_kept(
     run = tmp_path / "run"
     answer = gaugelasso("train", config, "--out", run, "--set", "target.loss=0.001")
     assert_user_error(answer, "target.loss = 0.001 was never reached in 40 steps")
+    assert "Before and after" in answer[1]
+    assert answer[1].endswith(f"run folder: {run}\n")
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["compression"], summary["target_reached_step"]) == (1.0, None)
     initial = json.loads((run / "initial.json").read_text())

@@ -1,6 +1,7 @@
 """Arguments that several commands share, and how they are parsed."""
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +12,10 @@ import typer
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
-from gaugelasso.runs.reading import exists, is_folder, read_json
+from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
 from gaugelasso.training.evaluation import choose_device
+
+_log = logging.getLogger(__name__)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (TOML).")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
@@ -102,6 +105,15 @@ def check_model_folder(folder: Path) -> None:
             f"{str(folder)!r} is an export for transformers; give the run folder that was exported"
         )
     raise UserError(f"{str(folder)!r} is a Hugging Face folder; {_import_first(folder)}")
+
+
+def warn_unfinished(folder: Path) -> None:
+    """Warn if the model of a run is not its last one."""
+    if not is_imported(folder) and not exists(folder / "summary.json"):
+        _log.warning(
+            "warning: %r is not finished: summary.json is missing; this is the model of its newest "
+            "checkpoint", str(folder),
+        )  # fmt: skip
 
 
 def _import_first(source: Path) -> str:

@@ -12,6 +12,7 @@ from gaugelasso.cli.arguments import (
     check_model_folder,
     keys_as_options,
     parse_changes,
+    warn_unfinished,
 )
 from gaugelasso.cli.output import print_line
 from gaugelasso.config import Config, run_config
@@ -92,6 +93,7 @@ def eval_(
                 line = _on_test_data(run, batches, whole, changes, where)
             else:
                 line = _on_text(run, data, tokens, length, changes, where)
+            warn_unfinished(run)
             print_line(f"{run}: {line}" if len(runs) > 1 else line)
 
 

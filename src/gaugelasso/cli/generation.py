@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.cli.arguments import Device, check_model_folder
+from gaugelasso.cli.arguments import Device, check_model_folder, warn_unfinished
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, Sampling, generate_blocks
@@ -60,6 +60,7 @@ def generate(
         _check_text(run)
     where = choose_device(device or "auto")
     model = load_model(run, where).eval()
+    warn_unfinished(run)
     if not isinstance(model, Transformer):
         raise UserError(
             f"{str(run)!r}: its model is a {type(model).__name__}; generate needs the built-in "

@@ -17,16 +17,15 @@ from gaugelasso.cli.arguments import (
     RunPath,
     choose_existing,
     load_settings,
+    warn_unfinished,
 )
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.show import show_divisions
 from gaugelasso.cli.tensorboard import find_writer, tensorboard
-from gaugelasso.cli.trainers import build_trainer
+from gaugelasso.cli.trainers import build_trainer, outcome_shown, print_start
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team, join
-from gaugelasso.report.data import load_run
-from gaugelasso.report.tables import print_outcome
 from gaugelasso.runs.checkpoint import load_structure
 from gaugelasso.runs.folder import REFERENCE, Existing
 from gaugelasso.runs.reading import exists
@@ -91,16 +90,15 @@ def train(
         settings = _measure_reference(settings, folder, existing, team, begin_with, title)
         existing = "resume"
     with contextlib.ExitStack() as stack:
+        stack.enter_context(outcome_shown(folder))
         on_progress = stack.enter_context(show_progress(console, title, folder / "metrics.jsonl"))
         if board:
             on_progress = stack.enter_context(tensorboard(folder, on_progress))
         trainer = build_trainer(settings, folder, existing, on_progress, team, begin_with)
         if resume:
-            print_line(_start_message(folder, trainer.compressor.steps))
+            print_start(folder, trainer)
         trainer.run()
-    team.close()
-    print_outcome(load_run(folder), console)
-    print_line(f"run folder: {folder}")
+        team.close()
 
 
 def _measure_reference(
@@ -120,13 +118,6 @@ def _measure_reference(
     return settings
 
 
-def _start_message(folder: Path, step: int) -> str:
-    """Tells where --resume starts: with a misspelt folder name it would start a new run."""
-    if step:
-        return f"run folder {str(folder)!r}: resuming after step {step:,}"
-    return f"run folder {str(folder)!r}: no checkpoint to resume from; starting at step 0"
-
-
 def show(
     run: RunPath,
     problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 1,
@@ -137,5 +128,7 @@ def show(
 
     Example: gaugelasso show runs/division --problems 3
     """
-    for line in show_divisions(run, problems, seed, choose_device(device or "auto")):
+    lines = [*show_divisions(run, problems, seed, choose_device(device or "auto"))]
+    warn_unfinished(run)
+    for line in lines:
         print_line(line)

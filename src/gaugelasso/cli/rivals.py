@@ -1,7 +1,6 @@
 """Commands of rival methods, which begin with a trained model: prune, cofi, torch-pruning."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -30,15 +29,17 @@ from gaugelasso.cli.arguments import (
 )
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
+from gaugelasso.cli.trainers import outcome_shown, print_start
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_run
-from gaugelasso.report.tables import print_outcome
 from gaugelasso.training.records import Progress
+from gaugelasso.training.trainer import Trainer
 
 _WORK = typer.Option(help="The work per token to reach, by the accounting of the run.")
 Work = Annotated[float | None, _WORK]
 _ROUNDS = 10
+Shown = Callable[[Progress], None]
 Finetune = Annotated[
     int | None,
     typer.Option(
@@ -108,8 +109,10 @@ def prune(
     plan = PrunePlan(loss, fma, *given, steps)
     settings = prune_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "pruned", choose_existing(resume, overwrite)
-    with _shown("post-hoc pruning", folder) as on_progress:
-        PruneTrainer(source, plan, settings, folder, existing, on_progress).run()
+    _run(
+        "post-hoc pruning", folder, resume,
+        lambda shown: PruneTrainer(source, plan, settings, folder, existing, shown),
+    )  # fmt: skip
 
 
 def cofi(
@@ -174,8 +177,10 @@ def cofi(
     )  # fmt: skip
     settings = cofi_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "cofi", choose_existing(resume, overwrite)
-    with _shown("CoFi", folder) as on_progress:
-        CofiTrainer(source, plan, settings, folder, existing, on_progress).run()
+    _run(
+        "CoFi", folder, resume,
+        lambda shown: CofiTrainer(source, plan, settings, folder, existing, shown),
+    )  # fmt: skip
 
 
 def torch_pruning(
@@ -243,17 +248,22 @@ def torch_pruning(
     )  # fmt: skip
     settings = torch_pruning_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "torch-pruning", choose_existing(resume, overwrite)
-    with _shown("Torch-Pruning", folder) as on_progress:
-        TorchPruningTrainer(source, plan, settings, folder, existing, on_progress).run()
+    _run(
+        "Torch-Pruning", folder, resume,
+        lambda shown: TorchPruningTrainer(source, plan, settings, folder, existing, shown),
+    )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _shown(title: str, folder: Path) -> Iterator[Callable[[Progress], None]]:
-    """Show a run while it is made, and its outcome after it."""
-    with show_progress(console, title, folder / "metrics.jsonl") as on_progress:
-        yield on_progress
-    print_outcome(load_run(folder), console)
-    print_line(f"run folder: {folder}")
+def _run(title: str, folder: Path, resume: bool, build: Callable[[Shown], Trainer]) -> None:
+    """Make a run with the trainer that `build` returns, and show it and its outcome."""
+    with (
+        outcome_shown(folder),
+        show_progress(console, title, folder / "metrics.jsonl") as on_progress,
+    ):
+        trainer = build(on_progress)
+        if resume:
+            print_start(folder, trainer)
+        trainer.run()
 
 
 def _check_finite(fma: float | None) -> None:
