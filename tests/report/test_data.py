@@ -174,3 +174,11 @@ def test_a_repeated_seed_is_refused(tmp_path: Path) -> None:
         load_condition([folder, folder])
     with pytest.raises(UserError, match="no run folder given"):
         load_condition([])
+
+
+def test_runs_of_two_methods_are_not_one_condition(tmp_path: Path) -> None:
+    """Rivals have the same settings, and a mean over two of them would mean nothing."""
+    one = make_run(tmp_path / "one", seed=1, method="post-hoc")
+    other = make_run(tmp_path / "other", seed=2, method="torch-pruning-magnitude")
+    with pytest.raises(UserError, match="the method is 'post-hoc' in one and 'torch-pruning-mag"):
+        load_condition([one, other])

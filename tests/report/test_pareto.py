@@ -13,6 +13,7 @@ from gaugelasso.report import pareto, write_pareto
 from gaugelasso.report.figure import GREY
 from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
 from tests.report.folders import event, initial_widths, make_run
+from tests.report.test_compare import change_summary
 
 
 def run_at(path: Path, fma: float, loss: float, **options: Any) -> Path:
@@ -62,6 +63,41 @@ def test_folders_name_the_conditions_if_many_settings_differ(tmp_path: Path) -> 
         config["model"]["heads"] = 4
         (run / "config.json").write_text(json.dumps(config))
     assert [*load_points(folders)] == [str(tmp_path / "wide"), str(tmp_path / "small")]
+
+
+def test_methods_of_equal_settings_are_conditions_of_their_own(tmp_path: Path) -> None:
+    """Rivals get the same settings. One with other options is another condition too."""
+    rivals = {"a": ("post-hoc", 3), "b": ("torch-pruning-magnitude", 3), "c": ("post-hoc", 4)}
+    for name, (method, rounds) in rivals.items():
+        for seed in range(2):
+            run = run_at(tmp_path / f"{name}{seed}", 100, 0.1, seed=seed, method=method)
+            change_summary(run, pruning={"fma": 110.0, "rounds": rounds})
+    run_at(tmp_path / "ours", 100, 0.1)
+    assert {label: len(points) for label, points in load_points([tmp_path]).items()} == {
+        "post-hoc (rounds = 3)": 2, "post-hoc (rounds = 4)": 2, "torch-pruning-magnitude": 2,
+        "compression": 1,
+    }  # fmt: skip
+    only = [tmp_path / name for name in ("a0", "c0")]
+    assert {*load_points(only)} == {"rounds = 3", "rounds = 4"}
+
+
+def test_a_seed_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        run_at(tmp_path / name, 100, 0.1)
+    with pytest.raises(UserError, match="a' and .*b' are both one condition, seed 0; give only"):
+        load_points([tmp_path])
+
+
+def test_the_first_folder_names_a_condition_if_nothing_else_is_short(tmp_path: Path) -> None:
+    """Conditions in one folder that differ in many settings: their list would fill the picture."""
+    many = {"compress": {"interval": 7, "trust": 3.0, "beta": 0.9, "anchor": 0.5}}
+    many |= {"model": {"width": 16, "heads": 2}, "target": {"loss": 0.5}}
+    base = {"compress": {"interval": 8, "trust": 4.0, "beta": 0.8, "anchor": 0.6}}
+    base |= {"model": {"width": 32, "heads": 4}, "target": {"loss": 0.6}}
+    for name, changes in (("a", base), ("b", many)):
+        for seed in range(2):
+            run_at(tmp_path / f"{name}{seed}", 100, 0.1, seed=seed, changes=changes)
+    assert {*load_points([tmp_path])} == {f"{tmp_path / name}0 and 1 more" for name in "ab"}
 
 
 def test_points_and_front_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

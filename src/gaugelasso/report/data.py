@@ -27,6 +27,8 @@ _COMPARED_TRAIN_KEYS = (
 )  # fmt: skip
 # Conditions that differ in more settings than this are named by their folders.
 _KEYS_SHOWN = 2
+# If folders do not tell them apart, they are named by up to so many settings.
+_KEYS_MOST = 6
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,15 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
     runs = sorted(map(load_run, folders), key=lambda run: run.seed)
     for before, run in pairwise(runs):
         check_same(before, run, "are not runs of one condition")
+        pair = f"{str(before.path)!r} and {str(run.path)!r}"
+        # Unknown before a run is finished, and of early versions.
+        ours, theirs = ((each.summary or {}).get("method") for each in (before, run))
+        if ours and theirs and ours != theirs:
+            raise UserError(
+                f"{pair} are not runs of one condition: the method is {ours!r} in one and "
+                f"{theirs!r} in the other"
+            )
         if before.seed == run.seed:
-            pair = f"{str(before.path)!r} and {str(run.path)!r}"
             raise UserError(f"{pair} both have seed {run.seed}; give only one of them")
     return runs
 
@@ -143,8 +152,16 @@ def condition_labels(
     for run, label in zip(runs, long, strict=True):
         groups.setdefault(label, []).append(run.path)
     folders = {label: os.path.commonpath(paths) for label, paths in groups.items()}
-    unique = len(set(folders.values())) == len(folders)
-    return [folders[label] if unique else label for label in long]
+    if len(set(folders.values())) == len(folders):
+        return [folders[label] for label in long]
+    if max(map(len, named)) <= _KEYS_MOST:
+        return long
+    return [_with_others(groups[label]) for label in long]
+
+
+def _with_others(paths: Sequence[Path]) -> str:
+    """The first of several folders, and how many there are beside it."""
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else str(paths[0])
 
 
 def _short_value(value: Any) -> str:

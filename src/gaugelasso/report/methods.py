@@ -65,6 +65,14 @@ def names(runs: Sequence[Run], of: Sequence[str]) -> list[str]:
     return found
 
 
+def labels(runs: Sequence[Run]) -> list[str]:
+    """The condition of each run: what differs, after the method where there are several."""
+    of = [_method(run) for run in runs]
+    if len(set(of)) > 1:
+        return names(runs, of)
+    return condition_labels(runs, [conditions(run) for run in runs])
+
+
 def _joined(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The conditions of each run; runs that differ in their work target alone have its range.
 

@@ -14,7 +14,6 @@ from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_forma
 from gaugelasso.report.data import (
     check_finished,
     check_same,
-    condition_labels,
     load_run,
     run_folders,
     settings,
@@ -35,6 +34,7 @@ from gaugelasso.report.figure import (
 from gaugelasso.report.formats import DASH, figure, known, metric_format, over_seeds, ratio
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
+from gaugelasso.report.methods import labels
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun, unit
@@ -62,7 +62,7 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
 
     Runs of several accountings are compared in milliseconds if all of them know these by the same
     profile, else in FMA. UserError unless all runs are finished, share one task, and share one
-    accounting or know both their costs.
+    accounting or know both their costs, or if a seed of a condition occurs twice.
     """
     runs = [load_run(folder) for folder in run_folders(paths)]
     check_finished(runs)
@@ -78,10 +78,18 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
         for run, place in zip(runs, places, strict=True)
     ]
     found: dict[str, list[Point]] = {}
-    for point, label in zip(points, condition_labels(runs), strict=True):
+    for point, label in zip(points, labels(runs), strict=True):
         found.setdefault(label, []).append(point)
+    for label, members in found.items():
+        members.sort(key=lambda point: point.run.seed)
+        for one, other in pairwise(point.run for point in members):
+            if one.seed == other.seed:
+                raise UserError(
+                    f"{str(one.path)!r} and {str(other.path)!r} are both {label}, seed "
+                    f"{one.seed}; give only one of them"
+                )
     by_work = sorted(found, key=lambda label: -statistics.median(p.fma for p in found[label]))
-    return {label: sorted(found[label], key=lambda p: p.run.seed) for label in by_work}
+    return {label: found[label] for label in by_work}
 
 
 def _common_kind(runs: Sequence[Run]) -> str | None:
