@@ -22,6 +22,13 @@ class Tracker(Protocol):
     def log(self, values: dict[str, float], step: int) -> None: ...
 
 
+class Printed:
+    """Stands for the tracker: prints what it gets."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        print(f"step {step}:", ", ".join(f"{name} {value:g}" for name, value in values.items()))
+
+
 def log_rows(tracker: Tracker) -> Callable[[Progress], None]:
     """A callback for the trainer: it is called after each row of metrics.jsonl."""
 
@@ -58,3 +65,7 @@ def with_own_loop(tracker: Tracker, steps: int = 2000, every: int = 50) -> Compr
     result = compressor.finish()
     tracker.log({"final loss": result.loss, "held": float(result.held)}, step=steps)
     return compressor
+
+
+if __name__ == "__main__":
+    with_own_loop(Printed())

@@ -287,7 +287,12 @@ def test_the_command_writes_table_picture_and_results(gaugelasso: Command, tmp_p
     ]  # fmt: skip
     assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "compare.json").read_text() == extra.read_text()
-    assert "| post-hoc | 4 seeds |" in (folder / "compare.md").read_text()
+    table = (folder / "compare.md").read_text()
+    assert "| post-hoc | 4 seeds |" in table
+    assert "those of the runs are in compare.json" in table
+    ran = json.loads(extra.read_text())["command"]
+    assert ran
+    assert ran not in table
 
 
 def test_a_damaged_or_unfinished_run_leaves_nothing(gaugelasso: Command, tmp_path: Path) -> None:

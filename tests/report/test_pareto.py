@@ -84,7 +84,7 @@ def test_methods_of_equal_settings_are_conditions_of_their_own(tmp_path: Path) -
 def test_a_seed_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     for name in "ab":
         run_at(tmp_path / name, 100, 0.1)
-    with pytest.raises(UserError, match="a' and .*b' are both one condition, seed 0; give only"):
+    with pytest.raises(UserError, match=r"a' and .*b' are both one condition, seed 0; give only"):
         load_points([tmp_path])
 
 

@@ -40,3 +40,8 @@ def test_an_own_loop_logs_its_figures() -> None:
     last = tracker.rows[-1][1]
     assert tracker.rows[-2][1]["fma"] == compressor.fma or "dropped" in tracker.rows[-2][1]
     assert last.keys() == {"final loss", "held"}
+
+
+def test_the_tracker_of_the_script_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    example("trackers").Printed().log({"loss": 0.25, "fma": 24992.0}, step=50)
+    assert capsys.readouterr().out == "step 50: loss 0.25, fma 24992\n"

@@ -23,6 +23,7 @@ from gaugelasso.report.outcome import outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
+from gaugelasso.runs.command import command
 from gaugelasso.runs.training_work import total_training
 from gaugelasso.runs.units import counts_work
 
@@ -203,7 +204,9 @@ def compare_table(found: Comparison) -> Table:
     note += f"p: against {found.against}, {TEST}; "
     note += f"{DASH} where seeds are too few. "
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
-    results = origin_of(found.runs) | {"accounting": found.accounting}
+    # The commands of all runs would be longer than the table.
+    ran = f"{command()}; those of the runs are in compare.json"
+    results = origin_of(found.runs) | {"accounting": found.accounting, "command": ran}
     return Table("Methods", headers, rows, note + origin(results))
 
 
