@@ -11,7 +11,7 @@ import pytest
 
 import gaugelasso.report
 from gaugelasso.errors import UserError
-from gaugelasso.report import write_report
+from gaugelasso.report import common_folder, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
 from tests.report.folders import NEXT, make_run
@@ -106,6 +106,15 @@ def test_report_of_one_run_is_written_into_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_common_folder_is_named_as_the_runs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert common_folder([Path("runs/a"), Path("runs/b/c")]) == Path("runs")
+    assert common_folder([tmp_path / "runs/a", Path("runs/b")]) == tmp_path / "runs"
+    assert common_folder([Path("../a"), Path("b")]) == tmp_path.parent
+
+
 def test_report_of_seeds_is_written_into_their_common_folder(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "sweep" / f"r{seed}", seed=seed) for seed in range(2)]
     files = write_report(folders)

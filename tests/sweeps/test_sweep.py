@@ -149,6 +149,17 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
     assert contents(swept.out) == before
 
 
+def test_a_sweep_resumed_with_other_settings_starts_nothing(
+    gaugelasso: Command, swept: Sweep
+) -> None:
+    """Otherwise seeds that are new would be trained with these settings, beside the old ones."""
+    before = contents(swept.out)
+    options = ["--seeds", "4,77", "--out", swept.out, "--resume", "--set", "compress.trust=3.5"]
+    answer = gaugelasso("sweep", write_tiny(swept.out.parent), *options)
+    assert_user_error(answer, "--resume: compress.trust = 3.5, but the run began with")
+    assert contents(swept.out) == before
+
+
 def test_a_log_that_cannot_be_written_starts_nothing(gaugelasso: Command, tmp_path: Path) -> None:
     """A folder in the place of a log has the effect of a read-only disk."""
     out = tmp_path / "out"

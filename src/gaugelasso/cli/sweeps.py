@@ -1,5 +1,6 @@
 """The command sweep: trains several seeds and arms, and writes their results."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +24,13 @@ from gaugelasso.report.data import Condition, load_condition, load_run
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results import collect_arms, collect_results, results_table
 from gaugelasso.runs.command import command
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms, parse_seeds
 from gaugelasso.sweeps.cluster import Cluster, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep
 from gaugelasso.training.evaluation import choose_device
+from gaugelasso.training.resume import check_same_config
 
 
 def sweep(
@@ -81,6 +84,8 @@ def sweep(
     arms = parse_arms(arm or [], folder)
     numbers, changes = parse_seeds(seeds), set_ or []
     devices = _check_settings(config, changes, arms, device, check_device=cluster is None)
+    if existing == "resume" and cluster is None:
+        _check_resumed(config, changes, arms, numbers, device)
     if results is not None:
         make_folder(results.parent)
     target = _open_cluster(cluster, cluster_set or [], folder, overwrite)
@@ -112,6 +117,28 @@ def _check_settings(
             raise UserError(f"--arm {arm.name!r}: {error}") from None
         devices.add(settings.train.device)
     return devices
+
+
+def _check_resumed(
+    config: Path, changes: list[str], arms: list[Arm], seeds: Sequence[int], device: str | None
+) -> None:
+    """UserError if a run began with other settings: the rest would be trained with these."""
+    for arm in arms:
+        for seed in seeds:
+            began = arm.run_folder(seed) / "config.json"
+            if exists(began) and _is_readable(began):
+                own = [f"train.seed={seed}", *changes, *arm.changes]
+                settings = load_settings(config, own, device, check_device=False)
+                check_same_config(settings, began, measured={"reference_loss"})
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file is intact. A damaged run fails by itself and does not stop the others."""
+    try:
+        read_json(path)
+    except UserError:
+        return False
+    return True
 
 
 def _open_cluster(

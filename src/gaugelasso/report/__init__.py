@@ -156,10 +156,16 @@ def write_methods(found: Comparison, out: Path, results: Path | None = None) -> 
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
-    """The default place for output: the only folder, or the common parent of several."""
+    """The default place for output: the only folder, or the common parent of several.
+
+    As the folders are given, relative to the current directory where all of them lie below it.
+    """
     if len(folders) == 1:
         return folders[0]
-    return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
+    parents = [Path(os.path.abspath(folder)).parent for folder in folders]
+    found, here = Path(os.path.commonpath(parents)), Path.cwd()
+    relative = found.is_relative_to(here) and not any(folder.is_absolute() for folder in folders)
+    return found.relative_to(here) if relative else found
 
 
 @contextlib.contextmanager
