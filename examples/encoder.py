@@ -259,6 +259,10 @@ class Encoder(Compressible):
             "classes": self.head.shape[1],
         }
 
+    @classmethod
+    def from_structure(cls, structure: dict) -> "Encoder":
+        return cls(structure)
+
 
 # --- what `gaugelasso check examples/encoder.py:build` calls -------------------------------------
 

@@ -59,7 +59,17 @@ class ResidualReLU(Compressible):
         del self.blocks[name]
 
     def structure(self) -> dict:
-        return {"hidden": [block.up.shape[1] for block in self.blocks.values()]}
+        (inputs, width), outputs = self.enter.shape, self.leave.shape[1]
+        # By name: a block may be gone.
+        hidden = {name: block.up.shape[1] for name, block in self.blocks.items()}
+        return {"inputs": inputs, "width": width, "outputs": outputs, "hidden": hidden}
+
+    @classmethod
+    def from_structure(cls, structure: dict) -> "ResidualReLU":
+        width, hidden = structure["width"], structure["hidden"]
+        model = cls(structure["inputs"], width, 0, structure["outputs"], blocks=0)
+        model.blocks = nn.ModuleDict({name: Block(width, size) for name, size in hidden.items()})
+        return model
 
 
 def build() -> ResidualReLU:

@@ -68,7 +68,7 @@ def test_the_perceptron_passes_and_is_not_changed() -> None:
     result = report(model)
     assert result.passed, str(result)
     assert {finding.check for finding in result.findings} == {
-        "table", "gauge", "zero", "cost", "training"
+        "table", "gauge", "zero", "rebuild", "cost", "training"
     }  # fmt: skip
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -148,7 +148,8 @@ def test_an_axis_without_a_price_is_noted() -> None:
 
     model = Free()
     model.more = nn.Parameter(torch.ones(8))
-    notes = [finding for finding in report(model).findings if finding.level == "note"]
+    findings = report(model).findings
+    notes = [each for each in findings if each.level == "note" and each.check == "table"]
     assert [note.subject for note in notes] == ["spare"]
     assert "no cost names this axis" in notes[0].message
 
@@ -353,6 +354,45 @@ def test_a_wrong_factor_and_a_forgotten_constant() -> None:
     assert [finding.subject for finding in result.failures] == ["hidden", "total"]
     assert "saves 9 FMA per token by count, and 7 by the table" in result.failures[0].message
     assert "Cost('matmul', 9, ())" in only_failure(Constant(), "cost")
+
+
+# --- rebuilding --------------------------------------------------------------------------
+
+
+def test_a_constant_of_the_first_width_that_the_structure_does_not_hold() -> None:
+    class Scaled(Net):
+        def __init__(self, hidden: int = 8) -> None:
+            super().__init__(hidden)
+            self.scale = hidden**-0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    message = only_failure(Scaled(), "rebuild")
+    assert message.startswith("hidden: a cut model that from_structure(structure()) builds has")
+    assert "a scale that the constructor computes from a width" in message
+
+
+def test_a_structure_that_does_not_follow_a_cut() -> None:
+    class Stale(Net):
+        def structure(self) -> dict:
+            return {"hidden": 8}
+
+    message = only_failure(Stale(), "rebuild")
+    assert "has lost indices of this axis" in message
+    assert "structure() must describe every width" in message
+
+
+def test_a_model_that_is_never_rebuilt_gets_a_note() -> None:
+    class Plain(Net):
+        def structure(self) -> dict:
+            return {"units": self.up.shape[1]}
+
+    result = report(Plain())
+    assert result.passed
+    (note,) = (finding for finding in result.findings if finding.level == "note")
+    assert note.check == "rebuild"
+    assert "unexpected keyword argument 'units'" in note.message
 
 
 # --- training ----------------------------------------------------------------------------

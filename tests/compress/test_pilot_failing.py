@@ -74,6 +74,9 @@ def test_a_state_that_is_not_finite_is_not_kept() -> None:
 
 
 def test_held_out_losses_that_are_nan_hold_nothing() -> None:
-    loop = Loop(named=1e9, steps=40, evaluate=lambda: math.nan)
-    with pytest.warns(TargetMissedWarning, match="ends at a loss of nan"):
+    loop = Loop(named=1e9, steps=40)
+    loop.step()
+    loop.pilot._evaluate = lambda: math.nan
+    said = "ends at a loss of nan after 40 steps. No loss on the way was finite; check the held-out"
+    with pytest.warns(TargetMissedWarning, match=said):
         assert not loop.run().held

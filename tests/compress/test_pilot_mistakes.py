@@ -73,6 +73,50 @@ def test_a_mistake_is_named(given: dict[str, Any], error: type[Exception], said:
 
 
 @pytest.mark.parametrize(
+    ("returned", "error", "said"),
+    [
+        (None, TypeError, "evaluate returned None; it must return the loss on held-out data"),
+        (torch.zeros(2), TypeError, r"evaluate returned tensor\(\[0\., 0\.\]\); it must return"),
+        (math.nan, UserError, "evaluate returned a loss of NaN before the first step"),
+    ],
+    ids=["none", "vector", "nan"],
+)
+def test_a_wrong_evaluate_is_found_before_the_first_step(
+    returned: Any, error: type[Exception], said: str
+) -> None:
+    loop = Loop(steps=40, evaluate=lambda: returned)
+    with pytest.raises(error, match=said):
+        loop.step()
+    assert loop.compressor.steps == loop.calls == 0
+
+
+def test_the_trial_of_evaluate_changes_no_random_numbers() -> None:
+    loop = Loop(steps=40, evaluate=lambda: torch.rand(()))
+    torch.manual_seed(3)
+    loop.step()
+    after = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_gradients_that_are_not_of_the_batch_are_refused() -> None:
+    loop = Loop(steps=40)
+
+    def loss_and_backward() -> torch.Tensor:
+        loss = loop.loss(loop.batch())
+        loss.backward()
+        return loss
+
+    with pytest.raises(UserError, match=r"given to step returns the loss and must not call back"):
+        loop.compressor.step(loss_and_backward)
+    with pytest.raises(UserError, match=r"call model\.zero_grad\(\)"):
+        loop.step()
+    loop.model.zero_grad()
+    loop.step()
+    assert loop.compressor.steps == 1
+
+
+@pytest.mark.parametrize(
     "loss", [lambda: 0.5, lambda: None, lambda: torch.tensor(0.5)], ids=["float", "none", "plain"]
 )
 def test_a_function_without_a_loss_is_refused(loss: Callable[[], Any]) -> None:

@@ -126,7 +126,7 @@ def encoder(name: str) -> Row:
         shape = 2, len(model.positions), len(model.embedding)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    return Row(name, build, inputs, module.Encoder)
+    return Row(name, build, inputs, module.Encoder.from_structure)
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "your_model.py"

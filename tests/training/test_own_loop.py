@@ -155,7 +155,8 @@ def test_with_a_time_budget_steps_are_steps(
     monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
     run, model = tmp_path / "run", small()
     options = CompressorOptions(lr=0.04, interval=5, trust=4.0)
-    losses = [1.5, 9.0]  # at the first trial and at the second, which returns
+    # Before the first step, at the first trial and at the second, which returns.
+    losses = [9.0, 1.5, 9.0]
 
     def evaluate() -> float:
         return losses.pop(0) if losses else 9.0  # so that the run ends on the first state
@@ -198,6 +199,19 @@ def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
     with pytest.raises(UserError, match="the folder is not empty"):
         loop(whole)
     assert (whole / "summary.json").read_bytes() == before
+
+
+def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) -> None:
+    """As in a notebook: the compressor of before is still there, and holds the folder."""
+    run = tmp_path / "run"
+    shutil.copytree(image(whole, 38), run)
+    given: dict[str, Any] = {"loss_target": NAMED, "steps": STEPS, "record": run, "resume": True}
+    given["options"] = CompressorOptions(lr=0.04, interval=5, trust=4.0)
+    before, model = Compressor(small(), **given), small()
+    assert loop(run, model=model, resume=True).steps == STEPS
+    assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
+    with pytest.raises(UserError, match="another Compressor goes on with the run"):
+        before.step(lambda: before.model(torch.zeros(1, 6, dtype=torch.long)).sum())
 
 
 def test_a_resume_with_other_settings_is_refused(whole: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gaugelasso.checking.cost import check_costs
 from gaugelasso.checking.cut import check_cuts
 from gaugelasso.checking.gauge import check_gauge
 from gaugelasso.checking.growth import check_growth
+from gaugelasso.checking.rebuild import check_rebuild
 from gaugelasso.checking.result import CheckResult, Finding
 from gaugelasso.checking.subject import Subject, default_loss
 from gaugelasso.checking.table import check_table
@@ -46,6 +47,7 @@ def check(
     - zero: indices that are zero on both sides can be cut, and an axis whose loss silences its
       operator does so
     - growth: new indices change no output, where the table says how an axis may grow
+    - rebuild: a cut model that is built again from its structure has the same outputs
     - cost: the declared work of matrix products is the counted one, in total and for each axis
     - training: `steps` steps of pressed training, until nothing removable is left
 
@@ -56,7 +58,7 @@ def check(
         subject = Subject(model, batch, loss or default_loss)
         findings = check_table(subject)
         if not any(finding.failed for finding in findings):
-            for part in (check_gauge, check_cuts, check_growth, check_costs):
+            for part in (check_gauge, check_cuts, check_growth, check_rebuild, check_costs):
                 with torch.no_grad():
                     findings += part(subject)
             findings += check_training(subject, steps)

@@ -41,7 +41,7 @@ def check_cuts(subject: Subject) -> list[Finding]:
 
 def _check_some(subject: Subject, model: Compressible, axis: Axis) -> Finding:
     """Zero some indices of one axis, then cut them."""
-    decision = _some_dropped(model, axis)
+    decision = some_dropped(model, axis)
     if decision is None:
         return passed("zero", axis.name, "zero indices can be cut")
     keep = decision.keeps[axis.name]
@@ -65,7 +65,7 @@ def _zeroed(model: Compressible, axis: Axis, keep: Tensor) -> Compressible:
     return zeroed
 
 
-def _some_dropped(model: Compressible, axis: Axis) -> Decision | None:
+def some_dropped(model: Compressible, axis: Axis) -> Decision | None:
     """A decision that drops about a third of an axis, or fewer where a required part would go."""
     table, tensors = model.axis_table(), named_tensors(model)
     size = width(axis, tensors)

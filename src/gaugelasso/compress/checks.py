@@ -173,12 +173,21 @@ def check_exchange(state: ModelState) -> None:
         )
 
 
-def checked_loss(loss: Any) -> Tensor:
-    """What the function given to `step` returned; TypeError unless it is a loss."""
+def checked_loss(loss: Any, state: ModelState) -> Tensor:
+    """What the function given to `step` returned; TypeError unless it is a loss.
+
+    UserError if parameters have gradients already: those of the batch would be added to them.
+    """
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise TypeError(
             f"the function given to step returned {loss!r}; it must return the loss of the "
             "batch, a tensor with a gradient"
+        )
+    if state.plan.store.has_grads():
+        raise UserError(
+            "parameters have gradients before step runs its backward pass: the function given to "
+            "step returns the loss and must not call backward(); after a backward pass of your "
+            "own, in an evaluation for instance, call model.zero_grad()"
         )
     return loss
 

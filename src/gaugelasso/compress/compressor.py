@@ -145,7 +145,7 @@ class Compressor:
         if self.pilot is not None:
             self.pilot.before_step()
         if callable(loss):
-            closure, loss = loss, checked_loss(loss())
+            closure, loss = loss, checked_loss(loss(), self.state)
             loss.backward()
             self.probe = lambda: float(closure())
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)

@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 _SKIPPED_IN_A_ROW = 20
 
 
+def loss_of(measured: Any) -> float:
+    """The loss that `evaluate` returned; TypeError if it is no number."""
+    try:
+        return float(measured)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"evaluate returned {measured!r}; it must return the loss on held-out data, one number"
+        ) from None
+
+
 def pair_of(measured: Any) -> tuple[float, float]:
     """The loss and the metric that `evaluate` returned; TypeError if it did not."""
     try:
@@ -78,6 +88,7 @@ class Pilot(CourseDriver):
         self.metric: float | None = None
         self.parameters_initial = compressor.parameters
         self._result: Result | None = None
+        self._evaluate_tried = evaluate is None
         if recorder is not None:
             recorder.begin(self)
 
@@ -113,7 +124,19 @@ class Pilot(CourseDriver):
                 f"step {self.now + 1} of {self.course.steps}: all steps are taken; call finish(), "
                 "or give Compressor a larger number of steps"
             )
+        if not self._evaluate_tried:
+            self._try_evaluate()
         super().before_step()
+
+    def _try_evaluate(self) -> None:
+        """Call `evaluate` once before the first step: its first mistake else ends a long run."""
+        with torch.random.fork_rng():
+            loss = self._measured(thorough=False).loss
+        if math.isnan(loss):
+            raise UserError(
+                "evaluate returned a loss of NaN before the first step; check the held-out data"
+            )
+        self._evaluate_tried = True
 
     def after_step(self, loss: Tensor, event: Event | None) -> None:
         """Take in a step's loss; at due steps ask the course what to do."""
@@ -145,7 +168,7 @@ class Pilot(CourseDriver):
             with torch.no_grad():
                 measured = self._evaluate()
             if self.metric_target is None:
-                return Measured(float(measured), math.nan)
+                return Measured(loss_of(measured), math.nan)
             loss, self.metric = pair_of(measured)
             return Measured(loss, self.metric)
         finally:

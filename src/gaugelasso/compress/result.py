@@ -1,5 +1,6 @@
 """What a compression led to. A plain record; computes nothing of its own."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -84,13 +85,16 @@ class Result:
                 f"{self.steps:,} steps; give a larger fma_target, or more steps"
             )
         losses = [self.loss, *(row["selection_loss"] for row in self.trials)]
-        best = min(loss for loss in losses if loss is not None)
+        known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+        advice = "No loss on the way was finite; check the held-out data"
+        if known:
+            advice = f"The best loss on the way was {min(known):.4g}; name a loss above that, or "
+            advice += "give more steps"
         unchanged = self.fma >= 0.999 * self.fma_initial
         size = "the full model" if unchanged else f"the model of {self._work}"
         return (
             f"loss_target = {self.loss_target:g} was missed: {size} ends at a loss of "
-            f"{self.loss:.4g} after {self.steps:,} steps. The best loss on the way was {best:.4g}; "
-            "name a loss above that, or give more steps"
+            f"{self.loss:.4g} after {self.steps:,} steps. {advice}"
         )
 
     def _missed_of_both(self, metric_target: float) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.events import Event
@@ -30,10 +31,16 @@ from gaugelasso.training.resume import FORMER, check_same_profile
 # A run has about a hundred intervals; a checkpoint is due every so many.
 _SAVE_EVERY = 10
 METRIC = "held-out loss"
+# The recorders of this process by folder. In a notebook a loop is interrupted and started again,
+# and the compressor of before, which holds the lock of the folder, is still referenced.
+_recorders: "WeakValueDictionary[Path, RunRecorder]" = WeakValueDictionary()
 
 
 class RunRecorder(FolderLog):
-    """Writes the run folder `path`; with `resume`, goes on with the run that is in it."""
+    """Writes the run folder `path`; with `resume`, goes on with the run that is in it.
+
+    An earlier recorder of this process hands the folder over, and its run takes no more steps.
+    """
 
     def __init__(self, path: str | os.PathLike[str], resume: bool = False):
         if not resume and not is_free(Path(path)):
@@ -41,12 +48,29 @@ class RunRecorder(FolderLog):
                 f"record = {str(path)!r}: the folder is not empty; give resume=True to go on with "
                 "the run in it, or another folder"
             )
+        where = Path(path).resolve()
+        if (earlier := _recorders.get(where)) is not None:
+            earlier.hand_over_()
         folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
         super().__init__(folder, RunRecord(), METRIC)
+        _recorders[where] = self
+        self._handed_over = False
         self._found = checkpoint.find(self.folder.checkpoints) if resume else None
         self._intervals = 0
         # When the structure of each kept state last changed.
         self._cut_at: dict[int, int] = {}
+
+    def hand_over_(self) -> None:
+        """Release the folder: another recorder of this process goes on with the run."""
+        self._handed_over = True
+        self.folder.close()
+
+    def _check_own(self) -> None:
+        if self._handed_over:
+            raise UserError(
+                f"another Compressor goes on with the run in {str(self.folder.path)!r}; this one "
+                "takes no more steps"
+            )
 
     # --- the start ------------------------------------------------------------------------
 
@@ -128,6 +152,10 @@ class RunRecorder(FolderLog):
 
     # --- on the way -----------------------------------------------------------------------
 
+    def step(self, fma: float) -> None:
+        self._check_own()
+        super().step(fma)
+
     def event(self, event: Event) -> None:
         super().event(event)
         if event.returned_to is not None:
@@ -175,6 +203,7 @@ class RunRecorder(FolderLog):
     # --- the end --------------------------------------------------------------------------
 
     def finished(self, result: Result) -> None:
+        self._check_own()
         compressor, record = self.pilot.compressor, self.record
         measured = result.loss if result.metric is None else result.metric
         record.metric = finite(measured)
