@@ -25,6 +25,7 @@ from gaugelasso.compress import time_budget
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.tasks import SELECTION, Draw, Retrieval
 from tests.command import Command, assert_user_error
+from tests.examples import example
 from tests.tiny_runs import CLOCK, finished, plain, read, sign
 
 STEPS, NAMED = 80, 2.0
@@ -212,6 +213,15 @@ def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) ->
     assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
     with pytest.raises(UserError, match="another Compressor goes on with the run"):
         before.step(lambda: before.model(torch.zeros(1, 6, dtype=torch.long)).sum())
+
+
+def test_a_model_that_could_not_be_loaded_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Perceptron is defined .* could not be loaded"):
+        Compressor(
+            example("your_model").Perceptron(8, 4, 3), NAMED, steps=STEPS, record=tmp_path / "run"
+        )
+    # Nothing was written, so that the same folder can be used after the mistake is mended.
+    assert Compressor(small(), NAMED, steps=STEPS, record=tmp_path / "run").steps == 0
 
 
 def test_a_resume_with_other_settings_is_refused(whole: Path, tmp_path: Path) -> None:

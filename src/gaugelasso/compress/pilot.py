@@ -130,8 +130,10 @@ class Pilot(CourseDriver):
 
     def _try_evaluate(self) -> None:
         """Call `evaluate` once before the first step: its first mistake else ends a long run."""
+        metric = self.metric
         with torch.random.fork_rng():
             loss = self._measured(thorough=False).loss
+        self.metric = metric  # of this call nothing is used
         if math.isnan(loss):
             raise UserError(
                 "evaluate returned a loss of NaN before the first step; check the held-out data"

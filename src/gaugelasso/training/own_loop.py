@@ -22,7 +22,7 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolder, is_free
 from gaugelasso.runs.reading import OWN_LOOP, read_json
-from gaugelasso.runs.structures import describe
+from gaugelasso.runs.structures import check_rebuildable, describe
 from gaugelasso.runs.training_work import entry_of
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
@@ -75,7 +75,11 @@ class RunRecorder(FolderLog):
     # --- the start ------------------------------------------------------------------------
 
     def prepare(self, model: Compressible) -> None:
-        """Give the model the structure and weights of the newest checkpoint."""
+        """Give the model the structure and weights of the newest checkpoint.
+
+        UserError if no checkpoint of the model could be loaded: better now than at the end.
+        """
+        check_rebuildable(model)
         if self._found is not None:
             device = next(model.parameters()).device
             transplant_(self._found.model(str(device)), model)
