@@ -34,7 +34,7 @@ def test_a_sound_model(call: Command, tmp_path: Path) -> None:
     code, out, err = call("check", write(tmp_path, PERCEPTRON + PARTS), "--steps", "80")
     assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()] == [
-        [name, "pass"] for name in ("table", "gauge", "zero", "cost", "training")
+        [name, "pass"] for name in ("table", "gauge", "zero", "rebuild", "cost", "training")
     ]
 
 
