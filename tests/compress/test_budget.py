@@ -66,7 +66,21 @@ def test_where_all_would_end_the_network_as_many_go_as_the_target_needs() -> Non
     keeps = {"a": torch.zeros(4, dtype=torch.bool)}
     order = [("a", i) for i in range(4)]
     assert kept(trim_to_work_target(keeps, work, 3.0, lambda: order)) == 3
-    assert kept(trim_to_work_target(keeps, work, 0.5, lambda: order)) == 0
+    assert kept(trim_to_work_target(keeps, work, 0.5, lambda: order)) == 1
+
+
+def test_a_drop_that_leads_far_below_the_target_waits() -> None:
+    """As the last channel of an operator does, with which all the others go."""
+
+    def work(keeps: Keeps) -> float:
+        return kept(keeps) if keeps["a"][1] else 2.0
+
+    keeps = {"a": torch.zeros(10, dtype=torch.bool)}
+    order = [("a", i) for i in range(10)]
+    chosen = trim_to_work_target(keeps, work, 6.0, lambda: order)
+    assert gone(chosen) == {("a", 0), ("a", 2), ("a", 3), ("a", 4)}
+    # It goes where the target is as low.
+    assert not trim_to_work_target(keeps, work, 2.5, lambda: order)["a"][1]
 
 
 # --- in an event ------------------------------------------------------------------------

@@ -21,6 +21,9 @@ from gaugelasso.compress.penalty import ranked
 from gaugelasso.distributed import Team
 
 Keeps = dict[str, Tensor]
+# A drop that leads below this share of the work target waits: it is the last channel of an
+# operator, which would go as a whole.
+LEAST_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,9 @@ def trim_to_work_target(
 ) -> Keeps:
     """The smallest number of drops, in order, that brings the work to `target`; else all of them.
 
-    `work` maps keep-sets to the work that is left, and must not grow with another drop. `order`
-    gives every index, first to go first; it is called only if there is a choice to make.
+    Without those that would lead far below it. `work` maps keep-sets to the work that is left, and
+    must not grow with another drop. `order` gives every index, first to go first; it is called only
+    if there is a choice to make.
     """
     if all(bool(keep.all()) for keep in keeps.values()) or work(keeps) >= target:
         return keeps
@@ -127,7 +131,11 @@ def trim_to_work_target(
             some[name][index] = False
         return some
 
-    return first(bisect_left(range(len(drops)), True, key=lambda n: work(first(n)) <= target))
+    while True:
+        number = bisect_left(range(len(drops)), True, key=lambda n: work(first(n)) <= target)
+        if not number or work(first(number)) >= LEAST_SHARE * target:
+            return first(number)
+        del drops[number - 1]
 
 
 def broadcast_keeps(team: Team, decide: Callable[[], Keeps]) -> Keeps:
