@@ -373,6 +373,24 @@ def test_a_constant_of_the_first_width_that_the_structure_does_not_hold() -> Non
     assert "a scale that the constructor computes from a width" in message
 
 
+def test_a_buffer_holds_such_a_constant() -> None:
+    """Also one that `state_dict` leaves out: a checkpoint has every buffer."""
+
+    class Scaled(Net):
+        fixed = (*Net.fixed, Slot("scale"))
+
+        def __init__(self, hidden: int = 8) -> None:
+            super().__init__(hidden)
+            self.register_buffer("scale", torch.tensor([hidden**-0.5]), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    result = report(Scaled())
+    assert result.passed, str(result)
+    assert "rebuild" in {finding.check for finding in result.findings}
+
+
 def test_a_structure_that_does_not_follow_a_cut() -> None:
     class Stale(Net):
         def structure(self) -> dict:

@@ -1,12 +1,15 @@
 """Mistakes in a loop of your own are named, before anything changes."""
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from gaugelasso.compress import time_budget
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
@@ -91,12 +94,46 @@ def test_a_wrong_evaluate_is_found_before_the_first_step(
 
 
 def test_the_trial_of_evaluate_changes_no_random_numbers() -> None:
-    loop = Loop(steps=40, evaluate=lambda: torch.rand(()))
-    torch.manual_seed(3)
+    def drawn() -> list[float]:
+        return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+    def seed() -> None:
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+
+    loop = Loop(steps=40, evaluate=lambda: sum(drawn()))
+    seed()
     loop.step()
-    after = torch.rand(3)
-    torch.manual_seed(3)
-    assert torch.equal(after, torch.rand(3))
+    after = drawn()
+    seed()
+    assert after == drawn()
+
+
+def test_the_trial_of_evaluate_changes_no_mode() -> None:
+    """A model in eval mode is refused with `evaluate` as without it; parts of one may be in it."""
+    loop = Loop(named=1e9, steps=40, evaluate=True)
+    loop.model.eval()
+    with pytest.raises(UserError, match="the model is in eval mode"):
+        loop.step()
+    loop.model.train()
+    loop.model.frozen = torch.nn.Dropout().eval()
+    loop.run()
+    assert loop.model.training
+    assert not loop.model.frozen.training
+
+
+def test_the_time_of_the_trial_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])
+
+    def evaluate() -> float:
+        clock[0] += 5.0
+        return 1.0
+
+    loop = Loop(seconds=10.0, evaluate=evaluate)
+    loop.step()
+    assert loop.pilot.now == 0
 
 
 def test_gradients_that_are_not_of_the_batch_are_refused() -> None:
@@ -112,6 +149,19 @@ def test_gradients_that_are_not_of_the_batch_are_refused() -> None:
     with pytest.raises(UserError, match=r"call model\.zero_grad\(\)"):
         loop.step()
     loop.model.zero_grad()
+    loop.step()
+    assert loop.compressor.steps == 1
+
+
+def test_an_interrupted_backward_pass_leaves_no_gradients() -> None:
+    def interrupt(_: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    loop = Loop(steps=40)
+    hook = loop.model.up.register_hook(interrupt)  # after the gradient of `down`
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    hook.remove()
     loop.step()
     assert loop.compressor.steps == 1
 

@@ -211,7 +211,7 @@ def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) ->
     before, model = Compressor(small(), **given), small()
     assert loop(run, model=model, resume=True).steps == STEPS
     assert rows(run, "metrics.jsonl") == rows(whole, "metrics.jsonl")
-    with pytest.raises(UserError, match="another Compressor goes on with the run"):
+    with pytest.raises(UserError, match="a later Compressor has taken over the run"):
         before.step(lambda: before.model(torch.zeros(1, 6, dtype=torch.long)).sum())
 
 
@@ -221,13 +221,16 @@ def test_a_model_that_could_not_be_loaded_is_refused_at_the_start(tmp_path: Path
             example("your_model").Perceptron(8, 4, 3), NAMED, steps=STEPS, record=tmp_path / "run"
         )
     # Nothing was written, so that the same folder can be used after the mistake is mended.
+    assert not (tmp_path / "run").exists()
     assert Compressor(small(), NAMED, steps=STEPS, record=tmp_path / "run").steps == 0
 
 
 def test_a_resume_with_other_settings_is_refused(whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(image(whole, 38), tmp_path / "run"))
+    before = {path.name for path in run.iterdir()}
     with pytest.raises(UserError, match=r"target.loss = 1.0, but the run in .* began with 2.0"):
         loop(run, loss_target=1.0, resume=True)
+    assert {path.name for path in run.iterdir()} == before  # no lock either
 
 
 def test_a_folder_of_an_earlier_version_goes_on(whole: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The folder that `compress` writes: one entry for each of its stages."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ _BASE, _ORIGINAL, _CONFIG, _RUN = "base", "original.json", "config.toml", "run"
 _ENTRIES = (_CONFIG, _ORIGINAL, _RUN, *FORMS, _BASE)
 # What --overwrite replaces; under the second name while it is moved there or back.
 _REPLACED, _MOVING = "replaced", "replaced.tmp"
+# It is renamed before it is removed: half of it must not come back after a kill.
+_REMOVED = "removed.tmp"
+# What a command that was killed was about to write or to remove.
+_UNFINISHED = re.compile(rf"{_REMOVED}|({'|'.join(_ENTRIES)})(\.\d+)?\.tmp")
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,15 @@ class Stages:
                 with contextlib.suppress(OSError):  # something else is in it
                     self.out.rmdir()
             raise
-        remove(self.out / _REPLACED)
+        if exists(self.out / _REPLACED):
+            move(self.out / _REPLACED, self.out / _REMOVED)
+            remove(self.out / _REMOVED)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed command has left half written or half removed."""
+        for path in list(self.out.iterdir()):
+            if _UNFINISHED.fullmatch(path.name):
+                remove(path)
 
     def set_aside(self) -> None:
         """Move all stages to where `put_back` finds them, also after the process was killed."""
@@ -170,6 +183,7 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
     if existing == "resume":
         if exists(out) and any(out.iterdir()):
             _check_own(out)
+            stages.remove_unfinished()
             if exists(out / _MOVING):  # a command was killed before it had written anything
                 stages.put_back()
         return stages
@@ -188,6 +202,7 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
         if exists(stages.run):
             # Takes the lock of the run: refused while it trains.
             RunFolder.open(stages.run, "resume").close()
+        stages.remove_unfinished()
         stages.set_aside()
     return stages
 
@@ -208,7 +223,8 @@ def _check_own(out: Path) -> None:
     if not out.is_dir():
         raise UserError(f"output {str(out)!r} is a file; give a folder")
     known = {*_ENTRIES, _REPLACED, _MOVING}
-    others = sorted(path.name for path in out.iterdir() if path.name not in known)
+    names = sorted(path.name for path in out.iterdir())
+    others = [name for name in names if name not in known and not _UNFINISHED.fullmatch(name)]
     if others:
         raise UserError(
             f"output {str(out)!r} holds {others[0]!r}, which gaugelasso compress did not write; "

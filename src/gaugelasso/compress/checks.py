@@ -6,6 +6,7 @@ step itself and does not pay for the checks of a step.
 
 import logging
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
@@ -173,11 +174,15 @@ def check_exchange(state: ModelState) -> None:
         )
 
 
-def checked_loss(loss: Any, state: ModelState) -> Tensor:
-    """What the function given to `step` returned; TypeError unless it is a loss.
+def backward_of(
+    closure: Callable[[], Any], state: ModelState
+) -> tuple[Tensor, Callable[[], float]]:
+    """The loss that the function given to `step` returns, after its backward pass; and the probe.
 
-    UserError if parameters have gradients already: those of the batch would be added to them.
+    TypeError unless it is a loss. UserError if parameters have gradients already: those of the
+    batch would be added to them.
     """
+    loss = closure()
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise TypeError(
             f"the function given to step returned {loss!r}; it must return the loss of the "
@@ -189,7 +194,21 @@ def checked_loss(loss: Any, state: ModelState) -> Tensor:
             "step returns the loss and must not call backward(); after a backward pass of your "
             "own, in an evaluation for instance, call model.zero_grad()"
         )
-    return loss
+    _check_mode(state.model)
+    try:
+        loss.backward()
+    except BaseException:  # also Ctrl-C, after which a notebook may go on with the next step
+        state.model.zero_grad()
+        raise
+    return loss, lambda: float(closure())
+
+
+def _check_mode(model: Compressible) -> None:
+    if not model.training:
+        raise UserError(
+            "the model is in eval mode, in which it does not measure what a step needs; call "
+            "model.train() before the forward pass"
+        )
 
 
 class StepChecks:
@@ -212,11 +231,7 @@ class StepChecks:
                 f"{tuple(loss.shape)}; average it first, as in loss.mean()"
             )
         model, store = self._state.model, self._state.plan.store
-        if not model.training:
-            raise UserError(
-                "the model is in eval mode, in which it does not measure what a step needs; call "
-                "model.train() before the forward pass"
-            )
+        _check_mode(model)
         graded = store.has_grads() or self._state.collects_microbatches
         look = thorough or not graded or store.converted()
         if look and (name := store.separated(model)) is not None:

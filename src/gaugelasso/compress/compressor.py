@@ -21,6 +21,7 @@ from torch import Tensor
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.checks import (
     StepChecks,
+    backward_of,
     check_exchange,
     check_length,
     check_model,
@@ -28,7 +29,6 @@ from gaugelasso.compress.checks import (
     check_options,
     check_prices,
     check_targets,
-    checked_loss,
 )
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -145,9 +145,7 @@ class Compressor:
         if self.pilot is not None:
             self.pilot.before_step()
         if callable(loss):
-            closure, loss = loss, checked_loss(loss(), self.state)
-            loss.backward()
-            self.probe = lambda: float(closure())
+            loss, self.probe = backward_of(loss, self.state)
         self._checks.before_step(loss, thorough=self.steps % self.options.interval == 0)
         mean = self.device_step.update_(loss.detach().reshape(()))
         event = self.finish_step_()

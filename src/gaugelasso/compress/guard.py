@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugelasso.axes import Axis, AxisTable, Slot, Tensors, spread
+from gaugelasso.compress.measuring import in_eval_mode
 
 # The most forward passes that one event spends on finding which drops the batch needs. At the
 # default interval this is about the work of the training steps between two events.
@@ -92,12 +93,8 @@ class Guard:
     def _measure(self) -> float:
         """The probe's loss, in eval mode so that the model records no input energies."""
         assert self._probe is not None
-        training = self._model.training
-        self._model.eval()
-        try:
+        with in_eval_mode(self._model):
             return self._probe()
-        finally:
-            self._model.train(training)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import Log, NoLog
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.kept_states import StatesInMemory
+from gaugelasso.compress.measuring import in_eval_mode, same_random_numbers
 from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
@@ -110,8 +111,6 @@ class Pilot(CourseDriver):
 
     def before_step(self) -> None:
         """Set rate, pressure and pressed loss of the next step; UserError if there is none."""
-        if self._time is not None:
-            self._time.start()
         if self._result is not None:
             raise UserError("step after finish(): the compression is over")
         if self.ended_at is not None:
@@ -126,12 +125,14 @@ class Pilot(CourseDriver):
             )
         if not self._evaluate_tried:
             self._try_evaluate()
+        if self._time is not None:
+            self._time.start()
         super().before_step()
 
     def _try_evaluate(self) -> None:
         """Call `evaluate` once before the first step: its first mistake else ends a long run."""
         metric = self.metric
-        with torch.random.fork_rng():
+        with same_random_numbers(self.compressor.optimizer.store.weight.device):
             loss = self._measured(thorough=False).loss
         self.metric = metric  # of this call nothing is used
         if math.isnan(loss):
@@ -164,17 +165,12 @@ class Pilot(CourseDriver):
         """Of held-out data; without an `evaluate` function, of the last batches."""
         if self._evaluate is None:
             return Measured(self.course.loss, math.nan)
-        model = self.compressor.model
-        model.eval()
-        try:
-            with torch.no_grad():
-                measured = self._evaluate()
-            if self.metric_target is None:
-                return Measured(loss_of(measured), math.nan)
-            loss, self.metric = pair_of(measured)
-            return Measured(loss, self.metric)
-        finally:
-            model.train()
+        with in_eval_mode(self.compressor.model), torch.no_grad():
+            measured = self._evaluate()
+        if self.metric_target is None:
+            return Measured(loss_of(measured), math.nan)
+        loss, self.metric = pair_of(measured)
+        return Measured(loss, self.metric)
 
     # --- the end --------------------------------------------------------------------------
 

@@ -4,8 +4,10 @@
 describe: give it a task with --set task.module=FILE:NAME. Decides nothing.
 """
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -51,6 +53,7 @@ class RunRecorder(FolderLog):
         where = Path(path).resolve()
         if (earlier := _recorders.get(where)) is not None:
             earlier.hand_over_()
+        self._made = not where.exists()
         folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
         super().__init__(folder, RunRecord(), METRIC)
         _recorders[where] = self
@@ -68,9 +71,21 @@ class RunRecorder(FolderLog):
     def _check_own(self) -> None:
         if self._handed_over:
             raise UserError(
-                f"another Compressor goes on with the run in {str(self.folder.path)!r}; this one "
-                "takes no more steps"
+                f"a later Compressor has taken over the run in {str(self.folder.path)!r}; use that "
+                "one, or create one with resume=True"
             )
+
+    @contextlib.contextmanager
+    def _released_on_error(self) -> Iterator[None]:
+        """If the run cannot begin, release the folder, and remove it if it is new and empty."""
+        try:
+            yield
+        except BaseException:
+            self.folder.close()
+            if self._made:
+                with contextlib.suppress(OSError):  # something is in it
+                    self.folder.path.rmdir()
+            raise
 
     # --- the start ------------------------------------------------------------------------
 
@@ -79,10 +94,11 @@ class RunRecorder(FolderLog):
 
         UserError if no checkpoint of the model could be loaded: better now than at the end.
         """
-        check_rebuildable(model)
-        if self._found is not None:
-            device = next(model.parameters()).device
-            transplant_(self._found.model(str(device)), model)
+        with self._released_on_error():
+            check_rebuildable(model)
+            if self._found is not None:
+                device = next(model.parameters()).device
+                transplant_(self._found.model(str(device)), model)
 
     def begin(self, pilot: Pilot) -> None:
         self.pilot, compressor = pilot, pilot.compressor
@@ -90,7 +106,8 @@ class RunRecorder(FolderLog):
         self.metric_name = METRIC if pilot.metric_target is None else "metric"
         self._device = str(compressor.optimizer.store.weight.device)
         if self._found is not None:
-            self._resume(self._found)
+            with self._released_on_error():
+                self._resume(self._found)
             return
         self.record.fma_initial = compressor.fma
         self.record.parameters_initial = compressor.parameters

@@ -184,3 +184,37 @@ def test_a_kill_in_the_import_leaves_the_old_result_aside(out: Path, gaugelasso:
     assert code == 0, error
     assert {path.name for path in out.iterdir()} == {"base", "original.json", "config.toml", "run"}
     assert read(out / "run" / "summary.json")["steps"] == 20
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_what_a_killed_command_was_writing_is_removed(
+    option: str, out: Path, gaugelasso: Command
+) -> None:
+    """It was taken for a file of someone else, and no option went on with the folder."""
+    Stages(out).set_aside()
+    for name in ("base.123.tmp", "hf.9.tmp"):
+        (out / name / "checkpoints").mkdir(parents=True)
+    (out / "config.toml.tmp").write_text("[task]")
+    more = (option, "--steps", "20", "--form", "none")
+    code, _, error = gaugelasso("compress", "model", *changed(*more))
+    assert code == 0, error
+    assert {path.name for path in out.iterdir()} == {"base", "original.json", "config.toml", "run"}
+
+
+def test_half_of_an_old_result_does_not_come_back(
+    out: Path, gaugelasso: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill while it is removed, when the new model is imported and measured."""
+
+    def killed(path: Path) -> None:
+        if (path / "config.toml").exists():
+            (path / "config.toml").unlink()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compression_folder, "remove", killed)
+        with pytest.raises(Killed):
+            call("--overwrite")
+    answer = gaugelasso("compress", "model", *changed("--overwrite", "--length", "41"))
+    assert_user_error(answer, "40 positions")
+    assert {path.name for path in out.iterdir()} == {"base", "original.json", "config.toml"}
