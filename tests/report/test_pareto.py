@@ -12,6 +12,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import pareto, write_pareto
 from gaugelasso.report.figure import GREY
 from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
+from gaugelasso.runs.reading import OWN_LOOP
 from tests.report.folders import event, initial_widths, make_run
 from tests.report.test_compare import change_summary
 
@@ -86,6 +87,14 @@ def test_a_seed_that_occurs_twice_is_refused(tmp_path: Path) -> None:
         run_at(tmp_path / name, 100, 0.1)
     with pytest.raises(UserError, match=r"a' and .*b' are both one condition, seed 0; give only"):
         load_points([tmp_path])
+
+
+def test_own_loops_whose_seeds_are_not_known_are_averaged(tmp_path: Path) -> None:
+    for name in "ab":
+        run = run_at(tmp_path / name, 100, 0.1)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"task": {"name": OWN_LOOP}}))
+    assert [len(points) for points in load_points([tmp_path]).values()] == [2]
 
 
 def test_the_first_folder_names_a_condition_if_nothing_else_is_short(tmp_path: Path) -> None:

@@ -202,6 +202,14 @@ def test_an_existing_folder_is_not_overwritten(whole: Path) -> None:
     assert (whole / "summary.json").read_bytes() == before
 
 
+def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for name in (circle, circle / "run", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match="cannot be made: "):
+            Compressor(small(), NAMED, steps=STEPS, record=name)
+
+
 def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) -> None:
     """As in a notebook: the compressor of before is still there, and holds the folder."""
     run = tmp_path / "run"

@@ -37,6 +37,7 @@ from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import labels
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
+from gaugelasso.runs.reading import OWN_LOOP
 from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1000
@@ -83,7 +84,8 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
     for label, members in found.items():
         members.sort(key=lambda point: point.run.seed)
         for one, other in pairwise(point.run for point in members):
-            if one.seed == other.seed:
+            # The seed of an own loop is not known.
+            if one.seed == other.seed and one.config["task"].get("name") != OWN_LOOP:
                 raise UserError(
                     f"{str(one.path)!r} and {str(other.path)!r} are both {label}, seed "
                     f"{one.seed}; give only one of them"

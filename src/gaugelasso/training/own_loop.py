@@ -26,6 +26,7 @@ from gaugelasso.runs.folder import RunFolder, is_free
 from gaugelasso.runs.reading import OWN_LOOP, read_json
 from gaugelasso.runs.structures import check_rebuildable, describe
 from gaugelasso.runs.training_work import entry_of
+from gaugelasso.runs.writing import check_name
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
 from gaugelasso.training.resume import FORMER, check_same_profile
@@ -45,12 +46,13 @@ class RunRecorder(FolderLog):
     """
 
     def __init__(self, path: str | os.PathLike[str], resume: bool = False):
+        check_name(Path(path))
         if not resume and not is_free(Path(path)):
             raise UserError(
                 f"record = {str(path)!r}: the folder is not empty; give resume=True to go on with "
                 "the run in it, or another folder"
             )
-        where = Path(path).resolve()
+        where = Path(os.path.realpath(path))
         if (earlier := _recorders.get(where)) is not None:
             earlier.hand_over_()
         self._made = not where.exists()
