@@ -114,7 +114,9 @@ def test_unfinished_and_damaged_runs_are_refused(gaugelasso: Command, run: Path)
         path.write_bytes(kept)
 
     weights = f"checkpoints/step-{STEPS:08d}/model.safetensors"
-    broken("summary.json", None, "is not finished: summary.json is missing; finish it with")
+    broken(
+        "summary.json", None, "is not finished: summary.json is missing; finish it with the command"
+    )
     broken("summary.json", "{", "summary.json': not a readable JSON file")
     broken(
         "summary.json", "[]", "summary.json': damaged, 'steps' is missing or is not a whole number"

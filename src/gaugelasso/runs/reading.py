@@ -37,7 +37,7 @@ def check_has_summary(folder: Path) -> None:
     if not exists(folder / "summary.json"):
         raise UserError(
             f"{str(folder)!r} is not finished: summary.json is missing; finish it with "
-            "gaugelasso train CONFIG --resume"
+            "the command that began it and --resume, or in a loop of your own with resume=True"
         )
 
 
