@@ -123,6 +123,22 @@ def test_the_trial_of_evaluate_changes_no_mode() -> None:
     assert not loop.model.frozen.training
 
 
+def test_the_trial_of_evaluate_leaves_the_gradients_of_the_batch() -> None:
+    """It comes between the backward pass of a loop and its first step."""
+
+    def evaluate() -> float:
+        loop.model.zero_grad()
+        return 1.0
+
+    loop = Loop(steps=40, evaluate=evaluate)
+    loss = loop.loss(loop.batch())
+    loss.backward()
+    before = loop.model.up.detach().clone()
+    loop.compressor.step(loss)
+    assert loop.compressor.steps == 1
+    assert not torch.equal(loop.model.up, before)
+
+
 def test_the_time_of_the_trial_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time_budget.time, "monotonic", lambda: clock[0])

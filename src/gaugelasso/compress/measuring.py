@@ -1,4 +1,4 @@
-"""What a measurement leaves as it was: the modes of modules, and random numbers."""
+"""What a measurement leaves as it was: modes of modules, random numbers, gradients."""
 
 import random
 from collections.abc import Iterator
@@ -34,3 +34,14 @@ def same_random_numbers(device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             numpy.random.set_state(arrays)
+
+
+@contextmanager
+def same_gradients(model: nn.Module) -> Iterator[None]:
+    """Gradients that are removed inside are there again: a step has not used them yet."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient

@@ -21,7 +21,7 @@ from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.driver import Log, NoLog
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.kept_states import StatesInMemory
-from gaugelasso.compress.measuring import in_eval_mode, same_random_numbers
+from gaugelasso.compress.measuring import in_eval_mode, same_gradients, same_random_numbers
 from gaugelasso.compress.result import Result, TargetMissedWarning
 from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
@@ -131,8 +131,9 @@ class Pilot(CourseDriver):
 
     def _try_evaluate(self) -> None:
         """Call `evaluate` once before the first step: its first mistake else ends a long run."""
-        metric = self.metric
-        with same_random_numbers(self.compressor.optimizer.store.weight.device):
+        metric, compressor = self.metric, self.compressor
+        device = compressor.optimizer.store.weight.device
+        with same_random_numbers(device), same_gradients(compressor.model):
             loss = self._measured(thorough=False).loss
         self.metric = metric  # of this call nothing is used
         if math.isnan(loss):
