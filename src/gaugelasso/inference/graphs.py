@@ -75,9 +75,8 @@ class Captured:
             return direct
         check_inputs(self.model.spec, inputs)
         check_lengths(inputs, lengths, padding)
-        if (
-            inputs.is_cpu and self.model.spec.input_kind == "tokens"
-        ):  # they are copied to the device
+        # Those on a CPU are copied to the device, which cannot check them.
+        if inputs.is_cpu and self.model.spec.input_kind == "tokens":
             check_known(self.model.spec, inputs)
         batch, length = inputs.shape[:2]
         if lengths is not None and padding == "left":
