@@ -18,10 +18,12 @@ _NOTHING_NAMED = "No target is named"
 
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What is named, and its value; empty if nothing is.
+    """What is named, and its value; empty if nothing is, or without runs.
 
     Seeds that measured their own loss may have different ones.
     """
+    if not runs:
+        return []
     run, named = runs[0], []
     if losses := [run.loss_target for run in runs if run.loss_target is not None]:
         low, high = f"{min(losses):g}", f"{max(losses):g}"

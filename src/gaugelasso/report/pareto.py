@@ -34,7 +34,7 @@ from gaugelasso.report.figure import (
 from gaugelasso.report.formats import DASH, figure, known, metric_format, over_seeds, ratio
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
-from gaugelasso.report.methods import labels
+from gaugelasso.report.methods import aims, labels
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.reading import OWN_LOOP
@@ -137,7 +137,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
         rows.append([
-            label, goal_cell([point.run for point in group]), str(len(group)),
+            label, goal_cell([point.run for point in group if aims(point.run)]), str(len(group)),
             over_seeds([point.fma for point in group], form),
             over_seeds([_compression(point) for point in group], ratio),
             *(
@@ -148,7 +148,8 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
             ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
         ])  # fmt: skip
-    to_loss = all(run.loss_target is not None and run.metric_target is None for run in runs)
+    aimed = [run for run in runs if aims(run)] or runs
+    to_loss = all(run.loss_target is not None and run.metric_target is None for run in aimed)
     headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted),
                "compression", *others, "held-out loss", metric, "seeds on the front"]  # fmt: skip
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
