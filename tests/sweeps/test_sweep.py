@@ -34,6 +34,10 @@ BROKEN = 2**62 + 1
         (["--resume", "--overwrite"], "exclude each other"),
         (["--arm", "a:", "--arm", "b: compress.trsut=4"], "--arm 'b': unknown key compress.trsut"),
         (["--arm", "a: train.steps=many"], "--arm 'a': train.steps = 'many': must be a whole"),
+        (
+            ["--arm", "a: target.metric=2 target.hold=final"],
+            "--arm 'a': target.metric = 2: the best accuracy of any model is 1",
+        ),
         (["--arm", "a:", "--arm", "A:"], "--arm 'A:': the folder 'a' is taken by the arm 'a'"),
         (["--arm", "a", "--results", "results.json"], "--arm 'a': write it as 'NAME: KEY=VALUE"),
     ],

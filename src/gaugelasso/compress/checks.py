@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gaugelasso.axes import AxisTable, Compressible
+from gaugelasso.axes import AxisTable, Compressible, named_tensors
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.growth import can_grow
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.pricing import CostModel, least_cost
 from gaugelasso.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,16 @@ def check_prices(state: ModelState) -> None:
             f"no index has a price under the accounting {state.options.accounting!r}, so nothing "
             "would be removed: declare the work in the axis table, as in "
             "costs=(Cost('matmul', factor, ('axis',)),)"
+        )
+
+
+def check_work_target(name: str, target: float, model: Compressible, cost: CostModel) -> None:
+    """UserError if no cut of the model leads to so little; 0 names nothing."""
+    least = least_cost(model.axis_table(), cost, named_tensors(model))
+    if 0 < target < least:
+        raise UserError(
+            f"{name} = {target:g}: no cut leads below {least:,.0f} {cost.unit}, what the parts "
+            "that must stay cost with one channel each; name more"
         )
 
 

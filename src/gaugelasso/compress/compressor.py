@@ -29,6 +29,7 @@ from gaugelasso.compress.checks import (
     check_options,
     check_prices,
     check_targets,
+    check_work_target,
 )
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -114,6 +115,7 @@ class Compressor:
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
+        check_work_target("fma_target", fma_target if total else 0.0, model, self.state.cost_model)
         check_exchange(self.state)
         self._checks = StepChecks(self.state, pressed)
         weight, smoothing = self.state.optimizer.store.weight, options.loss_smoothing

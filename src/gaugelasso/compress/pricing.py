@@ -127,6 +127,22 @@ def total_fma(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
     return float(count(model.terms(table, tensors), table.widths(tensors)))
 
 
+def least_cost(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
+    """What no cut goes below: the parts that must stay, with one index in each of their axes.
+
+    A lower bound. A term without axes may go with its operator, and a measured time may be shorter
+    at a larger width, so that neither counts.
+    """
+    stays = [
+        term
+        for term in model.terms(table, tensors)
+        if isinstance(term, Product)
+        and {table[name].owner for name in term.axes} <= table.required
+        and term.axes
+    ]
+    return float(count(stays, {axis.name: 1 for axis in table.axes}))
+
+
 def prices(table: AxisTable, model: CostModel, tensors: Tensors) -> dict[str, np.ndarray]:
     """r: axis name -> how much less the model costs when an index is cut.
 

@@ -36,6 +36,7 @@ class CharLM:
     # Bits, because the mean over batches is the figure of the whole; for perplexity it is not.
     metric_name: ClassVar[str] = "bits per byte"
     metric_lower_is_better: ClassVar[bool] = True
+    metric_best: ClassVar[float] = 0.0
     input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
     has_end: ClassVar[bool] = True

@@ -42,6 +42,7 @@ class TokenText:
     length: int = 512
 
     metric_lower_is_better: ClassVar[bool] = True
+    metric_best: ClassVar[float] = 0.0
     input_kind: ClassVar[InputKind] = "tokens"
     has_end: ClassVar[bool] = True
     loss_unit: ClassVar[str] = "nats per token"
