@@ -153,13 +153,14 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
     assert contents(swept.out) == before
 
 
+@pytest.mark.parametrize("where", [[], ["--cluster", "local"]], ids=["here", "cluster"])
 def test_a_sweep_resumed_with_other_settings_starts_nothing(
-    gaugelasso: Command, swept: Sweep
+    gaugelasso: Command, swept: Sweep, where: list[str]
 ) -> None:
     """Otherwise seeds that are new would be trained with these settings, beside the old ones."""
     before = contents(swept.out)
     options = ["--seeds", "4,77", "--out", swept.out, "--resume", "--set", "compress.trust=3.5"]
-    answer = gaugelasso("sweep", write_tiny(swept.out.parent), *options)
+    answer = gaugelasso("sweep", write_tiny(swept.out.parent), *options, *where)
     assert_user_error(answer, "--resume: compress.trust = 3.5, but the run began with")
     assert contents(swept.out) == before
 

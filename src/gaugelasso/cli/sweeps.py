@@ -85,7 +85,7 @@ def sweep(
     arms = parse_arms(arm or [], folder)
     numbers, changes = parse_seeds(seeds), set_ or []
     devices = _check_settings(config, changes, arms, device, check_device=cluster is None)
-    if existing == "resume" and cluster is None:
+    if existing == "resume":
         _check_resumed(config, changes, arms, numbers, device)
     if results is not None:
         make_folder(results.parent)
