@@ -208,6 +208,8 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
     for name in (circle, circle / "run", tmp_path / ("x" * 300)):
         with pytest.raises(UserError, match="cannot be made: "):
             Compressor(small(), NAMED, steps=STEPS, record=name)
+    with pytest.raises(UserError, match=r"output 'a\\x00b' holds a null byte"):
+        Compressor(small(), NAMED, steps=STEPS, record="a\0b")
 
 
 def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) -> None:
@@ -338,8 +340,8 @@ def test_a_loop_may_name_something_else_than_a_loss(
 
 
 def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
-    with pytest.warns(TargetMissedWarning, match=r"fma_target = 1 was not reached: the model ends"):
-        loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 1.0}))
+    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was not reached: the model"):
+        loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 11.0}))
     with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
         loop(tmp_path, record=None, steps=24, **(other_target("metric") | {"metric_target": 1.5}))
 

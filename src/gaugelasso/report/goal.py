@@ -99,7 +99,7 @@ def share_held(runs: Sequence[Run]) -> str:
         return f"{_NOTHING_NAMED}."
     where = "" if named[0][0] in ("work target", "parameter target") else " on held-out data"
     targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
-    return f"{held} of {len(runs)} seeds end within {targets}{where}."
+    return f"{held} of {len(runs)} {runs[0].told_by}s end within {targets}{where}."
 
 
 def _reference(run: Run) -> str:
