@@ -10,7 +10,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable, Compressible, named_tensors
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -120,6 +120,12 @@ def check_length(
 def check_model(model: Any) -> None:
     """TypeError unless the model is a Compressible that defines its methods."""
     if not isinstance(model, Compressible):
+        # The name under which torch.compile keeps the model.
+        if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
+            raise TypeError(
+                f"{type(model).__name__} is what torch.compile returned: give the compressor the "
+                "model itself, and call the compiled one in the loop"
+            )
         raise TypeError(
             f"{type(model).__name__} does not say what can be cut out of it: give a "
             "gaugelasso.Transformer, or a Compressible of your own (docs/how-to/own-model.md)"
