@@ -59,7 +59,7 @@ class CharLM:
         """Training and validation bytes, opened on first use."""
         train, valid = self._open()
         origins = (self.path or self.source, self.valid or self.path or self.source)
-        windows.check_long_enough(train, valid, self.length, "bytes", origins)
+        windows.check_long_enough(train, valid, self.length, "bytes", origins, split=self.split)
         return train, valid
 
     def part(self, stream: int) -> text.Text:

@@ -99,7 +99,9 @@ class TokenText:
         """Training and validation tokens, opened on first use."""
         train, valid = self._open()
         origins = self.path, self.valid or self.path
-        windows.check_long_enough(train, valid, self.length, "tokens", origins, self.window)
+        windows.check_long_enough(
+            train, valid, self.length, "tokens", origins, split=self.split, window=self.window
+        )
         return train, valid
 
     def _open(self) -> tuple[windows.Array, windows.Array]:
