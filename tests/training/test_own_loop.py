@@ -225,11 +225,13 @@ def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) ->
         before.step(lambda: before.model(torch.zeros(1, 6, dtype=torch.long)).sum())
 
 
-def test_a_model_that_could_not_be_loaded_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_model_or_a_target_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Perceptron is defined .* could not be loaded"):
         Compressor(
             example("your_model").Perceptron(8, 4, 3), NAMED, steps=STEPS, record=tmp_path / "run"
         )
+    with pytest.raises(UserError, match=r"fma_target = 1: no cut leads below 11 FMA per token"):
+        Compressor(small(), steps=STEPS, fma_target=1.0, record=tmp_path / "run")
     # Nothing was written, so that the same folder can be used after the mistake is mended.
     assert not (tmp_path / "run").exists()
     assert Compressor(small(), NAMED, steps=STEPS, record=tmp_path / "run").steps == 0

@@ -13,12 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from gaugelasso.axes import AxisTable, Compressible, named_tensors
+from gaugelasso.compress import accountings
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.growth import can_grow
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
-from gaugelasso.compress.pricing import CostModel, least_cost
+from gaugelasso.compress.pricing import least_cost
 from gaugelasso.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -163,10 +164,18 @@ def check_prices(state: ModelState) -> None:
         )
 
 
-def check_work_target(name: str, target: float, model: Compressible, cost: CostModel) -> None:
-    """UserError if no cut of the model leads to so little; 0 names nothing."""
+def check_work_target(
+    name: str, target: float, model: Compressible, options: CompressorOptions
+) -> None:
+    """UserError if no cut of the model leads to so little; 0 names nothing.
+
+    Of milliseconds nothing is said: a measured time may be shorter at a larger width.
+    """
+    if not target or options.accounting == "latency":
+        return
+    cost = accountings.chosen(options, None)
     least = least_cost(model.axis_table(), cost, named_tensors(model))
-    if 0 < target < least:
+    if target < least:
         raise UserError(
             f"{name} = {target:g}: no cut leads below {least:,.0f} {cost.unit}, what the parts "
             "that must stay cost with one channel each; name more"

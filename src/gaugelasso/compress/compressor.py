@@ -104,6 +104,7 @@ class Compressor:
         given = options or CompressorOptions()
         # From the initial model, also for a run that goes on.
         options = self.options = chosen_options(given, model, total)
+        check_work_target("fma_target", fma_target if total else 0.0, model, options)
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)
@@ -115,7 +116,6 @@ class Compressor:
         self.hooks: list[DropHook] = []
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
-        check_work_target("fma_target", fma_target if total else 0.0, model, self.state.cost_model)
         check_exchange(self.state)
         self._checks = StepChecks(self.state, pressed)
         weight, smoothing = self.state.optimizer.store.weight, options.loss_smoothing

@@ -130,15 +130,13 @@ def total_fma(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
 def least_cost(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
     """What no cut goes below: the parts that must stay, with one index in each of their axes.
 
-    A lower bound. A term without axes may go with its operator, and a measured time may be shorter
-    at a larger width, so that neither counts.
+    A lower bound, where no term falls with a larger width. A term without axes may go with its
+    operator, and does not count.
     """
     stays = [
         term
         for term in model.terms(table, tensors)
-        if isinstance(term, Product)
-        and {table[name].owner for name in term.axes} <= table.required
-        and term.axes
+        if term.axes and {table[name].owner for name in term.axes} <= table.required
     ]
     return float(count(stays, {axis.name: 1 for axis in table.axes}))
 

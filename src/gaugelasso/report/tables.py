@@ -245,10 +245,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
         foot = 2
     unfinished = [r.mark for r, e in zip(runs, ends, strict=True) if not e.finished]
     note = f"Not finished: {runs[0].told_by} {', '.join(unfinished)}." if unfinished else ""
-    note += note_on_own_loops(runs)
-    return Table(
-        "Runs", [runs[0].told_by, *(name for name, _, _ in columns)], rows, note, foot=foot
-    )
+    headers = [runs[0].told_by, *(name for name, _, _ in columns)]
+    return Table("Runs", headers, rows, (note + note_on_own_loops(runs)).strip(), foot=foot)
 
 
 def print_outcome(run: Run, console: Console) -> None:

@@ -78,13 +78,13 @@ def check_work_named(
     model, target = config.model, config.target
     if not target.fma or existing == "resume" or structure is not None:
         return
+    built = model.build(config.task, config.train.seed)
+    check_work_target("target.fma", target.fma, built, config.compress)
+    if not isinstance(model, BaseModel) or target.kind != "fma":
+        return
     cost = accountings.chosen(
         config.compress, accountings.latency(config.compress, torch.device(device))
     )
-    built = model.build(config.task, config.train.seed)
-    check_work_target("target.fma", target.fma, built, cost)
-    if not isinstance(model, BaseModel) or target.kind != "fma":
-        return
     work = total_fma(built.axis_table(), cost, named_tensors(built))
     if work <= target.fma:
         raise UserError(
