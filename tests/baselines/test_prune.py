@@ -111,6 +111,22 @@ def test_drops_to_a_work_are_no_more_than_it_needs(run: Path) -> None:
     assert 0 < ranking.least_work < 0.2 * state.fma
 
 
+def test_a_channel_that_takes_an_operator_along_waits_if_another_leads_nearer() -> None:
+    spec = TransformerSpec.uniform(
+        width=8, layers=2, heads=4, kv_heads=2, d_k=4, d_v=4, d_f=6, length=6, inputs=8, outputs=8
+    )
+    state = Compressor(Transformer(spec, 0), 0.0).state
+    target = 0.4 * state.fma
+    fewest = EfficiencyRanking(state).to_work(target)
+    nearer = EfficiencyRanking(state).to_work(target, least=0.75 * target)
+    assert state.work_after(fewest) < 0.5 * target
+    assert 0.75 * target <= state.work_after(nearer) <= target
+    assert len(nearer.removed) < len(fewest.removed)
+    # Nothing is within such bounds: the target counts.
+    out_of_reach = EfficiencyRanking(state).to_work(target, least=1.01 * target)
+    assert out_of_reach.dropped() == fewest.dropped()
+
+
 def test_a_round_removes_as_many_as_multiples_of_widths_need(run: Path) -> None:
     state = Compressor(load_model(run), 0.0, CompressorOptions(multiple=4)).state
     dropped = EfficiencyRanking(state).next(1).dropped()
@@ -195,6 +211,20 @@ def test_a_work_that_rounds_have_lost_is_refused_before_the_fine_tuning(run: Pat
         trainer.run()
     assert trainer.compressor.steps == 6
     assert not (trainer.folder.path / "summary.json").exists()
+
+
+def test_a_work_far_below_the_named_one_is_warned_of(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = start(run, to_work(run, 300))
+    trainer.pruning.drops_to = (  # type: ignore[method-assign]
+        lambda work: EfficiencyRanking(trainer.compressor.state).to_work(150)
+    )
+    trainer.driver.before_step()
+    left = trainer.compressor.fma
+    trainer.folder.close()
+    assert left <= 150
+    assert f"--fma 300: the round at step 0 leaves {left:,.0f} FMA per token" in caplog.text
 
 
 # --- batches --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gaugelasso.compress.compressor import CompressorOptions
+from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.compress.courses.pretrained import PretrainedCourse
 from gaugelasso.compress.defaults import default_interval, default_lr, matrix_sizes
 from gaugelasso.compress.options import RunOptions
@@ -294,3 +294,17 @@ def test_a_work_target_that_is_met_starts_the_anneal() -> None:
     result = loop.run()
     assert result.held
     assert 190 < result.fma <= 200
+
+
+def test_a_compiled_model_is_compressed_as_the_model_itself() -> None:
+    """The compressor has the model, and the loop calls what torch.compile returned."""
+    plain, compiled = Loop(named=9.0, steps=40), Loop(named=9.0, steps=40)
+    compiled.model = torch.compile(compiled.model, backend="eager")  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"OptimizedModule is what torch\.compile returned"):
+        Compressor(compiled.model, 9.0, steps=40)
+    for loop in (plain, compiled):
+        for _ in range(40):
+            loop.step()
+    ends = [loop.compressor.finish() for loop in (plain, compiled)]
+    assert ends[0].fma < ends[0].fma_initial
+    assert (ends[1].fma, ends[1].loss) == (ends[0].fma, ends[0].loss)

@@ -65,6 +65,7 @@ def test_finish_without_steps_is_refused() -> None:
         ),
         ({"seconds": "3"}, TypeError, "seconds = '3': must be a number"),
         ({"evaluate": lambda: 1.0}, UserError, "evaluate needs the length of the run: give steps"),
+        ({"fma_target": 0.5, "steps": 100}, UserError, "fma_target = 0.5: no cut leads below 11 "),
         ({"record": "runs/mine"}, UserError, "record needs the length of the run: give steps"),
         ({"steps": 100, "evaluate": 0.5}, TypeError, "evaluate = 0.5: must be a function"),
     ],

@@ -1,13 +1,15 @@
 """The figures of the paper, and the real work of a small model counted by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.compress.memory import Memory
+from gaugelasso.compress.pricing import ACCOUNTINGS, least_cost, total_fma
+from gaugelasso.models import InputKind, Transformer, TransformerSpec
 from gaugelasso.models.operators import Attention
 from tests.contract.models import TRANSFORMERS, Case, make
 
@@ -111,6 +113,26 @@ CLASSIFIER = 4 + 4 * 3
 def test_fma_accounting_counts_the_work_done(settings: dict, work: float) -> None:
     model = Transformer(TransformerSpec.uniform(**SMALL | settings))
     assert total_fma(model.axis_table(), ACCOUNTINGS["fma"], named_tensors(model)) == work
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("tokens", False), ("patches", False), ("tokens", True)]
+)
+def test_the_least_cost_is_that_of_the_smallest_model(kind: InputKind, tied: bool) -> None:
+    """Without operators, and with one channel: nothing smaller can be left over."""
+    settings: dict = SMALL | {"inputs": 3, "input_kind": kind}
+    model, smallest = (
+        Transformer(replace(TransformerSpec.uniform(**settings | size), tied_head=tied))
+        for size in ({}, {"width": 1})
+    )
+    for name in [*smallest.operators]:
+        smallest.remove_operator(f"operators.{name}")
+    for accounting in ACCOUNTINGS.values():
+        least = least_cost(model.axis_table(), accounting, named_tensors(model))
+        assert least == total_fma(smallest.axis_table(), accounting, named_tensors(smallest))
+    # Of bytes a lower bound: those of parts that no axis reaches do not count.
+    left = total_fma(smallest.axis_table(), Memory(), named_tensors(smallest))
+    assert 0 < least_cost(model.axis_table(), Memory(), named_tensors(model)) <= left
 
 
 def attentions(model: Transformer) -> list[Attention]:

@@ -86,7 +86,7 @@ class Setting:
         trainer, args = self.trainer, self.trainer.args
         names = [*args.to_dict(), "world_size", "n_gpu"]
         given = SimpleNamespace(**{name: getattr(args, name) for name in names} | changed)
-        state = SimpleNamespace(global_step=0, max_steps=STEPS)
+        state = SimpleNamespace(global_step=0, max_steps=STEPS, stateful_callbacks={})
         self.callback.on_train_begin(
             given,
             state,
@@ -205,6 +205,33 @@ def test_a_checkpoint_of_the_trainer_is_refused(tmp_path: Path) -> None:
     state = SimpleNamespace(global_step=7, max_steps=STEPS)
     with pytest.raises(UserError, match=r"resume_from_checkpoint: step 7 .* resume=True"):
         setting.callback._check_length(state)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, groups: int) -> None:
+    """The Trainer loads that of its checkpoint before it calls any callback."""
+    setting = Setting(tmp_path)
+    parameters = [*Perceptron(8, 16, 3).parameters()]
+    chunks = [parameters] if groups == 1 else [parameters[:1], parameters[1:]]
+    other = torch.optim.AdamW([{"params": chunk} for chunk in chunks])
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    other.step()
+    with pytest.raises(UserError, match=r"resume_from_checkpoint: .* resume=True"):
+        setting.optimizer.load_state_dict(other.state_dict())
+    setting.optimizer.load_state_dict(setting.optimizer.state_dict())
+
+
+def test_early_stopping_is_refused(tmp_path: Path) -> None:
+    from transformers import EarlyStoppingCallback
+
+    setting = Setting(
+        tmp_path, eval_strategy="steps", eval_steps=5, metric_for_best_model="eval_loss"
+    )
+    setting.trainer.add_callback(EarlyStoppingCallback())
+    with pytest.raises(UserError, match="EarlyStoppingCallback: the loss rises under pressure"):
+        setting.trainer.train()
+    assert setting.compressor.steps == 0
 
 
 def test_a_compressor_without_a_course_is_refused() -> None:

@@ -97,6 +97,15 @@ def test_own_loops_whose_seeds_are_not_known_are_averaged(tmp_path: Path) -> Non
     assert [len(points) for points in load_points([tmp_path]).values()] == [2]
 
 
+def test_plain_training_aims_at_no_target(tmp_path: Path) -> None:
+    """The target in its config is a number to pass."""
+    run_at(tmp_path / "plain", 1000, 0.04, method="plain")
+    run_at(tmp_path / "ours", 100, 0.1)
+    table = pareto_table(load_points([tmp_path]))
+    assert [row[:2] for row in table.rows] == [["plain", "—"], ["compression", "0.05"]]
+    assert table.headers[1] == "loss target"
+
+
 def test_the_first_folder_names_a_condition_if_nothing_else_is_short(tmp_path: Path) -> None:
     """Conditions in one folder that differ in many settings: their list would fill the picture."""
     many = {"compress": {"interval": 7, "trust": 3.0, "beta": 0.9, "anchor": 0.5}}

@@ -34,6 +34,10 @@ BROKEN = 2**62 + 1
         (["--resume", "--overwrite"], "exclude each other"),
         (["--arm", "a:", "--arm", "b: compress.trsut=4"], "--arm 'b': unknown key compress.trsut"),
         (["--arm", "a: train.steps=many"], "--arm 'a': train.steps = 'many': must be a whole"),
+        (
+            ["--arm", "a: target.metric=2 target.hold=final"],
+            "--arm 'a': target.metric = 2: the best accuracy of any model is 1",
+        ),
         (["--arm", "a:", "--arm", "A:"], "--arm 'A:': the folder 'a' is taken by the arm 'a'"),
         (["--arm", "a", "--results", "results.json"], "--arm 'a': write it as 'NAME: KEY=VALUE"),
     ],
@@ -149,13 +153,14 @@ def test_a_sweep_over_existing_runs_is_refused(gaugelasso: Command, swept: Sweep
     assert contents(swept.out) == before
 
 
+@pytest.mark.parametrize("where", [[], ["--cluster", "local"]], ids=["here", "cluster"])
 def test_a_sweep_resumed_with_other_settings_starts_nothing(
-    gaugelasso: Command, swept: Sweep
+    gaugelasso: Command, swept: Sweep, where: list[str]
 ) -> None:
     """Otherwise seeds that are new would be trained with these settings, beside the old ones."""
     before = contents(swept.out)
     options = ["--seeds", "4,77", "--out", swept.out, "--resume", "--set", "compress.trust=3.5"]
-    answer = gaugelasso("sweep", write_tiny(swept.out.parent), *options)
+    answer = gaugelasso("sweep", write_tiny(swept.out.parent), *options, *where)
     assert_user_error(answer, "--resume: compress.trust = 3.5, but the run began with")
     assert contents(swept.out) == before
 

@@ -261,7 +261,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "tiny valid": (
         lambda tmp: {"path": str(write(tmp / "a")), "split": 0.01},
         r"the validation text of .* has \d+ bytes; task\.length = 512 needs at least 2,561 "
-        r"\(2 windows for selection and 2 for the test\): give more text",
+        r"\(2 windows for selection and 2 for the test\): give more text, raise task\.split",
     ),
     "one byte too few to split": (
         lambda tmp: {

@@ -212,6 +212,8 @@ def test_bad_keys(tmp_path: Path, tokenizer: Path) -> None:
     fails("'t': no such file; give a tokenizer.json", path=text, tokenizer="t", split=0.5)
     given = {"tokenizer": str(tokenizer), "split": 0.5}
     fails("tokens; task.length = 1024 needs at least", path=text, length=1024, **given)
+    remedy = "give more text, lower task.split, or lower task.length"
+    fails(remedy, path=text, length=8, **given | {"split": 0.99})
     fails(
         "highest token of the tokenizer is 299, and the model has the tokens 0 to 298",
         path=text, vocabulary=299, **given,

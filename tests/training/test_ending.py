@@ -251,7 +251,7 @@ def test_a_second_anneal_keeps_the_work_target(
 def test_a_second_anneal_is_as_long_as_the_first(tmp_path: Path) -> None:
     """Which was no saturation, as the work target was never met."""
     changes = {"train__checkpoint_every": 5, "train__cooldown": 20, "train__saturation": 2}
-    trainer = start(tmp_path, train__steps=50, target__fma=1.0, **changes)
+    trainer = start(tmp_path, train__steps=50, target__fma=11.0, **changes)
     spoil(trainer, at=48)
     assert trainer.run()["steps"] == 70
 

@@ -208,6 +208,8 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
     for name in (circle, circle / "run", tmp_path / ("x" * 300)):
         with pytest.raises(UserError, match="cannot be made: "):
             Compressor(small(), NAMED, steps=STEPS, record=name)
+    with pytest.raises(UserError, match=r"output 'a\\x00b' holds a null byte"):
+        Compressor(small(), NAMED, steps=STEPS, record="a\0b")
 
 
 def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) -> None:
@@ -223,11 +225,13 @@ def test_a_loop_starts_again_in_the_same_process(whole: Path, tmp_path: Path) ->
         before.step(lambda: before.model(torch.zeros(1, 6, dtype=torch.long)).sum())
 
 
-def test_a_model_that_could_not_be_loaded_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_model_or_a_target_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Perceptron is defined .* could not be loaded"):
         Compressor(
             example("your_model").Perceptron(8, 4, 3), NAMED, steps=STEPS, record=tmp_path / "run"
         )
+    with pytest.raises(UserError, match=r"fma_target = 1: no cut leads below 11 FMA per token"):
+        Compressor(small(), steps=STEPS, fma_target=1.0, record=tmp_path / "run")
     # Nothing was written, so that the same folder can be used after the mistake is mended.
     assert not (tmp_path / "run").exists()
     assert Compressor(small(), NAMED, steps=STEPS, record=tmp_path / "run").steps == 0
@@ -338,8 +342,8 @@ def test_a_loop_may_name_something_else_than_a_loss(
 
 
 def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
-    with pytest.warns(TargetMissedWarning, match=r"fma_target = 1 was not reached: the model ends"):
-        loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 1.0}))
+    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was not reached: the model"):
+        loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 11.0}))
     with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
         loop(tmp_path, record=None, steps=24, **(other_target("metric") | {"metric_target": 1.5}))
 

@@ -18,6 +18,8 @@ from gaugelasso.report.advice import advise
 from gaugelasso.report.data import load_run, run_folders
 from gaugelasso.report.verdict import verdict
 from gaugelasso.runs.folder import Existing
+from gaugelasso.tasks import MaskedAutoencoder
+from gaugelasso.training.opening import check_metric
 from gaugelasso.training.reference import with_reference
 from gaugelasso.training.reference_file import load_reference
 from gaugelasso.training.trainer import Trainer
@@ -94,16 +96,29 @@ def test_a_run_ends_at_the_work_that_it_names(work_run: Path) -> None:
 
 
 def test_work_that_is_not_reached_is_an_error_with_what_was_reached(tmp_path: Path) -> None:
-    with pytest.raises(TargetMissed, match=r"target\.fma = 1 was not reached in 60 steps: the"):
-        start(tmp_path, TargetConfig(fma=1.0)).run()
+    with pytest.raises(TargetMissed, match=r"target\.fma = 11 was not reached in 60 steps: the"):
+        start(tmp_path, TargetConfig(fma=11.0)).run()
     summary = read(tmp_path / "run" / "summary.json")
     assert summary["held"] is False
     assert summary["fma_final"] < summary["fma_initial"]
     assert verdict([load_run(tmp_path / "run")])[1].startswith(
-        f"{summary['fma_final']:,.0f} FMA per token, above the work target of 1;"
+        f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11;"
     )
     with pytest.raises(UserError, match="missed its target; a baseline needs"):
         loss_of(tmp_path / "run", summary)
+
+
+@pytest.mark.parametrize(
+    "target", [{"fma": 0.5}, {"fma": 10.9}, {"fma": 10.9, "loss": 9.0}], ids=str
+)
+def test_work_that_no_cut_leads_to_is_refused_at_the_start(
+    target: dict[str, Any], tmp_path: Path
+) -> None:
+    """The scale of an embedding of one channel, and a head of one channel and nine outputs."""
+    said = rf"target\.fma = {target['fma']:g}: no cut leads below 11 FMA per token, .* name more"
+    with pytest.raises(UserError, match=said):
+        start(tmp_path, TargetConfig(**target))
+    assert not (tmp_path / "run").exists()
 
 
 # --- a metric ------------------------------------------------------------------------
@@ -127,6 +142,18 @@ def test_a_metric_that_is_missed_is_an_error(tmp_path: Path) -> None:
     assert summary["held"] is False
     _, sentence = verdict([load_run(tmp_path / "run")])
     assert "on selection data, which misses the target of 100.000%" in sentence
+
+
+def test_a_metric_beyond_the_best_is_refused_at_the_start(tmp_path: Path) -> None:
+    said = r"metric = 2: the best accuracy of any model is 1; name 1 or less, as 0\.99 for 99%"
+    with pytest.raises(UserError, match=said):
+        start(tmp_path, TargetConfig(metric=2.0))
+    assert not (tmp_path / "run").exists()
+    task = MaskedAutoencoder("faces.npy")
+    below = replace(tiny(tmp_path), task=task, target=TargetConfig(metric=-0.1))
+    with pytest.raises(UserError, match="best masked_mse of any model is 0; name 0 or more"):
+        check_metric(below)
+    check_metric(replace(below, target=TargetConfig(metric=0.0)))
 
 
 def assert_a_spoiled_end_gives_way(run: Path, folder: Path) -> None:

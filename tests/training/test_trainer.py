@@ -254,7 +254,7 @@ def test_without_any_anneal_the_run_ends_where_the_target_is_met(tmp_path: Path)
 
 
 def test_an_unmet_work_target_changes_nothing(run: Path) -> None:
-    far = finish(run.parent, "far", target__fma=1.0, train__saturation=7)
+    far = finish(run.parent, "far", target__fma=11.0, train__saturation=7)
     assert rows(far, "metrics.jsonl") == rows(run, "metrics.jsonl")
 
 

@@ -81,10 +81,14 @@ class EfficiencyRanking(DropPlanner):
         """Let the first index stay that cannot go; False if all that are left can."""
         if self._most == len(self._order):
             return False
-        del self._order[self._most]
-        self._places = self._places_of(self._order)
-        self._most = self._most_from(self._most)
+        self._leave_out_at_(self._most)
         return True
+
+    def _leave_out_at_(self, place: int) -> None:
+        """Let the index at this place of the order stay; all before it can go."""
+        del self._order[place]
+        self._places = self._places_of(self._order)
+        self._most = self._most_from(place)
 
     def decision(self, number: int) -> Decision | None:
         """What the first `number` drops lead to; None if a required operator would go."""
@@ -99,9 +103,18 @@ class EfficiencyRanking(DropPlanner):
         """The work per token after all drops that are possible."""
         return self.work(self._number_to(-math.inf))
 
-    def to_work(self, target: float) -> Decision:
-        """The fewest drops that bring the work to `target`, or all that are possible."""
-        return self._made(self._number_to(target))
+    def to_work(self, target: float, least: float = 0.0) -> Decision:
+        """The fewest drops that bring the work to `target`, or all that are possible.
+
+        A drop that leads below `least` takes an operator along, and is left out, unless the target
+        is not reached without it.
+        """
+        number = self._number_to(target)
+        fewest = self._made(number)
+        while number and self.work(number) < least:
+            self._leave_out_at_(number - 1)
+            number = self._number_to(target)
+        return self._made(number) if self.work(number) <= target else fewest
 
     def next(self, channels: int) -> Decision:
         """The first `channels` drops; more where multiples of widths let fewer have no effect."""

@@ -8,6 +8,7 @@ cosine. There is no pressure at any time.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,10 +21,13 @@ from gaugelasso.compress.courses.window import Measured
 from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import Undo
+from gaugelasso.compress.selection import LEAST_SHARE
 from gaugelasso.errors import UserError
 from gaugelasso.runs.units import amount
 from gaugelasso.training.run_log import RunLog
 from gaugelasso.training.state import RunState
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class PruneRun(PlainDriver):
         self._undo = state.snapshot_modules()
         self._cut_before_at = self.state.record.cut_at
         state.cut_(decision, f"in the round at step {self.now}")
+        self._warn_far_below(fma)
         self._round_ends_at = self.now + self.plan.corrective
         self.note(
             Event(
@@ -141,6 +146,16 @@ class PruneRun(PlainDriver):
                 loss_after=self._probe(),
             )
         )
+
+    def _warn_far_below(self, before: float) -> None:
+        """Warn of a round that left far less than the named work, as no nearer one was found."""
+        named, left = self.plan.fma, self.compressor.fma
+        if named is not None and left < LEAST_SHARE * named <= before:
+            _log.warning(
+                "warning: --fma %g: the round at step %d leaves %s, far below that; no choice of "
+                "channels in the order of the method is nearer",
+                named, self.now, amount(left, self.state.config.compress.accounting),
+            )  # fmt: skip
 
     def _refuse(self, nearest: float) -> None:
         """The work was in reach at the start, and the cuts since then have lost it."""
@@ -164,8 +179,12 @@ class PruneRun(PlainDriver):
         return self.drops_to(work)
 
     def drops_to(self, work: float) -> Decision:
-        """What to remove for this work per token, or all that can be removed."""
-        return EfficiencyRanking(self.compressor.state).to_work(work)
+        """What to remove for this work per token, or all that can be removed.
+
+        A round goes below the named work by no more than training to a work does, if it can.
+        """
+        least = LEAST_SHARE * (self.plan.fma or 0.0)
+        return EfficiencyRanking(self.compressor.state).to_work(work, least)
 
     def _probe(self) -> float | None:
         """The loss of the last batch."""

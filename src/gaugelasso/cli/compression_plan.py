@@ -142,7 +142,7 @@ def check_before_import(wanted: Wanted, base: Path, causal: bool) -> None:
         window = max(1, wanted.length - 2)
         unit = "bytes, and so not more tokens"
         origins = task.path, task.valid or task.path
-        check_long_enough(*parts, wanted.length, unit, origins, window)
+        check_long_enough(*parts, wanted.length, unit, origins, split=task.split, window=window)
 
 
 def _choose_rest_(train: dict[str, Any], found: Plan) -> None:

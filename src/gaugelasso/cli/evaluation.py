@@ -116,6 +116,8 @@ def _on_test_data(
     elif isinstance(task, TokenText):
         # Bits per byte of all batches is not the mean of their bits per byte.
         figures = final_figures(model, settings, batches, device, TEST)
+        if batches * settings.train.batch > task.whole_windows(TEST):
+            shown = "all test data"  # which are fewer, and each counts once
     else:
         loss, metric, _ = evaluate(model, settings, batches, device, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}

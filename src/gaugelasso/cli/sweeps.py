@@ -30,6 +30,7 @@ from gaugelasso.sweeps.arms import Arm, ArmOutcome, failures_message, parse_arms
 from gaugelasso.sweeps.cluster import Cluster, parse_settings
 from gaugelasso.sweeps.sweep import Plan, run_sweep
 from gaugelasso.training.evaluation import choose_device
+from gaugelasso.training.opening import check_metric
 from gaugelasso.training.resume import check_same_config
 
 
@@ -84,7 +85,7 @@ def sweep(
     arms = parse_arms(arm or [], folder)
     numbers, changes = parse_seeds(seeds), set_ or []
     devices = _check_settings(config, changes, arms, device, check_device=cluster is None)
-    if existing == "resume" and cluster is None:
+    if existing == "resume":
         _check_resumed(config, changes, arms, numbers, device)
     if results is not None:
         make_folder(results.parent)
@@ -108,11 +109,12 @@ def _check_settings(
 ) -> set[str]:
     """The devices of all arms; UserError, naming the arm, if its settings are wrong."""
     # An error in the common settings should not be reported as one of an arm.
-    load_settings(config, changes, device, check_device)
+    check_metric(load_settings(config, changes, device, check_device))
     devices = set()
     for arm in arms:
         try:
             settings = load_settings(config, [*changes, *arm.changes], device, check_device)
+            check_metric(settings)
         except UserError as error:
             raise UserError(f"--arm {arm.name!r}: {error}") from None
         devices.add(settings.train.device)

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Compressible
+from gaugelasso.axes import AxisTable, Compressible, named_tensors
+from gaugelasso.compress import accountings
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.growth import can_grow
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
+from gaugelasso.compress.pricing import least_cost
 from gaugelasso.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -119,6 +121,12 @@ def check_length(
 def check_model(model: Any) -> None:
     """TypeError unless the model is a Compressible that defines its methods."""
     if not isinstance(model, Compressible):
+        # The name under which torch.compile keeps the model.
+        if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
+            raise TypeError(
+                f"{type(model).__name__} is what torch.compile returned: give the compressor the "
+                "model itself, and call the compiled one in the loop"
+            )
         raise TypeError(
             f"{type(model).__name__} does not say what can be cut out of it: give a "
             "gaugelasso.Transformer, or a Compressible of your own (docs/how-to/own-model.md)"
@@ -153,6 +161,24 @@ def check_prices(state: ModelState) -> None:
             f"no index has a price under the accounting {state.options.accounting!r}, so nothing "
             "would be removed: declare the work in the axis table, as in "
             "costs=(Cost('matmul', factor, ('axis',)),)"
+        )
+
+
+def check_work_target(
+    name: str, target: float, model: Compressible, options: CompressorOptions
+) -> None:
+    """UserError if no cut of the model leads to so little; 0 names nothing.
+
+    Of milliseconds nothing is said: a measured time may be shorter at a larger width.
+    """
+    if not target or options.accounting == "latency":
+        return
+    cost = accountings.chosen(options, None)
+    least = least_cost(model.axis_table(), cost, named_tensors(model))
+    if target < least:
+        raise UserError(
+            f"{name} = {target:g}: no cut leads below {least:,.0f} {cost.unit}, what the parts "
+            "that must stay cost with one channel each; name more"
         )
 
 

@@ -29,6 +29,7 @@ from gaugelasso.compress.checks import (
     check_options,
     check_prices,
     check_targets,
+    check_work_target,
 )
 from gaugelasso.compress.courses.choice import course_of
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -103,6 +104,7 @@ class Compressor:
         given = options or CompressorOptions()
         # From the initial model, also for a run that goes on.
         options = self.options = chosen_options(given, model, total)
+        check_work_target("fma_target", fma_target if total else 0.0, model, options)
         recorder = open_recorder(record, resume)
         if recorder is not None:
             recorder.prepare(model)

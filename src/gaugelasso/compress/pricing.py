@@ -127,6 +127,20 @@ def total_fma(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
     return float(count(model.terms(table, tensors), table.widths(tensors)))
 
 
+def least_cost(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
+    """What no cut goes below: the parts that must stay, with one index in each of their axes.
+
+    A lower bound, where no term falls with a larger width. A term without axes may go with its
+    operator, and does not count.
+    """
+    stays = [
+        term
+        for term in model.terms(table, tensors)
+        if term.axes and {table[name].owner for name in term.axes} <= table.required
+    ]
+    return float(count(stays, {axis.name: 1 for axis in table.axes}))
+
+
 def prices(table: AxisTable, model: CostModel, tensors: Tensors) -> dict[str, np.ndarray]:
     """r: axis name -> how much less the model costs when an index is cut.
 

@@ -102,6 +102,18 @@ class CompressorOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """UserError unless it is empty, as `state_dict` is: the compressor has the state.
+
+        Accelerate loads what it has just read, to move it to a device.
+        """
+        if state_dict["state"]:
+            raise UserError(
+                "load_state_dict, or resume_from_checkpoint: the state of another optimizer; a "
+                "compressor resumes by Compressor(..., record=FOLDER, resume=True)"
+            )
+        super().load_state_dict(state_dict)
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # A GradScaler asks this before a step, and nobody else does.

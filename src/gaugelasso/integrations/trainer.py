@@ -51,6 +51,8 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "Compressor(..., record=FOLDER)",
     ),
 }
+# Its name in the state of the Trainer, which lists the callbacks that have a state.
+_EARLY = "EarlyStoppingCallback"
 
 
 class CompressorCallback(TrainerCallback):
@@ -74,6 +76,11 @@ class CompressorCallback(TrainerCallback):
             if refused(value := getattr(args, name)):
                 plain = value.value if isinstance(value, Enum) else value
                 raise UserError(f"{name} = {plain!r}: {reason}")
+        if _EARLY in (state.stateful_callbacks or {}):
+            raise UserError(
+                f"{_EARLY}: the loss rises under pressure, so that training would end before its "
+                "last anneal; remove it: the compressor ends training"
+            )
         self._check_given(kwargs["optimizer"], kwargs["lr_scheduler"], kwargs["model"])
         self._check_length(state)
 

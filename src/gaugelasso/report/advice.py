@@ -73,6 +73,12 @@ def advise(paths: Sequence[Path]) -> Advice:
             f"{str(first.path)!r}: its model is {first.own_model!r}; advise changes the widths of "
             "the built-in transformer. gaugelasso report shows which axes are at their ceiling"
         )
+    if first.is_own_loop:
+        raise UserError(
+            f"{str(first.path)!r} is the record of a loop of your own, which has no config to "
+            "rewrite: the widths are in your code. gaugelasso report shows which axes are at their "
+            "ceiling, to widen, and which collapsed, to narrow"
+        )
     if "from" in first.config["model"]:
         raise UserError(
             f"{str(first.path)!r} began with the weights of model.from = "

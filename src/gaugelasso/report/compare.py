@@ -14,7 +14,16 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.report import formats
 from gaugelasso.report.costs import known_kinds, named, work_format
-from gaugelasso.report.data import check_finished, check_same, load_run, run_folders, settings
+from gaugelasso.report.data import (
+    check_finished,
+    check_other_seed,
+    check_same,
+    load_run,
+    note_on_own_loops,
+    run_folders,
+    seed_order,
+    settings,
+)
 from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.goal import target_kinds
 from gaugelasso.report.layout import Table
@@ -151,13 +160,9 @@ def compare(
         family_of[name] = kind
     methods = {}
     for name, group in groups.items():
-        methods[name] = sorted(group, key=lambda member: member.run.seed)
+        methods[name] = sorted(group, key=lambda member: seed_order(member.run))
         for before, after in pairwise(member.run for member in methods[name]):
-            if before.seed == after.seed:
-                raise UserError(
-                    f"{str(before.path)!r} and {str(after.path)!r} are both {name}, seed "
-                    f"{after.seed}; give only one of them"
-                )
+            check_other_seed(before, after, f"are both {name},")
     if against is not None and against not in methods:
         raise UserError(f"--against {against!r} is not one of {', '.join(map(repr, methods))}")
     ours = [name for name, family in family_of.items() if family == OWN]
@@ -177,7 +182,7 @@ def compare_table(found: Comparison) -> Table:
         "metric": (first.metric_name, metric),
     }
     forms = [form for _, form in tested.values()]
-    headers = ["method", "seed", *(head for head, _ in tested.values())]
+    headers = ["method", first.told_by, *(head for head, _ in tested.values())]
     if found.work_targets_differ:
         headers, forms = [*headers, "work target"], [*forms, formats.short]
     headers, forms = [*headers, "total training work", "target"], [*forms, formats.short]
@@ -188,16 +193,17 @@ def compare_table(found: Comparison) -> Table:
         columns += [found.work_targets(name)] if found.work_targets_differ else []
         columns += [[total_training(member.run.summary or {}) for member in members]]
         rows.append([
-            name, f"{number} seed{'' if number == 1 else 's'}",
+            name, f"{number} {first.told_by}{'' if number == 1 else 's'}",
             *map(over_seeds, columns, forms), _held_cell(members),
             *(known(found.p_value(name, key), formats.figure) for key in tested),
         ])  # fmt: skip
         for member, values in zip(members, zip(*columns, strict=True), strict=True):
-            rows.append(["", str(member.run.seed), *map(known, values, forms),
+            rows.append(["", member.run.mark, *map(known, values, forms),
                          _held_cell([member]), *("" for _ in tested)])  # fmt: skip
     headers += [f"p, {head}" for head, _ in tested.values()]
-    note = f"Task {first.task}; mean ± standard deviation over seeds. "
-    note += "Total training work: of a run and of the runs that it needs, as the full model that a "
+    note = f"Task {first.task}; mean ± standard deviation over seeds."
+    note += f"{note_on_own_loops(found.runs)} Total training work: of a run and of the runs that "
+    note += "it needs, as the full model that a "
     note += "rival begins with, or the run that found a structure; "
     note += f"{DASH} where that is not known. "
     note += f"Target: what a run names, and whether it is held; {DASH} where a method names none. "

@@ -82,7 +82,7 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
     """Read the runs of one condition, sorted by seed; UserError unless only the seeds differ."""
     if not folders:
         raise UserError("no run folder given")
-    runs = sorted(map(load_run, folders), key=lambda run: run.seed)
+    runs = sorted(map(load_run, folders), key=seed_order)
     for before, run in pairwise(runs):
         check_same(before, run, "are not runs of one condition")
         pair = f"{str(before.path)!r} and {str(run.path)!r}"
@@ -93,9 +93,36 @@ def load_condition(folders: Sequence[Path]) -> list[Run]:
                 f"{pair} are not runs of one condition: the method is {ours!r} in one and "
                 f"{theirs!r} in the other"
             )
-        if before.seed == run.seed:
-            raise UserError(f"{pair} both have seed {run.seed}; give only one of them")
+        check_other_seed(before, run, "both have")
     return runs
+
+
+def seed_order(run: Run) -> tuple[int, str]:
+    """The order of the runs of a condition: by seed, and own loops by folder."""
+    return run.seed, os.path.realpath(run.path)
+
+
+def check_other_seed(before: Run, run: Run, problem: str) -> None:
+    """UserError, containing `problem`, if neighbours in `seed_order` have the same seed.
+
+    Seeds of own loops are not known: they are different runs in different folders.
+    """
+    differ = seed_order(before) != seed_order(run) if run.is_own_loop else before.seed != run.seed
+    if not differ:
+        same = "the same folder" if run.is_own_loop else f"seed {run.seed}"
+        raise UserError(
+            f"{str(before.path)!r} and {str(run.path)!r} {problem} {same}; give only one of them"
+        )
+
+
+def note_on_own_loops(runs: Sequence[Run]) -> str:
+    """A sentence on what is not known of own loops; empty for other runs."""
+    if not runs[0].is_own_loop:
+        return ""
+    return (
+        " Own loops name no seed and no data: each folder counts as a seed, and you must know "
+        "whether their data are the same."
+    )
 
 
 def check_finished(runs: Sequence[Run]) -> None:
@@ -127,6 +154,9 @@ def settings(run: Run) -> dict[str, Any]:
     sections["target"].pop("reference_loss", None)  # measured, with the seed of the run
     train = sections["train"]
     sections["train"] = {key: train[key] for key in _COMPARED_TRAIN_KEYS if key in train}
+    if run.is_own_loop:  # its config does not describe the model
+        named = Path(run.own_model).name or "transformer"
+        sections["model"] = {"class": named, "fma": run.initial["fma"]}
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
 
 

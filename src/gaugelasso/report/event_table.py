@@ -24,7 +24,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
         before, after = event["fma_before"], event["fma"]
         losses = [event.get(f"loss_{when}") for when in ("before", "balanced", "after")]
         rows.append([
-            *([str(run.seed)] if len(runs) > 1 else []),
+            *([run.mark] if len(runs) > 1 else []),
             count(event["step"]), form(before), form(after),
             form(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, formats.figure) for loss in losses),
@@ -39,7 +39,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
         "loss before",
         "after balance",
     ]
-    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
+    headers = [*([runs[0].told_by] if len(runs) > 1 else []), *headers]
     headers += ["after cut", "channels dropped", "operators removed"]
     refused = sum(bool(event["refused"]) for _, event in events)
     note = f"{len(events)} events, {len(drops)} with a drop, {refused} refused"
@@ -66,7 +66,7 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
     cost, form = noun(runs[0].accounting), work_format(runs[0].accounting)
     rows = [
         [
-            *([str(run.seed)] if len(runs) > 1 else []),
+            *([run.mark] if len(runs) > 1 else []),
             count(event["step"]),
             form(event["fma"]),
             counted_channels(event.get("exchanged", {})),
@@ -75,7 +75,7 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
         for run, event in events
     ]
     headers = ["step", f"{cost} after", "channels taken", "channels grown"]
-    headers = [*(["seed"] if len(runs) > 1 else []), *headers]
+    headers = [*([runs[0].told_by] if len(runs) > 1 else []), *headers]
     note = f"An exchange does not change the {cost} by more than the price of one channel."
     text = (len(headers) - 2, len(headers) - 1)
     return Table("Channels exchanged", headers, rows, note, text)

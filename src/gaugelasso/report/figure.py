@@ -209,5 +209,5 @@ def to_ascii(text: str) -> str:
 def heading(runs: Sequence[Run]) -> str:
     """The title line of a picture: task, target and seeds."""
     first = runs[0]
-    which = f"seed {first.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
+    which = first.title if len(runs) == 1 else f"{len(runs)} {first.told_by}s"
     return to_ascii(f"{first.task}, {goal(runs)}, {which}")

@@ -18,10 +18,12 @@ _NOTHING_NAMED = "No target is named"
 
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What is named, and its value; empty if nothing is.
+    """What is named, and its value; empty if nothing is, or without runs.
 
     Seeds that measured their own loss may have different ones.
     """
+    if not runs:
+        return []
     run, named = runs[0], []
     if losses := [run.loss_target for run in runs if run.loss_target is not None]:
         low, high = f"{min(losses):g}", f"{max(losses):g}"
@@ -97,7 +99,7 @@ def share_held(runs: Sequence[Run]) -> str:
         return f"{_NOTHING_NAMED}."
     where = "" if named[0][0] in ("work target", "parameter target") else " on held-out data"
     targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
-    return f"{held} of {len(runs)} seeds end within {targets}{where}."
+    return f"{held} of {len(runs)} {runs[0].told_by}s end within {targets}{where}."
 
 
 def _reference(run: Run) -> str:

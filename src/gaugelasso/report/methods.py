@@ -35,7 +35,7 @@ def families(runs: Sequence[Run], starts: Sequence[float]) -> list[str]:
     begun = [
         work
         for run, work in zip(runs, starts, strict=True)
-        if _method(run) not in _WITHOUT_TARGET
+        if aims(run)
     ]  # fmt: skip
     full = max(begun, default=None)
     return [_family(run, work, full) for run, work in zip(runs, starts, strict=True)]
@@ -149,11 +149,14 @@ def options(run: Run) -> dict[str, Any]:
     return found | {key: None for key in unused if key in found}
 
 
+def aims(run: Run) -> bool:
+    """Whether the method of a run works towards the target in its config."""
+    return _method(run) not in _WITHOUT_TARGET
+
+
 def held(run: Run) -> bool | None:
     """Whether a finished run has what it names; None if its method names nothing."""
-    if _method(run) in _WITHOUT_TARGET:
-        return None
-    return is_held(run)
+    return is_held(run) if aims(run) else None
 
 
 def _method(run: Run) -> str:

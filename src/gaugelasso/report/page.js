@@ -358,7 +358,7 @@
   if (runs.length > 1) {
     const select = $("run");
     make("option", select, `median of ${runs.length} seeds`).value = -1;
-    runs.forEach((run, i) => (make("option", select, `seed ${run.seed}`).value = i));
+    runs.forEach((run, i) => (make("option", select, run.title).value = i));
     select.hidden = false;
     select.addEventListener("change", () => {
       chosen = Number(select.value);

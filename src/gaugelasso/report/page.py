@@ -173,8 +173,10 @@ def _image(png: bytes, alternative: str, caption: str, more: str = "") -> str:
 
 def _subject(runs: Sequence[Run]) -> str:
     first = runs[0]
-    seeds = ", ".join(str(run.seed) for run in runs)
-    which = f"run {first.name}, seed" if len(runs) == 1 else "seeds"
+    seeds = ", ".join(run.mark for run in runs)
+    which = f"{first.told_by}s" if len(runs) > 1 else first.told_by
+    if len(runs) == 1 and not first.is_own_loop:
+        which = f"run {first.name}, seed"
     cost = f"{noun(first.accounting)} by the accounting {first.accounting!r}"
     return f"task {first.task}; {which} {seeds}; {cost}"
 
@@ -199,7 +201,7 @@ def _worth(data: Data, picture: bytes) -> list[str]:
 def _samples(run: Run, picture: bytes) -> list[str]:
     """Examples of what the finished model does."""
     names = ", ".join(run.samples())
-    caption = f"Held-out examples, one per column: {names}. Seed {run.seed}."
+    caption = f"Held-out examples, one per column: {names}. {run.told_by.capitalize()} {run.mark}."
     return ["<h2>Examples</h2>", _image(picture, caption, caption)]
 
 
@@ -212,7 +214,9 @@ def _structures(runs: Sequence[Run]) -> list[str]:
         is_open = " open" if run is runs[0] else ""
         structure, *others = run_tables(run)
         tables = to_html(structure, title=False) + "".join(map(to_html, others))
-        parts.append(f"<details{is_open}><summary>seed {run.seed}</summary>{tables}</details>")
+        parts.append(
+            f"<details{is_open}><summary>{html.escape(run.title)}</summary>{tables}</details>"
+        )
     return parts
 
 
@@ -222,7 +226,8 @@ def _origin(runs: Sequence[Run]) -> Table:
         [key, _distinct(value for run in runs for value in run.environment_values(key))]
         for key in _ORIGIN
     ]
-    rows.append(["seed", _distinct(run.seed for run in runs)])
+    if not runs[0].is_own_loop:
+        rows.append(["seed", _distinct(run.seed for run in runs)])
     for key in ("device", "precision"):
         rows.append([key, _distinct((run.summary or {}).get(key) for run in runs)])
     rows.append(["run folder", _distinct(run.path for run in runs)])
@@ -239,4 +244,5 @@ def _config(runs: Sequence[Run]) -> str:
     toml = to_toml(runs[0].config).strip()
     if len(runs) == 1:
         return toml
-    return comment(f"seed {runs[0].seed}; the other runs differ in train.seed") + "\n" + toml
+    others = "have the same" if runs[0].is_own_loop else "differ in train.seed"
+    return comment(f"{runs[0].title}; the other runs {others}") + "\n" + toml

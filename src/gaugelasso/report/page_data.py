@@ -92,7 +92,7 @@ def _run_data(run: Run, axes: list[str], frames: int, points: int) -> dict[str, 
         "step_ms": smooth_time(run),
     }
     return {
-        "seed": run.seed,
+        "title": run.title,
         "last": run.last_step,
         "target": run.loss_target,
         "cooldown": run.cooldown_start,

@@ -13,9 +13,12 @@ from gaugelasso.errors import UserError
 from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_format
 from gaugelasso.report.data import (
     check_finished,
+    check_other_seed,
     check_same,
     load_run,
+    note_on_own_loops,
     run_folders,
+    seed_order,
     settings,
 )
 from gaugelasso.report.figure import (
@@ -34,10 +37,9 @@ from gaugelasso.report.figure import (
 from gaugelasso.report.formats import DASH, figure, known, metric_format, over_seeds, ratio
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
-from gaugelasso.report.methods import labels
+from gaugelasso.report.methods import aims, labels
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
-from gaugelasso.runs.reading import OWN_LOOP
 from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1000
@@ -82,14 +84,9 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
     for point, label in zip(points, labels(runs), strict=True):
         found.setdefault(label, []).append(point)
     for label, members in found.items():
-        members.sort(key=lambda point: point.run.seed)
+        members.sort(key=lambda point: seed_order(point.run))
         for one, other in pairwise(point.run for point in members):
-            # The seed of an own loop is not known.
-            if one.seed == other.seed and one.config["task"].get("name") != OWN_LOOP:
-                raise UserError(
-                    f"{str(one.path)!r} and {str(other.path)!r} are both {label}, seed "
-                    f"{one.seed}; give only one of them"
-                )
+            check_other_seed(one, other, f"are both {label},")
     by_work = sorted(found, key=lambda label: -statistics.median(p.fma for p in found[label]))
     return {label: found[label] for label in by_work}
 
@@ -137,7 +134,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
         rows.append([
-            label, goal_cell([point.run for point in group]), str(len(group)),
+            label, goal_cell([point.run for point in group if aims(point.run)]), str(len(group)),
             over_seeds([point.fma for point in group], form),
             over_seeds([_compression(point) for point in group], ratio),
             *(
@@ -146,11 +143,12 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
             ),
             over_seeds([end.loss for end in ends], figure),
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
-            ", ".join(str(point.run.seed) for point in group if point.best) or DASH,
+            ", ".join(point.run.mark for point in group if point.best) or DASH,
         ])  # fmt: skip
-    to_loss = all(run.loss_target is not None and run.metric_target is None for run in runs)
-    headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted),
-               "compression", *others, "held-out loss", metric, "seeds on the front"]  # fmt: skip
+    aimed = [run for run in runs if aims(run)] or runs
+    to_loss = all(run.loss_target is not None and run.metric_target is None for run in aimed)
+    headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted)]
+    headers += ["compression", *others, "held-out loss", metric, f"{first.told_by}s on the front"]
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."
@@ -158,6 +156,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     for kind in ("bytes", "ms"):
         if kind in others or KINDS[kind] == counted:
             note += f" {named(kind, runs)}."
+    note += note_on_own_loops(runs)
     return Table("Loss against work", headers, rows, note, left=(0, len(headers) - 1))
 
 

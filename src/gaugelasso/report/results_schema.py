@@ -19,6 +19,7 @@ from gaugelasso.report.schema import (
     Schema,
     check_keys,
 )
+from gaugelasso.runs.reading import OWN_LOOP
 
 _ORIGIN: Schema = {"hardware": WORD, "date": WORD}
 _RUN: Schema = {
@@ -69,7 +70,8 @@ def check_results(path: Path, data: Any) -> dict[str, Any]:
         check_keys(where, arm, {"name": TEXT, "runs": _LIST})
         _check_runs(where, arm["runs"])
     if "rows" not in found:  # the runs of a file of bench are timings
-        _check_runs(source, _list(source, found, "runs"))
+        # Those of own loops are not known.
+        _check_runs(source, _list(source, found, "runs"), found.get("task") != OWN_LOOP)
     _check_methods(source, found)
     task = found.get("task", path.stem)
     if path.parent.name == "controls" and task != path.stem:
@@ -84,7 +86,7 @@ def _list(source: str, data: Mapping[str, Any], key: str) -> Sequence[Any]:
     return found
 
 
-def _check_runs(source: str, runs: Sequence[Any]) -> None:
+def _check_runs(source: str, runs: Sequence[Any], seeds_known: bool = True) -> None:
     seen: set[tuple[str | None, int]] = set()
     for number, run in enumerate(runs):
         where = f"runs[{number}] of {source}"
@@ -93,10 +95,10 @@ def _check_runs(source: str, runs: Sequence[Any]) -> None:
         for key, schema in _TABLES.items():
             if run.get(key) is not None:
                 check_keys(where, run[key], schema, key)
-        if (place := (run.get("method"), run["seed"])) in seen:
+        if seeds_known and (place := (run.get("method"), run["seed"])) in seen:
             method = f" of method {place[0]!r}" if place[0] else ""
             raise UserError(f"{where}: a second run{method} with seed {place[1]}; keep one of them")
-        seen.add(place)
+        seen.add((run.get("method"), run["seed"]))
 
 
 def _check_methods(source: str, data: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gaugelasso.errors import UserError
 from gaugelasso.files.untrusted import read_arrays
+from gaugelasso.runs.reading import OWN_LOOP
 from gaugelasso.runs.targets import named_loss
 
 # The axes of every layer, in the order of the network: attention, then MLP.
@@ -101,7 +102,27 @@ class Run:
 
     @property
     def seed(self) -> int:
+        """0 for an own loop, whose seed is not known."""
         return int(self.config["train"]["seed"])
+
+    @property
+    def is_own_loop(self) -> bool:
+        """Whether a loop of the user's own recorded the run; its seed and data are not known."""
+        return bool(self.config["task"].get("name") == OWN_LOOP)
+
+    @property
+    def told_by(self) -> str:
+        """What tells the runs of a condition apart, as the head of a column: seed, or run."""
+        return "run" if self.is_own_loop else "seed"
+
+    @property
+    def mark(self) -> str:
+        """The seed; of an own loop the folder."""
+        return str(self.path) if self.is_own_loop else str(self.seed)
+
+    @property
+    def title(self) -> str:
+        return f"{self.told_by} {self.mark}"
 
     @property
     def accounting(self) -> str:

@@ -147,4 +147,4 @@ def layer_list(depths: Sequence[int]) -> str:
 
 
 def _of_seeds(runs: Sequence[Run]) -> str:
-    return f" Widths are medians of {len(runs)} seeds." if len(runs) > 1 else ""
+    return f" Widths are medians of {len(runs)} {runs[0].told_by}s." if len(runs) > 1 else ""

@@ -16,6 +16,7 @@ from gaugelasso.report.costs import (
     named,
     work_format,
 )
+from gaugelasso.report.data import note_on_own_loops
 from gaugelasso.report.event_table import axis_name, exchange_table
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
@@ -151,7 +152,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     note += "last rows. Training work before: the initial model for the same number of steps. "
     note += "After: of the run's own steps."
     if len(runs) > 1:
-        note += f" Figures are mean ± standard deviation of {len(runs)} seeds."
+        note += f" Figures are mean ± standard deviation of {len(runs)} {runs[0].told_by}s."
     return Table("Before and after", ["", "before", "after", "ratio"], rows, note)
 
 
@@ -162,7 +163,7 @@ def axes_table(run: Run) -> Table:
         [name, count(first), _cell(widths.get(name, 0), first)] for name, first in initial.items()
     ]
     note = f"Model: {run.own_model}. {DASH}: the operator was removed."
-    return Table(f"Structure, seed {run.seed}", ["axis", "initial", "final"], rows, note)
+    return Table(f"Structure, {run.title}", ["axis", "initial", "final"], rows, note)
 
 
 def structure_table(run: Run) -> Table:
@@ -189,7 +190,7 @@ def structure_table(run: Run) -> Table:
     if run.is_rotary:
         note += " One channel of d_k is a RoPE pair."
     headers = ["layer", "d_ai", "H", *LAYER_KINDS[1:]]
-    return Table(f"Structure, seed {run.seed}", headers, rows, note, foot=1)
+    return Table(f"Structure, {run.title}", headers, rows, note, foot=1)
 
 
 def next_table(run: Run) -> Table | None:
@@ -207,7 +208,7 @@ def next_table(run: Run) -> Table | None:
     note += "unit of rho. An index counts from 0 in the final model."
     cost = noun(run.accounting)
     headers = ["axis", "index", f"price ({cost})", f"utility per {cost}"]
-    return Table(f"Next to be removed, seed {run.seed}", headers, cells, note)
+    return Table(f"Next to be removed, {run.title}", headers, cells, note)
 
 
 def run_tables(run: Run) -> list[Table]:
@@ -236,15 +237,16 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ("wall time", [e.wall_s for e in ends], formats.seconds),
     ]
     cells = [[known(value, form) for value in values] for _, values, form in columns]
-    rows = [[str(run.seed), *row] for run, row in zip(runs, zip(*cells, strict=True), strict=True)]
+    rows = [[run.mark, *row] for run, row in zip(runs, zip(*cells, strict=True), strict=True)]
     foot = 0
     if len(runs) > 1:
         pairs = [formats.mean_std(values, form) for _, values, form in columns]
         rows += [["mean", *(mean for mean, _ in pairs)], ["std", *(std for _, std in pairs)]]
         foot = 2
-    unfinished = [str(r.seed) for r, e in zip(runs, ends, strict=True) if not e.finished]
-    note = f"Not finished: seed {', '.join(unfinished)}." if unfinished else ""
-    return Table("Runs", ["seed", *(name for name, _, _ in columns)], rows, note, foot=foot)
+    unfinished = [r.mark for r, e in zip(runs, ends, strict=True) if not e.finished]
+    note = f"Not finished: {runs[0].told_by} {', '.join(unfinished)}." if unfinished else ""
+    headers = [runs[0].told_by, *(name for name, _, _ in columns)]
+    return Table("Runs", headers, rows, (note + note_on_own_loops(runs)).strip(), foot=foot)
 
 
 def print_outcome(run: Run, console: Console) -> None:

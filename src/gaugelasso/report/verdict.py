@@ -26,7 +26,7 @@ def headline(runs: Sequence[Run]) -> str:
     metric, _ = mean_std([end.metric for end in ends], metric_format(name))
     if metric != DASH:
         text += f" at {metric} {name}"
-    return text if len(runs) == 1 else f"{text} (means of {len(runs)} seeds)"
+    return text if len(runs) == 1 else f"{text} (means of {len(runs)} {runs[0].told_by}s)"
 
 
 def verdict(runs: Sequence[Run]) -> tuple[bool | None, str]:

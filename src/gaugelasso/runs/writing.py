@@ -26,7 +26,9 @@ def check_name(path: Path) -> None:
     """UserError if the file system or safetensors cannot handle this name."""
     try:
         str(path).encode()
-        path.exists()
+        path.exists()  # False for a null byte, which no name may hold
+        if "\0" in str(path):
+            raise UserError(f"output {str(path)!r} holds a null byte; choose another name")
     except UnicodeEncodeError:
         raise UserError(f"output {str(path)!r} is not UTF-8 text; choose another --out") from None
     except OSError as error:

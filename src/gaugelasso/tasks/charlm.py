@@ -36,6 +36,7 @@ class CharLM:
     # Bits, because the mean over batches is the figure of the whole; for perplexity it is not.
     metric_name: ClassVar[str] = "bits per byte"
     metric_lower_is_better: ClassVar[bool] = True
+    metric_best: ClassVar[float] = 0.0
     input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
     has_end: ClassVar[bool] = True
@@ -58,7 +59,7 @@ class CharLM:
         """Training and validation bytes, opened on first use."""
         train, valid = self._open()
         origins = (self.path or self.source, self.valid or self.path or self.source)
-        windows.check_long_enough(train, valid, self.length, "bytes", origins)
+        windows.check_long_enough(train, valid, self.length, "bytes", origins, split=self.split)
         return train, valid
 
     def part(self, stream: int) -> text.Text:

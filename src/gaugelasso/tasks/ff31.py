@@ -36,6 +36,7 @@ class FF31:
 
     metric_name: ClassVar[str] = "exact match"
     metric_lower_is_better: ClassVar[bool] = False
+    metric_best: ClassVar[float] = 1.0
     input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
 

@@ -43,6 +43,7 @@ class MaskedAutoencoder:
 
     metric_name: ClassVar[str] = "masked_mse"
     metric_lower_is_better: ClassVar[bool] = True
+    metric_best: ClassVar[float] = 0.0
     input_kind: ClassVar[InputKind] = "masked_patches"
     causal: ClassVar[bool] = False
 

@@ -21,6 +21,7 @@ class Noise:
 
     metric_name: ClassVar[str] = "accuracy"
     metric_lower_is_better: ClassVar[bool] = False
+    metric_best: ClassVar[float] = 1.0
     input_kind: ClassVar[InputKind] = "tokens"
 
     def __post_init__(self) -> None:

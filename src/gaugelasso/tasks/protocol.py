@@ -53,9 +53,9 @@ class Task(Protocol):
     A task is a frozen dataclass whose fields are the keys of a config's [task] section.
     Batches are a function of their arguments alone, and are on the device. The built-in
     transformer needs a `SequenceTask`; a model of your own does not. Optional protocols:
-    `WithFigures` for further figures of a finished model, `WithEnd` for finite held-out data,
-    `WithData` for stored data that may change between runs, `WithFiles` for files of a tokenizer,
-    `Illustrated` for pictures.
+    `WithBestMetric` for a metric with a bound, `WithFigures` for further figures of a finished
+    model, `WithEnd` for finite held-out data, `WithData` for stored data that may change between
+    runs, `WithFiles` for files of a tokenizer, `Illustrated` for pictures.
     """
 
     metric_name: str
@@ -111,6 +111,13 @@ class Illustrated(Protocol):
 
         The report shows one row of images for every name.
         """
+
+
+@runtime_checkable
+class WithBestMetric(Protocol):
+    """A task whose metric has a best value, as an accuracy has: a target beyond it is refused."""
+
+    metric_best: float
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ class Retrieval:
 
     metric_name: ClassVar[str] = "accuracy"
     metric_lower_is_better: ClassVar[bool] = False
+    metric_best: ClassVar[float] = 1.0
     input_kind: ClassVar[InputKind] = "tokens"
     causal: ClassVar[bool] = True
 

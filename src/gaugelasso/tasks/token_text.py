@@ -42,6 +42,7 @@ class TokenText:
     length: int = 512
 
     metric_lower_is_better: ClassVar[bool] = True
+    metric_best: ClassVar[float] = 0.0
     input_kind: ClassVar[InputKind] = "tokens"
     has_end: ClassVar[bool] = True
     loss_unit: ClassVar[str] = "nats per token"
@@ -98,7 +99,9 @@ class TokenText:
         """Training and validation tokens, opened on first use."""
         train, valid = self._open()
         origins = self.path, self.valid or self.path
-        windows.check_long_enough(train, valid, self.length, "tokens", origins, self.window)
+        windows.check_long_enough(
+            train, valid, self.length, "tokens", origins, split=self.split, window=self.window
+        )
         return train, valid
 
     def _open(self) -> tuple[windows.Array, windows.Array]:

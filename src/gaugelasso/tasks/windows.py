@@ -29,23 +29,25 @@ _LEAST_WINDOWS, _GAP = 2, 1
 
 
 def check_long_enough(train: Array, valid: Array, length: int, unit: str,
-                      origins: tuple[str, str], window: int | None = None) -> None:  # fmt: skip
+                      origins: tuple[str, str], *, split: float,
+                      window: int | None = None) -> None:  # fmt: skip
     """UserError unless both have enough windows; `unit` is what they are sequences of.
 
     `length` is task.length, and `window` what a window has of the sequence, if that is less.
+    `split` is the share of the sequence that `valid` is, if it is one.
     """
     window = length if window is None else window
     windows = 2 * _LEAST_WINDOWS + _GAP
     halves = f" ({_LEAST_WINDOWS} windows for selection and {_LEAST_WINDOWS} for the test)"
-    for name, origin, part, least, why in (
-        ("training", origins[0], train, window + 1, ""),
-        ("validation", origins[1], valid, windows * window + 1, halves),
+    for name, origin, part, least, why, change in (
+        ("training", origins[0], train, window + 1, "", "lower"),
+        ("validation", origins[1], valid, windows * window + 1, halves, "raise"),
     ):
         if len(part) < least:
             raise UserError(
                 f"the {name} text of {origin!r} has {len(part):,} {unit}; "
-                f"task.length = {length} needs at least {least:,}{why}: give more "
-                "text, or lower task.length"
+                f"task.length = {length} needs at least {least:,}{why}: give more text, "
+                f"{f'{change} task.split, ' if split else ''}or lower task.length"
             )
 
 

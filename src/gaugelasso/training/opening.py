@@ -9,6 +9,7 @@ import torch
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress import accountings
+from gaugelasso.compress.checks import check_work_target
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.pricing import total_fma
 from gaugelasso.config import Config, ModelConfig
@@ -18,7 +19,7 @@ from gaugelasso.errors import UserError, first_line, out_of_memory
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.runs.units import amount
-from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw
+from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw, WithBestMetric
 from gaugelasso.training.evaluation import in_bfloat16
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,20 @@ def check_named(config: Config) -> None:
         raise UserError(
             "target.above_full needs the loss of the full model: train it first with "
             "gaugelasso.training.reference.with_reference, or set target.reference_loss"
+        )
+
+
+def check_metric(config: Config) -> None:
+    """UserError if no model can have the metric that is named."""
+    task, named = config.task, config.target.metric
+    if named is None or not isinstance(task, WithBestMetric):
+        return
+    best, lower = task.metric_best, task.metric_lower_is_better
+    if named < best if lower else named > best:
+        share = ", as 0.99 for 99%" if best == 1 else ""
+        raise UserError(
+            f"target.metric = {named:g}: the best {task.metric_name} of any model is {best:g}; "
+            f"name {best:g} or {'more' if lower else 'less'}{share}"
         )
 
 
@@ -52,23 +67,24 @@ def check_base(
         config.model.check(config.task)
 
 
-def check_work_to_remove(
+def check_work_named(
     config: Config, device: str, existing: Existing, structure: Structure | None
 ) -> None:
-    """UserError if a pretrained model has the work that is named before its first step.
+    """UserError if no cut leads to the work that is named, or a pretrained model has it already.
 
-    All steps would pass without a cut. A fresh model has still to be trained, and a run that
-    resumes may be there already.
+    All steps would pass in vain, or without a cut. A fresh model has still to be trained, and a
+    run that resumes may be there already.
     """
     model, target = config.model, config.target
-    if not isinstance(model, BaseModel) or target.kind != "fma":
+    if not target.fma or existing == "resume" or structure is not None:
         return
-    if existing == "resume" or structure is not None:
+    built = model.build(config.task, config.train.seed)
+    check_work_target("target.fma", target.fma, built, config.compress)
+    if not isinstance(model, BaseModel) or target.kind != "fma":
         return
     cost = accountings.chosen(
         config.compress, accountings.latency(config.compress, torch.device(device))
     )
-    built = model.build(config.task, config.train.seed)
     work = total_fma(built.axis_table(), cost, named_tensors(built))
     if work <= target.fma:
         raise UserError(

@@ -41,9 +41,10 @@ from gaugelasso.training.opening import (
     check_base,
     check_data,
     check_memory,
+    check_metric,
     check_named,
     check_own_model,
-    check_work_to_remove,
+    check_work_named,
     memory_errors_named,
 )
 from gaugelasso.training.pressed_run import PressedRun
@@ -76,6 +77,7 @@ class Trainer:
     ):
         self.config, self.train, self.task, self.team = config, config.train, config.task, team
         check_named(config)
+        check_metric(config)
         check_fits(config, structure)
         microbatches_of(config, team)  # refuses a number that the ranks cannot share equally
         team.check_same(json.dumps(config.to_dict()), "by its config")
@@ -98,7 +100,7 @@ class Trainer:
         check_data(self.config, self.device)
         check_own_model(self.config, existing, structure)
         check_base(self.config, self.folder.path, existing, structure)
-        check_work_to_remove(self.config, self.device, existing, structure)
+        check_work_named(self.config, self.device, existing, structure)
         check_name(self.folder.path)
         self._made = not self.folder.path.exists()
         self.folder = RunFolder.open(self.folder.path, existing)

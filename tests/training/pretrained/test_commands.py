@@ -33,6 +33,10 @@ def test_a_run_needs_its_base_no_more(run: Path, place: Path, gaugelasso: Comman
     expected = final_figures(model, loaded, 1, "cpu", TEST)
     assert f"loss {expected['loss']:.6f}  bits per byte {expected['bits per byte']:.6f}" in said
     assert "(1 batches of 2)" in said
+    # A short text has fewer windows than that, and each counts once.
+    more = gaugelasso("eval", run, "--batches", "1000")[1]
+    assert more == gaugelasso("eval", run, "--whole")[1]
+    assert "(all test data)" in more
     for arguments in (
         ("eval", run, "--whole"),
         ("eval", run, "--set", "task.length=8"),
