@@ -72,7 +72,8 @@ def embed(
         _embed[grid](
             tokens, table, table if positions is None else positions,
             tokens if at is None else at.contiguous(), out, count, size, width, len(table),
-            0 if positions is None else len(positions), *out.stride(), PLACES=positions is not None, PLACED=at is not None, **block,
+            0 if positions is None else len(positions), *out.stride(),
+            PLACES=positions is not None, PLACED=at is not None, **block,
         )  # fmt: skip
     return out
 
