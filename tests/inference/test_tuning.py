@@ -197,3 +197,27 @@ def test_steps_are_computed_in_the_fastest_way(
     cache = served.new_cache(1)
     for at in range(inputs.shape[1]):
         assert deviation(served.decode(inputs[:, at], cache), expected[:, at]) < 1e-4
+
+
+def test_a_lost_device_is_not_a_form_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An illegal access shows when the device is waited for, and then at every later call."""
+    lost = False
+
+    def wait() -> None:
+        if lost:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def fail() -> None:
+        raise RuntimeError("no kernel for this shape")
+
+    def fault() -> None:
+        nonlocal lost
+        lost = True
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    assert not usable.works(fail)
+    assert usable.works(lambda: None)
+    with pytest.raises(RuntimeError, match="an illegal memory access") as found:
+        usable.works(fault, "mlp_3: fused")
+    assert found.value.__notes__ == ["in mlp_3: fused"]

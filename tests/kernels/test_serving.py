@@ -241,6 +241,16 @@ def test_tokens_become_the_stream(batch: int, size: int, by_site: bool) -> None:
             assert got.is_contiguous() != by_site or got.shape[0] == 1
 
 
+@pytest.mark.parametrize("placed", [False, True])
+def test_tokens_and_positions_without_a_row_give_nan(placed: bool) -> None:
+    """A GPU checks no values, and an address far outside would end all work on it."""
+    tokens = torch.tensor([[8, 9, -1, 2**40, 0, 0]], device=DEVICE)
+    at = torch.tensor([[0, 0, 0, 0, 5, -(2**40)]], device=DEVICE)
+    places, where = (draw(5, 70, seed=1), at) if placed else (None, None)
+    got = ends.embed(tokens, draw(9, 70), places, where, False).isnan()
+    assert got.all(1).tolist() == got.any(1).tolist() == [False, True, True, True, placed, placed]
+
+
 def test_drawn_tokens_are_noted_as_by_the_reference() -> None:
     batch, block = 5, 4
     stops = torch.tensor([False, True, False], device=DEVICE)

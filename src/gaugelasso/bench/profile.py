@@ -174,7 +174,7 @@ class Profile:
 
 def _working(forms: Actions) -> Actions:
     """The forms that this device can compute; a tile may need more memory than it has."""
-    return {name: action for name, action in forms.items() if works(action)}
+    return {name: action for name, action in forms.items() if works(action, str(name))}
 
 
 def _release_graphs(device: torch.device) -> None:

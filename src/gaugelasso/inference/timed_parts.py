@@ -79,7 +79,9 @@ class Parts:
         for kind, ways in kinds.items():
             choices = dict(ways(name, part, form))
             if self.gpu:
-                choices = {each: way for each, way in choices.items() if works(way[1])}
+                choices = {
+                    each: way for each, way in choices.items() if works(way[1], f"{name}: {each}")
+                }
             if not choices:
                 continue
             times = times_on(
@@ -103,7 +105,8 @@ class Parts:
                 action = partial(twin.mix_one, rows, *self._context(twin))
             else:
                 action = partial(twin.mix, rows, self.batch, causal=self.plain.spec.causal)
-                if each.attention in ROWS and not works(partial(self._check_mix, twin, rows)):
+                check = partial(self._check_mix, twin, rows)
+                if each.attention in ROWS and not works(check, f"{name}: {each}"):
                     continue
             yield label(each.attention, each.attention_tile), (each, action)
 
@@ -141,8 +144,11 @@ class Parts:
             for tile in tiles:
                 made = replace(form, read=read, read_tile=tile)
                 action = partial(twin.read, x, gated, tile)
-                if expected is None or works(partial(check_agrees, action, expected)):
-                    yield label(read, tile), (made, action)
+                if expected is not None:
+                    check = partial(check_agrees, action, expected)
+                    if not works(check, f"{name}: {made}"):
+                        continue
+                yield label(read, tile), (made, action)
 
     def _writes(self, name: str, part: Reader, form: Form) -> Iterator[Choice]:
         if isinstance(part, Classifier):
@@ -187,7 +193,7 @@ class Parts:
             def on_copy(twin: Reader = twin) -> Tensor:  # it adds to the stream in place
                 return twin(x.clone())
 
-            if works(partial(check_agrees, on_copy, expected)):
+            if works(partial(check_agrees, on_copy, expected), f"{name}: {made}"):
                 yield label("joined", tile), (made, partial(twin, x))
 
     def _folded(self, name: str, form: Form) -> Reader:

@@ -14,10 +14,12 @@ _FAR = {torch.float32: 1e-4, torch.float64: 1e-10}
 _FAR_IN_HALF = 0.02
 
 
-def works(action: Callable[[], object]) -> bool:
+def works(action: Callable[[], object], name: str = "") -> bool:
     """Whether this device can do it: it may lack shared memory, or a library a kernel.
 
-    Or the activations are too many for the offsets of a kernel, which is a UserError.
+    Or the activations are too many for the offsets of a kernel, which is a UserError. A fault that
+    ends all work on the device, as an illegal memory access does, is raised, with the name: later
+    it would show anywhere.
     """
     errors: tuple[type[Exception], ...] = (RuntimeError, UserError)
     if available():
@@ -26,9 +28,21 @@ def works(action: Callable[[], object]) -> bool:
         errors = (*errors, OutOfResources)
     try:
         action()
-    except errors:
+        _wait()
+    except errors as error:
+        try:
+            _wait()
+        except RuntimeError:
+            error.add_note(f"in {name or action}")
+            raise error from None
         return False
     return True
+
+
+def _wait() -> None:
+    """For a GPU, if one is in use; a RuntimeError if it can do nothing more."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Disagrees(RuntimeError):

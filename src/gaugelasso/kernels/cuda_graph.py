@@ -4,16 +4,50 @@ A graph is captured again when the tensors change. The first call runs eagerly, 
 initialise outside the capture.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
 def _stream() -> torch.cuda.Stream:
     """One stream for all captures: libraries keep a workspace for every stream."""
     return torch.cuda.Stream()
+
+
+@cache
+def _mark() -> Tensor:
+    return torch.zeros((), device="cuda")
+
+
+def _forget_workspaces() -> None:
+    """Let libraries take another workspace on the stream, where PyTorch drops them with graphs."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_stream()):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            _mark().zero_()  # PyTorch warns of an empty graph
+        finally:
+            graph.capture_end()
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Around a capture: the workspaces that cuBLAS takes are memory of the graph itself.
+
+    PyTorch 2.12 and 2.13 free the workspaces of a stream with any graph that was captured there,
+    also those that other graphs have the address of (pytorch/pytorch#193402). Replaying these is
+    an illegal access, or overwrites what took the memory.
+    """
+    _mark()  # made outside of the capture
+    _forget_workspaces()
+    try:
+        yield
+    finally:
+        _forget_workspaces()
 
 
 class GraphedStep:
@@ -53,7 +87,10 @@ class GraphedStep:
             pool = self._graph.pool() if self._graph else None
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as a loader that pins memory, may use CUDA during the capture.
-            with torch.cuda.graph(graph, pool, _stream(), capture_error_mode="thread_local"):
+            with (
+                _own_workspaces(),
+                torch.cuda.graph(graph, pool, _stream(), capture_error_mode="thread_local"),
+            ):
                 self._step()
             self._graph, self._valid = graph, True
         self._graph.replay()
@@ -74,11 +111,12 @@ def capture_repeated(
         action()  # libraries initialise outside the capture
         torch.cuda.synchronize()
         pool = None if memory_of is None else memory_of.pool()
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            for _ in range(times):
-                action()
-        finally:
-            graph.capture_end()
+        with _own_workspaces():
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                for _ in range(times):
+                    action()
+            finally:
+                graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph

@@ -12,22 +12,27 @@ from gaugelasso.kernels.dispatch import check_offsets
 
 
 @triton.jit
-def _embed(tokens, table, places, at, out, N, S, D, out_token, out_site, PLACES: tl.constexpr,
-           PLACED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+def _embed(tokens, table, places, at, out, N, S, D, V, length, out_token, out_site,
+           PLACES: tl.constexpr, PLACED: tl.constexpr, BT: tl.constexpr,
+           BD: tl.constexpr):  # fmt: skip
+    """A token or a position that is not in its table gives NaN, so that the error is noticed."""
     n = tl.program_id(0) * BT + tl.arange(0, BT)
     j = tl.program_id(1) * BD + tl.arange(0, BD)
     live = n < N
     both = live[:, None] & (j < D)[None, :]
     token = tl.load(tokens + n, mask=live, other=0)
-    x = tl.load(table + token[:, None] * D + j[None, :], mask=both, other=0.0)
+    known = ((token >= 0) & (token < V))[:, None]
+    x = tl.load(table + token[:, None] * D + j[None, :], mask=both & known, other=0.0)
+    x = tl.where(known, x.to(tl.float32), float("nan"))
     if PLACES:
         t = (n % S).to(tl.int64)
         if PLACED:
             t = tl.load(at + n, mask=live, other=0)
-        more = tl.load(places + t[:, None] * D + j[None, :], mask=both, other=0.0)
-        x = (x.to(tl.float32) + more.to(tl.float32)).to(out.dtype.element_ty)
+        there = ((t >= 0) & (t < length))[:, None]
+        more = tl.load(places + t[:, None] * D + j[None, :], mask=both & there, other=0.0)
+        x += tl.where(there, more.to(tl.float32), float("nan"))
     to = out + n[:, None] * out_token + j[None, :] * out_site
-    tl.store(to, x, mask=both)
+    tl.store(to, x.to(out.dtype.element_ty), mask=both)
 
 
 @triton.jit
@@ -53,7 +58,8 @@ def embed(
 ) -> Tensor:
     """table[token] + positions[at] for tokens [B, S]: [N, D], token by token or site by site.
 
-    Positions `at` [B, S] count from 0 where none are given.
+    Positions `at` [B, S] count from 0 where none are given. Tokens and positions that have no row
+    give NaN.
     """
     size, (count, width) = tokens.shape[1], (tokens.numel(), table.shape[1])
     check_offsets(width, count)
@@ -65,7 +71,8 @@ def embed(
         grid = (triton.cdiv(count, block["BT"]), triton.cdiv(width, block["BD"]))
         _embed[grid](
             tokens, table, table if positions is None else positions,
-            tokens if at is None else at.contiguous(), out, count, size, width, *out.stride(),
+            tokens if at is None else at.contiguous(), out, count, size, width, len(table),
+            0 if positions is None else len(positions), *out.stride(),
             PLACES=positions is not None, PLACED=at is not None, **block,
         )  # fmt: skip
     return out

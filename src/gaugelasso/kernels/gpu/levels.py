@@ -68,7 +68,7 @@ def dense(first: int | None) -> dict[str, int | bool]:
 
 def _normalised(x, sites, weight, eps, first, out, copy):
     tokens = x.shape[0]
-    check_offsets(x.shape[1], tokens)
+    check_offsets(max(x.shape[1], out.shape[1] if copy else 1), tokens)
     wide = triton.next_power_of_2(max(16, len(sites)))
     if x.stride(1) == 1:
         tile = {"BM": 16, "BK": min(256, wide)}

@@ -240,7 +240,7 @@ def attend_rows(
     tokens, (h, g), (wide_k, wide_v) = rows.shape[0], heads, padded
     assert rows.is_contiguous()
     assert rows.shape[1] % 8 == wide_k % (16 if angles else 8) == wide_v % 8 == 0
-    check_offsets(rows.shape[1], tokens)
+    check_offsets(max(rows.shape[1], h * wide_v), tokens)
     out = rows.new_empty(tokens, h * wide_v)
     cos, sin = angles or (rows, rows)
     size = tokens // batch

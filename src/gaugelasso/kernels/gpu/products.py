@@ -51,13 +51,16 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
     level = tl.zeros((BM,), tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
     gate = tl.zeros((BM, BC), tl.float32)
-    # Sites that are looked up are measured on their way to the product. Written so for a dense
-    # stretch, the compiled kernel's results depended on timing (Triton 3.6), so that is read twice.
-    if DENSE and MEASURED:
+    # Few tokens are measured on their way to the product. Of many, and of a dense stretch, the
+    # product reads shared memory while it runs. Written in one loop, Triton (3.6 and 3.9) copies
+    # the next block over the one that is read, so that is read twice.
+    apart = MEASURED and (DENSE or BM >= 64)
+    if apart:
         for start in range(0, d, BK):
             k = start + tl.arange(0, BK)
             real = k < d
-            at = x + n[:, None] * x_token + (16 * first + k)[None, :] * x_site
+            site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
+            at = x + n[:, None] * x_token + site[None, :] * x_site
             level += _squares(tl.load(at, mask=live[:, None] & real[None, :], other=0.0),
                               weight, k, real)  # fmt: skip
     for start in range(0, d, BK):
@@ -67,7 +70,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
         site = 16 * first + k if DENSE else tl.load(sites + k, mask=real, other=0).to(tl.int32)
         at = x + n[:, None] * x_token + site[None, :] * x_site
         rows = tl.load(at, mask=live[:, None] & real[None, :], other=0.0)
-        if MEASURED and not DENSE:
+        if MEASURED and not apart:
             level += _squares(rows, weight, k, real)
         inside = real[:, None] & wanted[None, :]
         map_at = maps + k[:, None] * ld + j[None, :]
