@@ -78,6 +78,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(cuda_graph, "_stream", Stream)
     monkeypatch.setattr(cuda_graph, "_mark", lambda: torch.zeros(()))
+    monkeypatch.setattr(cuda_graph, "_frees_workspaces", lambda: True)
     yield
     Graph.workspace = None
 

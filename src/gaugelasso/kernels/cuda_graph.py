@@ -19,6 +19,12 @@ def _stream() -> torch.cuda.Stream:
 
 
 @cache
+def _frees_workspaces() -> bool:
+    """Whether this PyTorch frees the workspaces of a stream with any graph of it: since 2.12."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
+
+
+@cache
 def _mark() -> Tensor:
     return torch.zeros((), device="cuda")
 
