@@ -11,7 +11,6 @@ its rows. `planned` has the runs that are to be made; `benchmarks.planned` gives
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ def _check(paper: Mapping[str, Any]) -> None:
         if unknown := ours.keys() - _OURS:
             raise UserError(f"{PAPER}: {name!r} has {min(unknown)!r}; known are {sorted(_OURS)}")
         if unknown := ours.get("more", {}).keys() - {"file", "method", "note"}:
-            raise UserError(f"{PAPER}: {name!r} has {min(unknown)!r} in \"more\"")
+            raise UserError(f'{PAPER}: {name!r} has {min(unknown)!r} in "more"')
         if ours.get("quality", "metric") not in CELLS:
             raise UserError(f"{PAPER}: {name!r} has the quality {ours['quality']!r}, no figure")
 
@@ -228,7 +227,9 @@ def _further(found: Found, ours: Mapping[str, Any]) -> str:
     more = ours["more"]
     note = f" ({more['note']})" if "note" in more else ""
     plural = "s" if len(found.further) > 1 else ""
-    return "; ".join([*first, f"seed{plural} {seeds_text(found.further)} from {_links(more)}{note}"])
+    return "; ".join(
+        [*first, f"seed{plural} {seeds_text(found.further)} from {_links(more)}{note}"]
+    )
 
 
 def _which(ours: Mapping[str, Any]) -> str:

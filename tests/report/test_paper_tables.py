@@ -72,7 +72,7 @@ def test_every_control_that_a_row_waits_for_is_planned() -> None:
         ours = row["ours"]
         for each in (ours, ours.get("more", {})):
             name = each.get("file", "")
-            if "method" not in each or (ROOT / name).exists() and _has(name, each["method"]):
+            if "method" not in each or ((ROOT / name).exists() and _has(name, each["method"])):
                 continue
             made = {METHODS.get(arm, arm) for line in DATA["planned"][name]["runs"]
                     for arm in line["arms"]}  # fmt: skip
@@ -216,7 +216,8 @@ def test_further_seeds_of_another_file_are_in_the_row(root: Path) -> None:
     text = build(root)
     line = line_of(text, "tab:text-transformer", row)
     assert "2 of 5 seeds not run" in line
-    assert "[main.json](charlm/main.json); [command](#results-charlm-main); seeds 43-44 from" in line
+    links = "[main.json](charlm/main.json); [command](#results-charlm-main)"
+    assert f"{links}; seeds 43-44 from [charlm.json]" in line
     assert "[charlm.json](controls/charlm.json), compression; [command]" in line
     assert "(a later commit)" in line
     by_seed = line_of(text, "tab:population, character LM", "L* = ln 3")
