@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from benchmarks import controls, tables
+from benchmarks import controls, tables, wallclock
 from benchmarks.control_arms import TASKS
 from benchmarks.planned import METHODS, commands_of, seeds_text
 from benchmarks.table_cells import CELLS, compression_of, outcome_of
@@ -230,6 +230,33 @@ def test_further_seeds_of_another_file_are_in_the_row(root: Path) -> None:
     line = line_of(build(root), "tab:text-transformer", row)
     assert "main.json" not in line
     assert "seeds 42-44 from [charlm.json]" in line
+
+
+def test_the_planned_runs_fill_every_row(root: Path) -> None:
+    """What the commands write is all that the tables wait for; nothing is planned afterwards."""
+    timings = "benchmarks/nvidia-h200_2026-11-16.json"
+    shutil.copy(ROOT / timings, root / timings)
+    structure = {"layers": 24, "operators": []}
+    for name, planned in DATA["planned"].items():
+        path = root / name
+        if not isinstance(planned, dict):
+            times = {"step_ms": [2.0, 2.0], "fma_initial": 2.0, "fma_final": 1.0}
+            curves = [{"task": task} | times for task in wallclock.ORDER]
+            path.write_text(json.dumps({**ORIGIN, "curves": curves}))
+            continue
+        pairs = {(METHODS.get(arm, arm), seed) for line in planned["runs"]
+                 for arm in [*line["arms"], "full"] for seed in line["seeds"]}  # fmt: skip
+        known = json.loads(path.read_text())["runs"] if path.exists() else []
+        pairs -= {(run["method"], run["seed"]) for run in known}
+        made = [RUN | {"method": method, "seed": seed, "loss": 1.0, "structure": structure}
+                for method, seed in pairs]  # fmt: skip
+        path.write_text(json.dumps({**ORIGIN, "runs": [*known, *made]}))
+    text = build(root)
+    assert text.partition("## Not run yet")[2].lstrip().startswith("Every row has runs.")
+    assert "expected in" not in text
+    row = line_of(text, "tab:ff31_reliability, steps", "5e-4")
+    assert "12 of 25" not in row
+    assert "seeds 54,56-66 from [ff31.json](controls/ff31.json), compression-slow" in row
 
 
 def test_step_times_come_from_runs_that_had_the_gpu_alone(root: Path) -> None:
