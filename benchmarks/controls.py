@@ -122,7 +122,9 @@ class Controls:
         command = [arm.command, *words, *where, *arm.options, *changes]
         complaint = run_command(command, self.end)
         made = summary_of(folder)
-        if made is None:
+        if made is None and time.monotonic() >= self.end:
+            print(f"{name}, seed {seed}: stopped; the same command goes on with it", flush=True)
+        elif made is None:
             print(f"{name}, seed {seed}: {' '.join(command)}\n{complaint}", flush=True)
         else:
             print(f"{name}, seed {seed}: {made['fma_final']:,.0f} FMA, loss {made['loss']:.4g}",
