@@ -8,20 +8,24 @@
         --set task.path=data/faces.npz --results results/controls/mae.json
 
 An arm is one way to get a model, such as post-hoc pruning; `control_arms` has them. An arm that
-starts from a run of another one, as rivals do from the full model, trains that first. Finished runs
-are not trained again, and a stopped one goes on. No run starts after `--seconds`. The file of
-results has a row for each run that is finished; rows and commands of earlier calls stay, and so
-does its note.
+starts from a run of another one, as rivals do from the full model, trains that first. After
+`--seconds` no run starts, and those that run are stopped with their state saved; the same command
+goes on with them. Runs side by side on a GPU share it through CUDA MPS.
+
+The file of results has a row for each run that is finished; rows and commands of earlier calls
+stay, and so does its note. A run whose row it has is not trained again, on whatever machine, unless
+with `--again` or where another run starts from it.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,10 @@ from gaugelasso.report.data import load_run
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
+from gaugelasso.sweeps.mps import shared_gpu
+from gaugelasso.training.evaluation import choose_device
 
+COMMAND = (sys.executable, "-m", "gaugelasso")
 JOINT = "; "  # between the commands of a results file
 Job = tuple[str, int]  # an arm and a seed
 
@@ -113,9 +120,11 @@ class Controls:
             changes.append("--resume")
         where = ["--out", str(folder), "--device", self.given.device]
         command = [arm.command, *words, *where, *arm.options, *changes]
-        complaint = run_command(command)
+        complaint = run_command(command, self.end)
         made = summary_of(folder)
-        if made is None:
+        if made is None and time.monotonic() >= self.end:
+            print(f"{name}, seed {seed}: stopped; the same command goes on with it", flush=True)
+        elif made is None:
             print(f"{name}, seed {seed}: {' '.join(command)}\n{complaint}", flush=True)
         else:
             print(f"{name}, seed {seed}: {made['fma_final']:,.0f} FMA, loss {made['loss']:.4g}",
@@ -136,10 +145,12 @@ class Controls:
             old = json.loads(path.read_text()) if path.exists() else {"runs": []}
             rows = {(row["method"], row["seed"]): row for row in old["runs"]}
             for row in self._rows():
-                known = rows.get(key := (row["method"], row["seed"]), {})
+                known = rows.get(key := (row["method"], row["seed"]))
                 # A run of an earlier call keeps the commit that it was made with.
-                same = known.get("wall_s") == row["wall_s"]
-                rows[key] = row | {"commit": known.get("commit") if same else about["commit"]}
+                same = known is not None and known["wall_s"] == row["wall_s"]
+                if known is None or same or self.given.again:
+                    commit = known.get("commit") if known and same else about["commit"]
+                    rows[key] = row | {"commit": commit}
             commands = [*(old.get("command") or "").split(JOINT), about["command"]]
             about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
             note = {"note": old["note"]} if "note" in old else {}
@@ -154,25 +165,48 @@ class Controls:
                 if not (folder / "summary.json").exists():
                     continue
                 try:
-                    yield row_of(arm.method or name, folder, arm.structure)
+                    yield row_of(self.work.method(name), folder, arm.structure)
                 except UserError as error:  # a damaged run does not cost the others their rows
                     print(f"left out: {error}", flush=True)
 
 
-def in_order(work: Work, arms: Sequence[str], seeds: Sequence[int]) -> list[Job]:
-    """The runs that others start from first, then the arms as they are given."""
-    sources = [work.origin(name, seed) for name in arms for seed in seeds]
-    jobs = [*filter(None, sources), *((name, seed) for name in arms for seed in seeds)]
-    return list(dict.fromkeys(jobs))
+def in_order(
+    work: Work, arms: Sequence[str], seeds: Sequence[int], known: Collection[Job] = ()
+) -> list[Job]:
+    """The runs that others start from first, then the arms as they are given.
+
+    `known` are methods and seeds that need no run.
+    """
+    jobs = [(name, seed) for name in arms for seed in seeds]
+    jobs = [(name, seed) for name, seed in jobs if (work.method(name), seed) not in known]
+    sources = filter(None, (work.origin(*job) for job in jobs))
+    return list(dict.fromkeys([*sources, *jobs]))
 
 
-def run_command(words: Sequence[str]) -> str:
-    """Run a command of the package; returns the end of its messages."""
+def rows_in(results: Path) -> set[Job]:
+    """The methods and seeds that a results file has; none if there is no such file."""
+    rows = json.loads(results.read_text())["runs"] if results.exists() else []
+    return {(row["method"], row["seed"]) for row in rows}
+
+
+def run_command(words: Sequence[str], end: float) -> str:
+    """Run a command of the package; returns the end of its messages.
+
+    At `end`, of the monotonic clock, it is told to stop, and saves its state.
+    """
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "gaugelasso", *words]
-    done = subprocess.run(command, env=os.environ | here, capture_output=True, text=True)
-    return done.stderr[-1500:]
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=os.environ | here, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    left = end - time.monotonic()
+    try:
+        _, messages = process.communicate(timeout=None if math.isinf(left) else max(0.0, left))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        _, messages = process.communicate()
+    return messages[-1500:]
 
 
 def uniform_settings(config: str, scale: Scale, fma: float) -> list[str]:
@@ -212,7 +246,8 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=parse_seeds, default=[42])
     parser.add_argument("--fma", type=float, help="Work of the rivals; default: as in results/.")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="Stop after this time.")
+    parser.add_argument("--again", action="store_true", help="Also runs whose row is there.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
@@ -227,8 +262,12 @@ def main(words: Sequence[str] | None = None) -> None:
     arms = given.arms or list(controls.work.arms)
     if unknown := [name for name in arms if name not in controls.work.arms]:
         parser.error(f"{unknown[0]!r}: {given.task} has {', '.join(controls.work.arms)}")
+    known = set() if given.again else rows_in(given.results)
+    jobs = in_order(controls.work, arms, given.seeds, known)
     make_folder(given.out)
-    controls.make_all(in_order(controls.work, arms, given.seeds))
+    side_by_side = given.jobs > 1 and choose_device(given.device).startswith("cuda")
+    with shared_gpu(side_by_side):
+        controls.make_all(jobs)
     controls.save()
 
 

@@ -143,6 +143,18 @@ def _signed(value: float) -> str:
     return f"{value:+.2g}"
 
 
+def speed(curve: Mapping[str, Any]) -> str:
+    """Milliseconds of a step at the begin and the end of a run, and how many times faster it is."""
+    # The first point includes the start of the run.
+    times = [ms for ms in curve["step_ms"][1:] if ms is not None]
+    if not times:
+        return DASH
+    first, last = (statistics.median(part) for part in (times[:5], times[-5:]))
+    work = _ratio(curve["fma_initial"], curve["fma_final"]) or 1.0
+    faster = f"{ratio(first / last)} at {ratio(work)} less work"
+    return f"{milliseconds(first)} to {milliseconds(last)}, {faster}"
+
+
 CELLS: dict[str, Cell] = {
     "runs": lambda runs: str(len(runs)),
     "held": lambda runs: str(sum(bool(run.get("held")) for run in runs)),

@@ -4,139 +4,33 @@
     python -m benchmarks.tables --check    # only says whether the file is as the JSON files give it
 
 results/paper.json holds the figures of the paper, and for each row the file with ours: which runs
-of it (`arm`, `method` and `where` for its conditions, `seed`, `work`, or `only` an outcome), how
-many `seeds` the paper has, and which figure is their `quality`. Rows whose file or runs are missing
-say "not run", so a new results file fills its rows. `planned` has the commands that write the
-missing files.
+of it (`arm`, `method` and `where` for its conditions, `seed`, `work`, `task` of a curve, or `only`
+an outcome), a file with `more` seeds of the same, how many `seeds` the paper has, and which figure
+is their `quality`. Rows whose file or runs are missing say "not run", so a new results file fills
+its rows. `planned` has the runs that are to be made; `benchmarks.planned` gives their commands.
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table_cells import CELLS, Runs, converged_share, missed_share, outcome_of
+from benchmarks.planned import commands_of, seeds_text
+from benchmarks.table_cells import CELLS, Runs, missed_share, speed
+from benchmarks.table_sources import NOT_RUN, PAPER, Found, Sources, read
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.results_schema import check_results
 
 ROOT = Path(__file__).parents[1]
-PAPER, README = Path("results/paper.json"), Path("results/README.md")
-NOT_RUN = "not run"
+README = Path("results/README.md")
 _LAYER = ("d_ai", "H", "d_k", "d_v", "d_ao", "d_mi", "d_f", "d_mo")
 # The keys of "ours" in paper.json.
 _OURS = {
-    "file", "arm", "method", "where", "seed", "seeds", "work", "only", "quality", "command",
+    "file", "arm", "method", "where", "seed", "seeds", "work", "only", "quality", "command", "more",
+    "task",
 }  # fmt: skip
-
-
-# --- sources -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Found:
-    """The runs of a row, and all runs of the condition that they are a class of."""
-
-    runs: Runs
-    whole: Runs
-    quality: str
-
-    def cell(self, kind: str) -> str:
-        """`kind` names a figure; `kind@seed` that of one seed."""
-        name, _, seed = kind.partition("@")
-        if name == "share":
-            return f"{len(self.runs)}/{len(self.whole)}"
-        if name == "converged":
-            return converged_share(self.whole)
-        runs = [run for run in self.runs if not seed or run["seed"] == int(seed)]
-        if seed and not runs:
-            return NOT_RUN
-        unit = " ppl" if name == "quality" and self.quality == "perplexity" else ""
-        return CELLS[self.quality if name == "quality" else name](runs) + unit
-
-
-class Sources:
-    """Results files, read and checked once.
-
-    `used` are those that some row comes from, `missing` has what rows look for and do not find.
-    """
-
-    def __init__(self, root: Path):
-        self._root, self._read = root, dict[str, dict[str, Any] | None]()
-        self.used: dict[str, dict[str, Any]] = {}
-        self.missing: dict[str, list[Mapping[str, Any]]] = {}
-
-    def find(self, ours: Mapping[str, Any]) -> Found | None:
-        """The runs of a row; None if its file does not exist or has none of them.
-
-        A class of outcomes that no run has is not missing: it is empty.
-        """
-        name = ours["file"]
-        data = self._load(name)
-        whole = [] if data is None else _chosen(data, ours)
-        if data is None or not whole:
-            self.missing.setdefault(name, []).append(ours)
-            return None
-        self.used[name] = data
-        only = ours.get("only")
-        runs = [run for run in whole if only is None or outcome_of(run) == only]
-        return Found(runs, whole, ours.get("quality", "metric"))
-
-    def _load(self, name: str) -> dict[str, Any] | None:
-        if name not in self._read:
-            path = self._root / name
-            self._read[name] = check_results(Path(name), _json(path)) if path.exists() else None
-        return self._read[name]
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(path)!r}: not a readable JSON file ({error})") from None
-
-
-def _chosen(data: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if "work" in ours:
-        return [row for row in data.get("rows", []) if row["work"] == ours["work"]]
-    runs = data.get("runs", [])
-    if "arm" in ours:
-        arms = {arm["name"]: arm["runs"] for arm in data.get("arms", [])}
-        runs = arms.get(ours["arm"], [])
-    if "method" in ours:
-        name = _method(data, ours)
-        runs = [run for run in runs if name is not None and run.get("method") == name]
-    return [run for run in runs if "seed" not in ours or run["seed"] == ours["seed"]]
-
-
-def _method(data: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """The one method of a file that a row names; None if the file has no run of it.
-
-    UserError if it has several, as then the row must say which: their mean is of no method.
-    """
-    # A file that lists no methods has one condition of each.
-    plain = [{"method": name} for name in dict.fromkeys(r.get("method") for r in data["runs"])]
-    listed: list[Mapping[str, Any]] = data.get("methods") or plain
-    named = [one for one in listed if ours["method"] in (one["method"], one.get("family"))]
-    where = ours.get("where", {})
-    for key in where:
-        if named and not any(key in one.get("conditions", {}) for one in named):
-            raise UserError(f"{ours['file']}: {ours['method']!r} has no condition {key!r}")
-    fit = [
-        one["method"]
-        for one in named
-        if all(one["conditions"].get(key, None) == value for key, value in where.items())
-    ]
-    if len(fit) > 1:
-        raise UserError(
-            f"{ours['file']} has {len(fit)} methods that are {ours['method']!r}: "
-            f'{", ".join(map(repr, fit))}; in {PAPER}, add "where" with a condition of one'
-        )
-    return fit[0] if fit else None
 
 
 def rows_of(paper: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -154,6 +48,8 @@ def _check(paper: Mapping[str, Any]) -> None:
             raise UserError(f'{PAPER}: {name!r} has no "file" in "ours"')
         if unknown := ours.keys() - _OURS:
             raise UserError(f"{PAPER}: {name!r} has {min(unknown)!r}; known are {sorted(_OURS)}")
+        if unknown := ours.get("more", {}).keys() - {"file", "method", "note"}:
+            raise UserError(f'{PAPER}: {name!r} has {min(unknown)!r} in "more"')
         if ours.get("quality", "metric") not in CELLS:
             raise UserError(f"{PAPER}: {name!r} has the quality {ours['quality']!r}, no figure")
 
@@ -163,7 +59,7 @@ def _check(paper: Mapping[str, Any]) -> None:
 
 def build(root: Path = ROOT) -> str:
     """The text of results/README.md."""
-    paper, sources = _json(root / PAPER), Sources(root)
+    paper, sources = read(root / PAPER), Sources(root)
     _check(paper)
     parts = [
         "# Every table and figure of the paper",
@@ -195,7 +91,8 @@ def _table(table: Mapping[str, Any], sources: Sources) -> list[str]:
         if found is not None:
             ours = [found.cell(kind) for _, kind in table["columns"]]
             notes = [missed_share(found.runs), _lacking(found.whole, row["ours"])]
-            origin = [_links(row["ours"]), *filter(None, notes)]
+            links = _further(found, row["ours"])
+            origin = [links, *filter(None, notes)]
         origin += [row["note"]] if "note" in row else []
         name = row["name"]
         if set(row["paper"]) != {"—"}:
@@ -239,12 +136,16 @@ def _number(indices: Any) -> str:
 def _figures(figures: Sequence[Mapping[str, Any]], sources: Sources, root: Path) -> list[str]:
     lines = ["## Figures", "", *_head(["figure", "shows", "paper", "ours", "picture", "ours from"])]
     for row in figures:
-        found, picture = sources.find(row["ours"]), row.get("picture")
+        picture, curved = row.get("picture"), "task" in row["ours"]
         ours, links = NOT_RUN, _expected(row["ours"])
-        if found is not None:
+        if curved and (curve := sources.curve(row["ours"])) is not None:
+            ours, links = speed(curve), _links(row["ours"])
+        elif not curved and (found := sources.find(row["ours"])) is not None:
             ours = f"{found.cell('fma')} FMA, {found.cell('compression')}, {found.cell('quality')}"
             links = _links(row["ours"])
         shown = f"[picture](../{picture})" if picture and (root / picture).exists() else ""
+        if ours == NOT_RUN and (other := row.get("meanwhile")):
+            shown = f"[of another run](../{other['picture']}): {other['note']}"
         lines.append(_line([f"`{row['label']}`", row["shows"], row["paper"], ours, shown, links]))
     note = "The picture of any run: `gaugelasso report RUN` (`profile.png`, `training.png`)."
     return [*lines, "", note, ""]
@@ -262,13 +163,22 @@ def _definitions(rows: Sequence[Mapping[str, Any]], root: Path) -> list[str]:
 
 def _planned(paper: Mapping[str, Any], sources: Sources) -> list[str]:
     """The files that rows wait for, with the commands that write them."""
-    note = paper["planned_note"] if sources.missing else "Every row has runs."
+    planned = paper["planned"]
+    commands = {
+        name: commands_of(each, sources.load(name), name in sources.missing)
+        for name, each in planned.items()
+    }
+    wanted = [name for name in commands if name in sources.missing or commands[name]]
+    wanted += sorted(sources.missing.keys() - commands)
+    note = paper["planned_note"] if wanted else "Every row has runs."
     lines = ['<a id="not-run-yet"></a>', "## Not run yet", "", note]
-    for name in sorted(sources.missing):
-        rows = [f"`{row}`" for row, each in rows_of(paper) if each["ours"] in sources.missing[name]]
-        lines += ["", f"### Missing: {name}", "", f"For {', '.join(rows)}."]
-        if commands := paper["planned"].get(name):
-            lines += ["", "```sh", *commands, "```"]
+    for name in wanted:
+        missing = sources.missing.get(name, [])
+        rows = {f"`{row}`": None for row, each in rows_of(paper) if each["ours"] in missing}
+        text = f"For {', '.join(rows)}." if rows else "For further seeds."
+        lines += ["", f"### Missing: {name}", "", text]
+        if lines_of := commands.get(name):
+            lines += ["", "```sh", *lines_of, "```"]
     return [*lines, ""]
 
 
@@ -307,6 +217,19 @@ def _line(cells: Sequence[str]) -> str:
 def _links(ours: Mapping[str, Any]) -> str:
     name = ours["file"]
     return f"[{Path(name).name}]({_relative(name)}){_which(ours)}; [command](#{_anchor(name)})"
+
+
+def _further(found: Found, ours: Mapping[str, Any]) -> str:
+    """Links to the file of a row, and to that of more seeds."""
+    if not found.further:
+        return _links(ours)
+    first = [] if len(found.further) == len(found.whole) else [_links(ours)]
+    more = ours["more"]
+    note = f" ({more['note']})" if "note" in more else ""
+    plural = "s" if len(found.further) > 1 else ""
+    return "; ".join(
+        [*first, f"seed{plural} {seeds_text(found.further)} from {_links(more)}{note}"]
+    )
 
 
 def _which(ours: Mapping[str, Any]) -> str:

@@ -5,8 +5,9 @@
     python -m benchmarks.wallclock --data results/controls/wallclock.json \
         --picture docs/images/wallclock.png    # draws it again
 
-With runs, writes what it draws as JSON; without, draws that file. Of a run it reads `summary.json`
-and `metrics.jsonl`, and `environment.json` if that is there. Tasks are in the order of the runs.
+With runs, writes what it draws as JSON; without, draws that file. Curves of other tasks that the
+file has stay, so that the runs need not be on one machine. Of a run it reads `summary.json`
+and `metrics.jsonl`, and `environment.json` if that is there. Tasks are in the order of the paper.
 A run should have been alone on its device: the step times of runs that shared it are no speeds.
 """
 
@@ -40,6 +41,7 @@ from gaugelasso.runs.writing import make_folder, write_text
 
 MOST = 200  # points of a curve
 _HEIGHT_PX = WIDTH_PX // 4
+ORDER = ("ff31", "charlm", "mae", "retrieval")
 _KEYS = ("task", "seed", "target", "cooldown", "step", "step_ms", "loss")
 
 
@@ -93,13 +95,22 @@ def _figure(
     return float(f"{of(values):.4g}") if values else None
 
 
-def collect(folders: Sequence[Path]) -> dict[str, Any]:
-    """The content of the file; UserError for two runs of one task."""
+def collect(folders: Sequence[Path], old: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The content of the file, with `old` curves of other tasks; UserError for a task twice."""
     curves = [curves_of(folder) for folder in folders]
     names = [each["task"] for each in curves]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two runs are of task {twice[0]!r}; give one run for each task")
-    return {"command": command(), "curves": curves}
+    both = [*(each for each in old if each["task"] not in names), *curves]
+    known = {name: place for place, name in enumerate(ORDER)}
+    both.sort(key=lambda each: known.get(each["task"], len(known)))
+    about = {key: _all_of(key, both) for key in ("commit", "hardware", "date")}
+    return {"command": command(), **about, "curves": both}
+
+
+def _all_of(key: str, curves: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the curves say of their origin, each once."""
+    return ", ".join(dict.fromkeys(filter(None, (each.get(key) for each in curves)))) or None
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
@@ -166,7 +177,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("nothing to do: name runs, or a --picture to draw")
     try:
         if given.runs:
-            data = collect(given.runs)
+            old = read_curves(given.data) if exists(given.data) else []
+            data = collect(given.runs, old)
             make_folder(given.data.parent)
             write_text(given.data, json.dumps(data) + "\n")
         curves = read_curves(given.data)

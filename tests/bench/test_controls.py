@@ -1,7 +1,11 @@
 """The driver of controls: valid settings, and runs after those that they start from."""
 
+import contextlib
 import json
+import math
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +42,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that would have been run; each leaves a finished run of its seed."""
     commands: list[list[str]] = []
 
-    def run(words: list[str]) -> str:
+    def run(words: list[str], _: float) -> str:
         commands.append(words)
         out = Path(words[words.index("--out") + 1])
         seed = int(out.name.rpartition("-")[2])
@@ -82,9 +86,14 @@ def test_runs_come_after_their_sources_and_once(made: list[list[str]], tmp_path:
 
 def test_rivals_wait_for_their_sources_alone() -> None:
     arms = ["post-hoc", "uniform-dims", "scratch"]
-    jobs = controls.in_order(TASKS["retrieval"](None), arms, [42, 43])
+    work = TASKS["retrieval"](None)
+    jobs = controls.in_order(work, arms, [42, 43])
     first = [("full", 42), ("full", 43)]
     assert jobs == [*first, *((name, seed) for name in arms for seed in (42, 43))]
+    # Of those that the results have, only the source of another is made.
+    known = {("full", 42), ("full", 43), ("post-hoc", 43), ("uniform", 42), ("from scratch", 43)}
+    jobs = controls.in_order(work, arms, [42, 43], known)
+    assert jobs == [("full", 42), ("post-hoc", 42), ("uniform-dims", 43), ("scratch", 42)]
 
 
 def test_a_run_that_waits_for_its_source_keeps_no_other_from_starting(
@@ -92,17 +101,42 @@ def test_a_run_that_waits_for_its_source_keeps_no_other_from_starting(
 ) -> None:
     begun, run = threading.Event(), controls.run_command
 
-    def watched(words: list[str]) -> str:
+    def watched(words: list[str], end: float) -> str:
         if "full-42" in words[words.index("--out") + 1]:
             assert begun.wait(20)
         begun.set()
-        return run(words)
+        return run(words, end)
 
     monkeypatch.setattr(controls, "run_command", watched)
     words = ["retrieval", "--arms", "post-hoc", "uniform-dims", "--jobs", "2", "--device", "cpu"]
     words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json")]
     controls.main(words)
     assert len(made) == 3
+
+
+def test_a_run_whose_row_is_there_is_not_trained_on_another_machine(
+    made: list[list[str]], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.json"
+    words = ["retrieval", "--device", "cpu", "--results", str(results)]
+    out = ["--out", str(tmp_path / "one")]
+    controls.main([*words, *out, "--arms", "full", "scratch", "--seeds", "42"])
+    before = json.loads(results.read_text())["runs"]
+    row = next(row for row in before if row["method"] == "full")
+    row |= {"wall_s": 1.5, "commit": "earlier"}  # as of another machine
+    results.write_text(json.dumps(json.loads(results.read_text()) | {"runs": before}))
+    made.clear()
+    out = ["--out", str(tmp_path / "bare")]
+    arms = ["--arms", "full", "scratch", "post-hoc", "--seeds", "42"]
+    controls.main([*words, *out, *arms])
+    names = [Path(each[each.index("--out") + 1]).name for each in made]
+    assert names == ["full-42", "post-hoc-42"]  # the full model is pruned, so it has to be there
+    rows = json.loads(results.read_text())["runs"]
+    assert [row["method"] for row in rows] == ["from scratch", "full", "post-hoc"]
+    assert rows[1] == row
+    controls.main([*words, "--out", str(tmp_path / "again"), "--again", *arms])
+    assert len(made) == 5
+    assert json.loads(results.read_text())["runs"][1] != row
 
 
 def test_a_damaged_run_does_not_cost_the_others_their_rows(
@@ -199,9 +233,63 @@ def test_faces_are_shifted_for_both_models_alike() -> None:
     assert load_config(ROOT / arms["loose"].config).target.loss == 0.125
 
 
+def test_runs_on_a_gpu_share_it(
+    made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[bool]()
+
+    def shared(wanted: bool) -> contextlib.AbstractContextManager[None]:
+        asked.append(wanted)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(controls, "shared_gpu", shared)
+    monkeypatch.setattr(controls, "choose_device", lambda name: name)
+    monkeypatch.setattr(controls, "environment", lambda _: {
+        "command": "c", "commit": "c", "hardware": "h", "date": "d"
+    })  # fmt: skip
+    words = ["retrieval", "--arms", "full", "--seeds", "42-43", "--out", str(tmp_path / "runs")]
+    words += ["--results", str(tmp_path / "results.json")]
+    for device, jobs in (("cuda", "2"), ("cuda", "1"), ("cpu", "2")):
+        controls.main([*words, "--device", device, "--jobs", jobs])
+    assert asked == [True, False, False]
+
+
+def test_a_run_is_told_to_stop_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys, time; print('x' * 2000 + 'begun', file=sys.stderr); time.sleep(600)"
+    monkeypatch.setattr(controls, "COMMAND", (sys.executable, "-c", program))
+    begun = time.monotonic()
+    controls.run_command(["train"], begun + 0.2)
+    assert time.monotonic() - begun < 60
+    monkeypatch.setattr(controls, "COMMAND", (sys.executable, "-c", program.replace("600", "0")))
+    messages = controls.run_command(["train"], math.inf)
+    assert messages.endswith("xbegun\n")
+    assert len(messages) == 1500
+
+
 def test_no_run_starts_when_the_time_is_over(made: list[list[str]], tmp_path: Path) -> None:
     words = ["division", "--seconds", "0", "--out", str(tmp_path / "runs")]
     controls.main([*words, "--results", str(tmp_path / "results.json")])
     assert made == []
     with pytest.raises(SystemExit):
         controls.main([*words, "--results", str(tmp_path / "r.json"), "--arms", "magic"])
+
+
+def test_rivals_of_the_language_model_have_equal_steps() -> None:
+    arms = TASKS["charlm"](None).arms
+
+    def option(name: str, key: str) -> float:
+        options = arms[name].options
+        return float(options[options.index(f"--{key}") + 1]) if f"--{key}" in options else 0.0
+
+    rivals = ("post-hoc", "torch-pruning-magnitude", "torch-pruning-group-norm")
+    assert [option(name, "sparse") + option(name, "finetune") for name in rivals] == [36_000] * 3
+    for key in ("warmup", "prune", "finetune"):
+        assert option("cofi", key) == option("cofi-parameters", key)
+    # The paper's has 48.0M of 5.7M, ours 48.0M of what its compressed run has.
+    assert option("cofi-parameters", "parameters") == 6_409_466
+
+
+def test_the_loose_division_is_the_paper_s_config() -> None:
+    arm = TASKS["division"](None).arms["compression-loose"]
+    config = load_config(ROOT / arm.config)
+    assert (config.target.loss, config.train.steps, arm.settings) == (0.01, 40_000, ())

@@ -72,30 +72,6 @@ def test_an_older_summary_is_not_this_sweeps_unless_written_again(
     assert outcome().folders == [folder]
 
 
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_gpu_is_shared_where_it_can_be(
-    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA MPS starts and ends with the sweep; if it was running before, it stays."""
-    calls = tmp_path / "calls"
-    control = tmp_path / "nvidia-cuda-mps-control"
-    code = 0 if starts else 1
-    control.write_text(
-        f'#!/bin/sh\n[ -n "$1" ] && echo $1 >> {calls} && exit {code}\ncat >> {calls}\n'
-    )
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with sweep._shared_gpu():
-        assert calls.read_text() == "-d\n"
-    assert calls.read_text() == ("-d\nquit\n" if starts else "-d\n")
-
-
-def test_without_mps_a_sweep_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with sweep._shared_gpu():
-        pass
-
-
 def test_progress_that_has_not_changed_is_printed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,9 @@ stop the others. Processes on one GPU share it through CUDA MPS, if MPS can be s
 
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from gaugelasso.runs.writing import make_folder
 from gaugelasso.signals import Stopped, stop_requests
 from gaugelasso.sweeps.arms import Arm, ArmOutcome
 from gaugelasso.sweeps.cluster import Cluster, Submitted
+from gaugelasso.sweeps.mps import shared_gpu
 from gaugelasso.sweeps.worker import Worker, modified_ns, open_log
 
 # Seconds between polls of the runs, and between the progress lines of a run.
@@ -101,9 +100,8 @@ def run_sweep(plan: Plan, console: Console, cluster: Cluster | None = None) -> l
     outcomes = [ArmOutcome(arm) for arm in plan.arms]
     waiting = [(outcome, seed) for outcome in outcomes for seed in plan.seeds]
     running: list[_Job] = []
-    shared = _shared_gpu() if plan.on_gpu and plan.jobs > 1 else contextlib.nullcontext()
     try:
-        with shared:
+        with shared_gpu(plan.on_gpu and plan.jobs > 1):
             _train(plan, waiting, running, console, cluster)
     except Stopped as stopped:
         if old := _not_replaced(plan, waiting, running):
@@ -235,18 +233,3 @@ def _last(folder: Path) -> str:
         return f"warning: {error}"
     except (KeyError, TypeError, ValueError, OverflowError):  # not the columns of a metrics row
         return f"warning: {str(path)!r}: its last line is damaged, it has no loss or no FMA"
-
-
-@contextlib.contextmanager
-def _shared_gpu() -> Iterator[None]:
-    """Run CUDA MPS during the sweep, if this machine has it and lets it start."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None:
-        yield
-        return
-    started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
-    try:
-        yield
-    finally:
-        if started:
-            subprocess.run([control], input=b"quit\n", capture_output=True)
