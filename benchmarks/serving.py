@@ -221,7 +221,8 @@ def _reason(error: Exception) -> str:
 def ratios(rows: Iterable[Row]) -> list[Row]:
     """By case: how much faster the compressed model is, best engine against best engine.
 
-    Of engines of one precision: llama.cpp's float16 is not compared with float32.
+    Of engines of one precision: llama.cpp's float16 is not compared with float32. Rows of several
+    `commits` did not take turns in one run, so a ratio between them is less certain.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -251,6 +252,7 @@ def ratios(rows: Iterable[Row]) -> list[Row]:
             "ancestor_over_transformers": pair[0] / pair[1] if pair[0] and pair[1] else None,
             "best": {model: row["engine"] for model, row in best.items()},
             "cache_bytes_per_token": cache,
+            "commits": sorted({row["commit"] for row in group if "commit" in row}),
         })  # fmt: skip
     return found
 
@@ -294,7 +296,8 @@ def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
         names = ("over_ancestor", "over_uniform", "ancestor_over_transformers")
         shown = [f"{name} {each[name]:.2f}" for name in names if each[name] is not None]
         if shown:
-            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
+            runs = " (rows of several commits)" if len(each["commits"]) > 1 else ""
+            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}{runs}")
 
 
 def default_path(device: str) -> Path:

@@ -204,8 +204,23 @@ def test_ratios_are_of_the_best_engine_of_each_model() -> None:
     assert found["over_uniform"] == 0.5
     assert found["ancestor_over_transformers"] == pytest.approx(6 / 9)
     assert found["cache_bytes_per_token"] == {"ancestor": 100, "compressed": 7}
+    assert found["commits"] == []
     (found,) = serving.ratios(rows[:1])
     assert found["over_ancestor"] is None
+
+
+def test_ratios_say_whether_their_rows_took_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        row("ancestor", "gaugelasso", 9.0, commit="b"),
+        row("compressed", "gaugelasso", 3.0, commit="b"),
+    ]
+    assert serving.ratios(rows)[0]["commits"] == ["b"]
+    serving.show(rows, [])
+    assert "several commits" not in capsys.readouterr().out
+    rows[0]["commit"] = "a"
+    assert serving.ratios(rows)[0]["commits"] == ["a", "b"]
+    serving.show(rows, [])
+    assert "over_ancestor 3.00 (rows of several commits)" in capsys.readouterr().out
 
 
 def test_a_later_row_replaces_the_same_one(tmp_path: Path) -> None:
