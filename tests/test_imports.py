@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compress": {"errors", "axes", "kernels", "distributed", "files"},
     "checking": {"axes", "compress", "errors"},
     "integrations": {"errors", "compress"},
-    "runs": {"errors", "version", "axes", "kernels", "files", "plugins", "models"},
+    "runs": {"errors", "version", "signals", "axes", "kernels", "files", "plugins", "models"},
     "importing": {"errors", "axes", "files", "models", "compress", "runs"},
     "export": {"errors", "version", "files", "models", "inference", "runs", "importing"},
     "tasks": {"errors", "kernels", "files", "plugins", "models"},

@@ -15,7 +15,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
 from gaugelasso.runs.reading import check_has_summary, is_folder
-from gaugelasso.runs.writing import check_name
+from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 
 
@@ -82,7 +82,7 @@ def bench(
     """
     sizes = Sizes(batch, length, decode)
     if out is not None:
-        check_name(out)  # before the measurement, which may take minutes
+        check_writable(out)  # before the measurement, which may take minutes
     if inference:
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: remove "

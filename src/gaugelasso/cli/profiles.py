@@ -20,7 +20,7 @@ from gaugelasso.report.formats import milliseconds
 from gaugelasso.report.timing import apart
 from gaugelasso.runs.reading import exists, is_folder
 from gaugelasso.runs.structures import Structure
-from gaugelasso.runs.writing import check_name, make_folder, write_json
+from gaugelasso.runs.writing import check_writable, make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import choose_device, configure_cpu_
 
@@ -87,7 +87,7 @@ def profile(
         where, structure = choose_device(settings.train.device), None
     kind = torch.device(where).type
     path = out or Path("profiles") / f"{what.stem}-{kind}{'-decode' if decode else ''}.json"
-    check_name(path)
+    check_writable(path)  # before the measurement, which may take minutes
     if exists(path) and not overwrite:
         raise UserError(
             f"table {str(path)!r} already exists; add --overwrite to replace it, or choose another "
