@@ -3,7 +3,6 @@
 An engine that cannot do a case raises `Impossible` with the reason, which the report keeps.
 """
 
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -315,15 +314,3 @@ def check_memory(spec: TransformerSpec, case: Case, free: int) -> None:
         raise Impossible(
             f"{COPIES} copies of {sizes} do not fit into {free / 1e9:.3g} GB of free memory"
         )
-
-
-def free_memory(device: str) -> int:
-    """The bytes that can be allocated on a device."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        rows = Path("/proc/meminfo").read_text().splitlines()
-        found = dict(row.split(":", 1) for row in rows)
-        return 1024 * int(found["MemAvailable"].split()[0])
-    except (OSError, KeyError):  # not Linux: all that the machine has
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -31,7 +31,6 @@ from benchmarks.engines import (
     Impossible,
     check_memory,
     fitted,
-    free_memory,
 )
 
 from gaugelasso.bench.inference import uniform_like
@@ -40,6 +39,7 @@ from gaugelasso.bench.rows import default_file
 from gaugelasso.bench.stopwatch import in_turns, quartiles
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
+from gaugelasso.memory import free_bytes
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model, load_spec
 from gaugelasso.runs.environment import environment
@@ -174,7 +174,7 @@ def measure(
                 row["logits"] = "last"
             print(f"preparing {name} {case.phase} {case.batch}: {model} in {engine}", flush=True)
             try:
-                check_memory(spec, fitting, free_memory(case.device))
+                check_memory(spec, fitting, free_bytes(case.device))
                 action, facts = ENGINES[engine](network, fitting)
             except Impossible as error:
                 skipped.append({**row, "reason": str(error)})

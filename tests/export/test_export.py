@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gaugelasso.errors import UserError
-from gaugelasso.export import FORMS as forms  # noqa: N811
+from gaugelasso.export import FORMS as forms
 from gaugelasso.export import comparison, export, read_source, to_native
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.runs.checkpoint import load_model

@@ -27,9 +27,12 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     check_free(out)
     # Until the temporary folder is gone: a second signal must not interrupt its removal.
-    with stop_requests() as request, _made_aside(out) as aside:
-        with request.interruptible(f"before {str(out)!r} was complete; nothing was written"):
-            yield aside
+    with (
+        stop_requests() as request,
+        _made_aside(out) as aside,
+        request.interruptible(f"before {str(out)!r} was complete; nothing was written"),
+    ):
+        yield aside
 
 
 @contextlib.contextmanager
