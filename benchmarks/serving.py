@@ -24,14 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.engines import (
-    ENGINES,
-    Action,
-    Case,
-    Impossible,
-    check_memory,
-    fitted,
-)
+from benchmarks.engines import ENGINES
+from benchmarks.serving_case import Action, Case, Impossible, check_memory, fitted
 
 from gaugelasso.bench.inference import uniform_like
 from gaugelasso.bench.measure import work_per_token

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import engines, serving
-from benchmarks.engines import Case, Impossible, llama_shapes
+from benchmarks import engines, serving, serving_case
+from benchmarks.engines import llama_shapes
+from benchmarks.serving_case import Case, Impossible
 
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -88,11 +89,11 @@ def test_prefill_of_a_large_vocabulary_gives_the_logits_of_last_positions(
 ) -> None:
     network = Transformer(uniform())
     case = Case("prefill", 2, 512, "cpu", 1)
-    assert not engines.fitted(case, network.spec()).last
-    monkeypatch.setattr(engines, "LARGE_VOCABULARY", 9)
-    assert not engines.fitted(replace(case, phase="decode"), network.spec()).last
-    assert not engines.fitted(case, uniform(causal=False)).last
-    small = engines.fitted(case, network.spec())
+    assert not serving_case.fitted(case, network.spec()).last
+    monkeypatch.setattr(serving_case, "LARGE_VOCABULARY", 9)
+    assert not serving_case.fitted(replace(case, phase="decode"), network.spec()).last
+    assert not serving_case.fitted(case, uniform(causal=False)).last
+    small = serving_case.fitted(case, network.spec())
     assert (small.last, small.length, small.tokens) == (True, 20, 40)
 
     whole, last = (
@@ -117,13 +118,14 @@ def test_prefill_of_a_large_vocabulary_gives_the_logits_of_last_positions(
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own exporter
 @pytest.mark.parametrize(("engine", "package"), [
     ("transformers", "transformers"), ("onnxruntime", "onnxruntime"), ("llama.cpp", "llama_cpp"),
+    ("hf", "transformers"),
 ])  # fmt: skip
 def test_other_engines_give_the_logits_of_last_positions_too(engine: str, package: str) -> None:
     pytest.importorskip(package)
     batch = 1 if engine == "llama.cpp" else 2
     case = Case("prefill", batch, 20, "cpu", 1, last=True)
     found = engines.ENGINES[engine](Transformer(uniform(layers=1)), case)[0]()
-    if engine == "transformers":
+    if package == "transformers":
         assert found.shape == (2, 1, 9)
     if engine == "onnxruntime":
         assert found[0].shape == (2, 9)
@@ -134,11 +136,11 @@ def test_a_case_that_does_not_fit_into_memory_is_named_with_its_sizes(
 ) -> None:
     network = Transformer(uniform())
     case = Case("prefill", 1000, 20, "cpu", 1)
-    needed = engines.COPIES * 4 * (network.spec().weights + 1000 * 20 * 9)
-    engines.check_memory(network.spec(), case, needed)
+    needed = serving_case.COPIES * 4 * (network.spec().weights + 1000 * 20 * 9)
+    serving_case.check_memory(network.spec(), case, needed)
     with pytest.raises(Impossible, match=r"3 copies of weights .* GB, logits 0.00072 GB do not"):
-        engines.check_memory(network.spec(), case, needed - 1)
-    engines.check_memory(network.spec(), replace(case, last=True), needed - 1)
+        serving_case.check_memory(network.spec(), case, needed - 1)
+    serving_case.check_memory(network.spec(), replace(case, last=True), needed - 1)
 
     monkeypatch.setattr(serving, "free_bytes", lambda device: 10)
     models = {"ancestor": (network, "random")}

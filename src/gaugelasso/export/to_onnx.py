@@ -52,6 +52,12 @@ def open_sequences(
     return [(count, _sequences(open_session(path, count), served)) for count in threads]
 
 
+def open_steps(served: InferenceModel, path: Path, threads: int) -> Any:
+    """Write a file that reads tokens after keys and values of earlier ones, and open it."""
+    _write(Continuations(served), path)
+    return open_session(path, threads)
+
+
 def _export(module: Sequences, path: Path) -> Any:
     _write(module, path)
     return open_session(path)
