@@ -29,7 +29,10 @@ TOKENS = 256  # of `tiny`: no other tensor of a model with one layer is as large
 
 # One test, because an export takes seconds.
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With RoPE, an MLP, a tied head, norms of heads and a window; `export` compares it with a cache, padded."""
+    """With RoPE, an MLP, a tied head, norms of heads and a window.
+
+    `export` compares it with a cache, padded.
+    """
     monkeypatch.chdir(tmp_path)
     also = {"tied_head": True, "tied_mean": True, "head_bias": True, "qk_norm": True}
     model = tiny(1, also, windows=(5,), d_k=8)

@@ -7,6 +7,7 @@ events.jsonl      one row per structural event
 resumed.jsonl     one row per resume: step, versions, hardware, ...
 samples.npz       examples of the finished model's output, if the task has any
 summary.json      the outcome; written last
+serving.json      what `bench --inference` has measured of the final model
 checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
 reference.json    with target.above_full, the loss of the full model and where it was measured
 reference/        the run of the full model, if this run has trained it
@@ -46,6 +47,8 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
+# What `bench RUN --inference` measured of the final model.
+SERVING = "serving.json"
 # What `train --tensorboard` writes.
 TENSORBOARD = "tensorboard"
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
@@ -64,6 +67,7 @@ _FILES = (
     "events.jsonl",
     logs.RESUMED,
     "samples.npz",
+    SERVING,
     "summary.json",
     UNSAVED,
     *tokenizer.KEPT,
@@ -242,7 +246,7 @@ class RunFolder(RunFolderBase):
         return False
 
     def reopen(self) -> None:
-        for name in ("samples.npz", "summary.json"):
+        for name in ("samples.npz", SERVING, "summary.json"):
             with writing(self.path / name):
                 durable.remove(self.path / name)
 
