@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.report import timing
-from gaugelasso.runs.folder import SERVING
+from gaugelasso.runs.reading import SERVING
 from tests.command import Command, assert_user_error
 
 

@@ -11,7 +11,7 @@ from gaugelasso.report.data import load_run
 from gaugelasso.report.pareto import load_points, pareto_table
 from gaugelasso.report.served import measured
 from gaugelasso.report.tables import before_after, runs_table
-from gaugelasso.runs.folder import SERVING
+from gaugelasso.runs.reading import SERVING
 from tests.report.folders import make_run
 
 PASS, ONE = "measured ms (8×16 tokens, CPU)", "measured ms (1×16 tokens, CPU)"

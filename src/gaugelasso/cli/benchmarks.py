@@ -14,8 +14,7 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
-from gaugelasso.runs.folder import SERVING
-from gaugelasso.runs.reading import check_has_summary, is_folder
+from gaugelasso.runs.reading import SERVING, check_has_summary, is_folder
 from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 

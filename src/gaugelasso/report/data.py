@@ -15,8 +15,8 @@ from typing import Any
 from gaugelasso.errors import UserError
 from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
-from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE, SERVING
-from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
+from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE
+from gaugelasso.runs.reading import SERVING, exists, is_folder, read_json, read_rows
 
 _logger = logging.getLogger(__name__)
 

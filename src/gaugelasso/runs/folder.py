@@ -32,7 +32,7 @@ import numpy
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable, lock, tokenizer
 from gaugelasso.runs import logs
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import SERVING, read_json
 from gaugelasso.runs.writing import (
     check_name,
     make_folder,
@@ -47,16 +47,12 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
-# What `bench RUN --inference` measured of the final model.
-SERVING = "serving.json"
-# What `train --tensorboard` writes.
-TENSORBOARD = "tensorboard"
+TENSORBOARD = "tensorboard"  # what `train --tensorboard` writes
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
 CONFIG_SECTIONS = ("task", "model", "target", "compress", "train")
-# Exists while an older run is being removed.
-_CLEARING = "overwriting.tmp"
+_CLEARING = "overwriting.tmp"  # exists while an older run is being removed
 # Removed in the opposite order when a run is overwritten.
 _FILES = (
     "config.json",
