@@ -3,72 +3,24 @@
 An engine that cannot do a case raises `Impossible` with the reason, which the report keeps.
 """
 
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from benchmarks.exported_engines import hf, onnxruntime
+from benchmarks.serving_case import Action, Case, Impossible
+from torch import Tensor
 
 from gaugelasso.export import to_gguf
 from gaugelasso.export.source import Source
 from gaugelasso.files.durable import write_new
-from gaugelasso.inference import Form, InferenceModel, Sampling, tuned
+from gaugelasso.inference import InferenceModel, Sampling, tuned
 from gaugelasso.inference.graphs import Decoder
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.models.operator_spec import AttentionSpec, MlpSpec
-
-Action = Callable[[], Any]
-# Tokens of one timed decoding: the host waits once for all of them.
-BLOCK = 16
-# From so many outputs on, prefill gives the logits of the last position alone, as engines do when
-# they serve: those of all positions would take most of the time and of the memory.
-LARGE_VOCABULARY = 2**14
-# Bytes of a model that is prepared and measured, in those of its weights (the model itself, the
-# form of an engine, a file of it) and of its logits (those of two engines, and their difference).
-COPIES = 3
-
-
-class Impossible(Exception):
-    """This engine cannot do this case."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """Prefill: logits of `batch` sequences. Decode: one more token of each.
-
-    Of all positions, or with `last` of the last one of each sequence.
-    """
-
-    phase: Literal["prefill", "decode"]
-    batch: int
-    length: int
-    device: str
-    threads: int | None = None
-    last: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device.startswith("cuda") else torch.float32
-
-    @property
-    def calls(self) -> int:
-        """Passes of the model in one action."""
-        return 1 if self.phase == "prefill" else min(BLOCK, self.length)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one action."""
-        return self.batch * (self.length if self.phase == "prefill" else self.calls)
-
-    def inputs(self, vocabulary: int) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        size = (self.batch, self.length)
-        return torch.randint(vocabulary, size, generator=generator).to(self.device)
 
 
 def gaugelasso(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
@@ -206,49 +158,6 @@ def transformers(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]
     return decode, facts
 
 
-def onnxruntime(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
-    """Our inference form as ONNX, prefill on a CPU."""
-    if case.device != "cpu" or case.phase != "prefill":
-        raise Impossible("only prefill on a CPU is exported here")
-    try:
-        import onnxruntime as runtime
-    except ImportError as error:
-        raise Impossible(f"onnxruntime is not installed ({error})") from None
-    served = InferenceModel(model.cpu().eval(), forms=Form(write="spread"))
-    inputs = case.inputs(served.spec.inputs)
-    exported = _LastLogits(served).eval() if case.last else served
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        path = Path(folder) / "model.onnx"
-        # Its optimiser breaks some models.
-        torch.onnx.export(exported, (inputs,), path, dynamo=True, optimize=False, verbose=False)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = case.threads or 0
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    given = {session.get_inputs()[0].name: inputs.numpy()}
-    with torch.inference_mode():
-        wanted = exported(inputs)
-    largest = (torch.from_numpy(session.run(None, given)[0]) - wanted).abs().max()
-    if not largest < 1e-3 * wanted.std():
-        raise Impossible(f"the export is wrong: logits are off by {float(largest):.2g}")
-
-    def prefill() -> Any:
-        return session.run(None, given)
-
-    return prefill, {"weight_bytes": served.weight_bytes}
-
-
-class _LastLogits(nn.Module):
-    """A model that gives the logits of the last position."""
-
-    def __init__(self, served: InferenceModel):
-        super().__init__()
-        self.served = served
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.served(inputs, last=True)
-        return logits
-
-
 def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
     """A GGUF file of the model in float16, in llama.cpp on a CPU, one sequence at a time."""
     if case.device != "cpu" or case.batch != 1:
@@ -287,43 +196,7 @@ def llama_cpp(model: Transformer, case: Case) -> tuple[Action, dict[str, Any]]:
 ENGINES = {
     "gaugelasso": gaugelasso,
     "transformers": transformers,
+    "hf": hf,
     "onnxruntime": onnxruntime,
     "llama.cpp": llama_cpp,
 }
-
-
-def at_most(case: Case, length: int) -> Case:
-    """The case for a model of this length."""
-    return replace(case, length=min(case.length, length))
-
-
-def fitted(case: Case, spec: TransformerSpec) -> Case:
-    """The case for a model: at most of its length, and the logits that its vocabulary allows."""
-    last = case.phase == "prefill" and spec.causal and spec.outputs >= LARGE_VOCABULARY
-    return replace(at_most(case, spec.length), last=last)
-
-
-def check_memory(spec: TransformerSpec, case: Case, free: int) -> None:
-    """Impossible, with the sizes, if the case needs more than the bytes that are free."""
-    positions = case.batch * (1 if case.last or case.phase == "decode" else case.length)
-    parts = {
-        "weights": case.dtype.itemsize * spec.weights,
-        "logits": case.dtype.itemsize * positions * spec.outputs,
-    }
-    if COPIES * sum(parts.values()) > free:
-        sizes = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in parts.items())
-        raise Impossible(
-            f"{COPIES} copies of {sizes} do not fit into {free / 1e9:.3g} GB of free memory"
-        )
-
-
-def free_memory(device: str) -> int:
-    """The bytes that can be allocated on a device."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        rows = Path("/proc/meminfo").read_text().splitlines()
-        found = dict(row.split(":", 1) for row in rows)
-        return 1024 * int(found["MemAvailable"].split()[0])
-    except (OSError, KeyError):  # not Linux: all that the machine has
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.engines import Case, gaugelasso_model
+from benchmarks.engines import gaugelasso_model
+from benchmarks.serving_case import Case
 
 from gaugelasso.bench.stopwatch import in_turns
 from gaugelasso.models import Transformer

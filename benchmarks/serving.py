@@ -24,15 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.engines import (
-    ENGINES,
-    Action,
-    Case,
-    Impossible,
-    check_memory,
-    fitted,
-    free_memory,
-)
+from benchmarks.engines import ENGINES
+from benchmarks.serving_case import Action, Case, Impossible, check_memory, fitted
 
 from gaugelasso.bench.inference import uniform_like
 from gaugelasso.bench.measure import work_per_token
@@ -40,6 +33,7 @@ from gaugelasso.bench.rows import default_file
 from gaugelasso.bench.stopwatch import in_turns, quartiles
 from gaugelasso.config import load_config
 from gaugelasso.errors import UserError
+from gaugelasso.memory import free_bytes
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import load_model, load_spec
 from gaugelasso.runs.environment import environment
@@ -174,7 +168,7 @@ def measure(
                 row["logits"] = "last"
             print(f"preparing {name} {case.phase} {case.batch}: {model} in {engine}", flush=True)
             try:
-                check_memory(spec, fitting, free_memory(case.device))
+                check_memory(spec, fitting, free_bytes(case.device))
                 action, facts = ENGINES[engine](network, fitting)
             except Impossible as error:
                 skipped.append({**row, "reason": str(error)})
@@ -221,7 +215,8 @@ def _reason(error: Exception) -> str:
 def ratios(rows: Iterable[Row]) -> list[Row]:
     """By case: how much faster the compressed model is, best engine against best engine.
 
-    Of engines of one precision: llama.cpp's float16 is not compared with float32.
+    Of engines of one precision: llama.cpp's float16 is not compared with float32. Rows of several
+    `commits` did not take turns in one run, so a ratio between them is less certain.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -251,6 +246,7 @@ def ratios(rows: Iterable[Row]) -> list[Row]:
             "ancestor_over_transformers": pair[0] / pair[1] if pair[0] and pair[1] else None,
             "best": {model: row["engine"] for model, row in best.items()},
             "cache_bytes_per_token": cache,
+            "commits": sorted({row["commit"] for row in group if "commit" in row}),
         })  # fmt: skip
     return found
 
@@ -294,7 +290,8 @@ def show(rows: Sequence[Row], skipped: Sequence[Row]) -> None:
         names = ("over_ancestor", "over_uniform", "ancestor_over_transformers")
         shown = [f"{name} {each[name]:.2f}" for name in names if each[name] is not None]
         if shown:
-            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}")
+            runs = " (rows of several commits)" if len(each["commits"]) > 1 else ""
+            print(f"  {each['work']} {each['phase']} {each['batch']}: {', '.join(shown)}{runs}")
 
 
 def default_path(device: str) -> Path:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.engines import Case, at_most, gaugelasso_model
+from benchmarks.engines import gaugelasso_model
 from benchmarks.serving import WORKS, models_of
+from benchmarks.serving_case import Case, at_most
 from torch import Tensor
 
 from gaugelasso.bench.stopwatch import in_turns

@@ -162,7 +162,10 @@ def test_batches_that_cannot_fit_are_refused_with_what_could(
     fits = functools.partial(activations.check_activations, 10, 20)  # 800 bytes of a sequence
     fits(10, device="cpu")
     fits(20, device="cpu", itemsize=2)
-    fits(10**6, device="cuda")  # whose memory is another one
+    monkeypatch.setattr(activations, "free_bytes", lambda device: 16_000)  # that of a GPU
+    fits(20, device="cuda")
+    with pytest.raises(UserError, match=r"1.6e-05 GB that are free on the GPU .* most 20 seq"):
+        fits(21, device="cuda:0")
     with pytest.raises(
         UserError, match=r"train.batch = 11 sequences of 20 positions .* at most 10 sequences"
     ):

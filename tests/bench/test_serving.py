@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import engines, serving
-from benchmarks.engines import Case, Impossible, llama_shapes
+from benchmarks import engines, serving, serving_case
+from benchmarks.engines import llama_shapes
+from benchmarks.serving_case import Case, Impossible
 
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer, TransformerSpec
@@ -88,11 +89,11 @@ def test_prefill_of_a_large_vocabulary_gives_the_logits_of_last_positions(
 ) -> None:
     network = Transformer(uniform())
     case = Case("prefill", 2, 512, "cpu", 1)
-    assert not engines.fitted(case, network.spec()).last
-    monkeypatch.setattr(engines, "LARGE_VOCABULARY", 9)
-    assert not engines.fitted(replace(case, phase="decode"), network.spec()).last
-    assert not engines.fitted(case, uniform(causal=False)).last
-    small = engines.fitted(case, network.spec())
+    assert not serving_case.fitted(case, network.spec()).last
+    monkeypatch.setattr(serving_case, "LARGE_VOCABULARY", 9)
+    assert not serving_case.fitted(replace(case, phase="decode"), network.spec()).last
+    assert not serving_case.fitted(case, uniform(causal=False)).last
+    small = serving_case.fitted(case, network.spec())
     assert (small.last, small.length, small.tokens) == (True, 20, 40)
 
     whole, last = (
@@ -117,13 +118,14 @@ def test_prefill_of_a_large_vocabulary_gives_the_logits_of_last_positions(
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own exporter
 @pytest.mark.parametrize(("engine", "package"), [
     ("transformers", "transformers"), ("onnxruntime", "onnxruntime"), ("llama.cpp", "llama_cpp"),
+    ("hf", "transformers"),
 ])  # fmt: skip
 def test_other_engines_give_the_logits_of_last_positions_too(engine: str, package: str) -> None:
     pytest.importorskip(package)
     batch = 1 if engine == "llama.cpp" else 2
     case = Case("prefill", batch, 20, "cpu", 1, last=True)
     found = engines.ENGINES[engine](Transformer(uniform(layers=1)), case)[0]()
-    if engine == "transformers":
+    if package == "transformers":
         assert found.shape == (2, 1, 9)
     if engine == "onnxruntime":
         assert found[0].shape == (2, 9)
@@ -134,14 +136,13 @@ def test_a_case_that_does_not_fit_into_memory_is_named_with_its_sizes(
 ) -> None:
     network = Transformer(uniform())
     case = Case("prefill", 1000, 20, "cpu", 1)
-    needed = engines.COPIES * 4 * (network.spec().weights + 1000 * 20 * 9)
-    engines.check_memory(network.spec(), case, needed)
+    needed = serving_case.COPIES * 4 * (network.spec().weights + 1000 * 20 * 9)
+    serving_case.check_memory(network.spec(), case, needed)
     with pytest.raises(Impossible, match=r"3 copies of weights .* GB, logits 0.00072 GB do not"):
-        engines.check_memory(network.spec(), case, needed - 1)
-    engines.check_memory(network.spec(), replace(case, last=True), needed - 1)
+        serving_case.check_memory(network.spec(), case, needed - 1)
+    serving_case.check_memory(network.spec(), replace(case, last=True), needed - 1)
 
-    assert engines.free_memory("cpu") > 2**20
-    monkeypatch.setattr(serving, "free_memory", lambda device: 10)
+    monkeypatch.setattr(serving, "free_bytes", lambda device: 10)
     models = {"ancestor": (network, "random")}
     rows, skipped = serving.measure("demo", models, case, ["gaugelasso", "transformers"], 3)
     assert not rows
@@ -204,8 +205,23 @@ def test_ratios_are_of_the_best_engine_of_each_model() -> None:
     assert found["over_uniform"] == 0.5
     assert found["ancestor_over_transformers"] == pytest.approx(6 / 9)
     assert found["cache_bytes_per_token"] == {"ancestor": 100, "compressed": 7}
+    assert found["commits"] == []
     (found,) = serving.ratios(rows[:1])
     assert found["over_ancestor"] is None
+
+
+def test_ratios_say_whether_their_rows_took_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        row("ancestor", "gaugelasso", 9.0, commit="b"),
+        row("compressed", "gaugelasso", 3.0, commit="b"),
+    ]
+    assert serving.ratios(rows)[0]["commits"] == ["b"]
+    serving.show(rows, [])
+    assert "several commits" not in capsys.readouterr().out
+    rows[0]["commit"] = "a"
+    assert serving.ratios(rows)[0]["commits"] == ["a", "b"]
+    serving.show(rows, [])
+    assert "over_ancestor 3.00 (rows of several commits)" in capsys.readouterr().out
 
 
 def test_a_later_row_replaces_the_same_one(tmp_path: Path) -> None:

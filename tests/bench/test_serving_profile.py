@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import serving, serving_profile
-from benchmarks.engines import Case
+from benchmarks.serving_case import Case
 
 from gaugelasso.bench.measure import work_per_token
 from gaugelasso.inference import Form, InferenceModel

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.report import timing
+from gaugelasso.runs.reading import SERVING
 from tests.command import Command, assert_user_error
 
 
@@ -23,12 +24,30 @@ def test_bench_times_a_step_and_a_run(
     models = ["ancestor", "uniform", "compressed"]
     names = [f"mine-{model}{form}-cpu" for model in models for form in ("", "-served")]
     assert [row["work"] for row in kept["inference"]] == names
+    # In the run folder too, where its reports find them.
+    own = json.loads((run / SERVING).read_text())["inference"]
+    assert [row["work"] for row in own] == [name.removeprefix("mine-") for name in names]
+    code, out, _ = gaugelasso("info", run)
+    assert (code, " ".join(out.split()).count("measured ms")) == (0, 2)
     sizes = ("--batch", "2", "--length", "5", "--decode", "--work", "mine")
     code, out, err = gaugelasso("bench", run, "--inference", *sizes, *options)
     assert code == 0, err
     assert "one more token of 2 sequences after 4" in out
+    assert len(json.loads((run / SERVING).read_text())["inference"]) == len(names) + 3
     added = [row["work"] for row in json.loads(file.read_text())["inference"][len(names) :]]
     assert added == [f"mine-2x5-decode-{model}-served-cpu" for model in models]
+
+
+def test_a_run_folder_that_cannot_be_written_is_measured_all_the_same(
+    gaugelasso: Command, run: Path, tmp_path: Path
+) -> None:
+    (run / SERVING).mkdir()
+    file = tmp_path / "bench.json"
+    options = ("--batch", "1", "--repeats", "3", "--device", "cpu", "--out", file)
+    code, out, err = gaugelasso("bench", run, "--inference", *options)
+    assert code == 0, err
+    assert "warning: reports of the run will not show these times" in out
+    assert len(json.loads(file.read_text())["inference"]) == 6
 
 
 def test_bench_rounds_widths_up(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gaugelasso import load_model
+from gaugelasso.cli import benchmarks, profiles
 from gaugelasso.errors import UserError
 from gaugelasso.runs.reading import exists, is_folder
 from tests.command import Command, assert_user_error
@@ -59,6 +60,38 @@ def test_a_name_that_is_too_long(
     for key, path in places.items():
         words = words.replace(key, str(path))
     assert_user_error(gaugelasso(*words.split()), "File name too long")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["profile CONFIG", "bench CONFIG", "bench RUN --inference"],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    gaugelasso: Command, run: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(profiles, "Profile", measured.append)
+    monkeypatch.setattr(benchmarks, "bench_step", measured.append)
+    monkeypatch.setattr(benchmarks, "bench_run", measured.append)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked and access(path, mode))
+    for key, path in {"CONFIG": write_tiny(tmp_path), "RUN": run}.items():
+        words = words.replace(key, str(path))
+    for place, why in {
+        "file/new/x.json": "Not a directory",
+        "folder": "Is a directory",
+        "locked/new/x.json": "Permission denied",
+    }.items():
+        out = tmp_path / place
+        before = set(tmp_path.rglob("*"))
+        answer = gaugelasso(*words.split(), "--device", "cpu", "--out", out)
+        assert_user_error(answer, f"output {str(out)!r} cannot be written: {why}")
+        assert set(tmp_path.rglob("*")) == before
+    assert not measured
 
 
 def test_a_model_of_a_name_that_is_too_long(tmp_path: Path) -> None:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gaugelasso.cli import generation
 from gaugelasso.config import Config, load_config
+from gaugelasso.errors import UserError
+from gaugelasso.models import Transformer
+from gaugelasso.runs.checkpoint import at_step, load_model
+from gaugelasso.runs.rotation import newest_first, step_of
 from tests.command import Command, assert_user_error
 from tests.runs.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.tiny_runs import contents, sign
@@ -118,6 +123,41 @@ def test_eval_of_a_damaged_checkpoint_is_refused(
     before = contents(run)
     assert_user_error(gaugelasso("eval", run), str(run / "checkpoints"))
     assert contents(run) == before
+
+
+READERS = {
+    "bench": ("bench", "--inference", "--device", "cpu"),
+    "eval": ("eval",),
+    "generate": ("generate",),
+    "prune": ("prune", "--fma", "100"),
+    "export": ("export", "--form", "native"),
+}
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_an_older_model_is_not_taken_for_that_of_a_finished_run(
+    gaugelasso: Command, run: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last checkpoint is damaged and an older one is intact: an error, and nothing written."""
+    monkeypatch.chdir(run.parent)
+    if words[0] == "generate":  # the run has no text
+        monkeypatch.setattr(generation, "_check_text", lambda run: None)
+    newest, older, *_ = newest_first(run)
+    at_step(older.parent, step_of(older))  # which is intact
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    before = contents(run.parent)
+    answer = gaugelasso(words[0], run, *words[1:])
+    assert_user_error(answer, f"{str(newest / 'model.safetensors')!r}: damaged")
+    assert "going back" not in answer[2]
+    assert contents(run.parent) == before
+    with pytest.raises(UserError, match=r"ended at step \d+, and its final model is lost"):
+        load_model(run)
+    # A run that is not finished has no final model: the newest intact one, with a warning.
+    (run / "summary.json").unlink()
+    assert isinstance(load_model(run), Transformer)
+    shutil.rmtree(newest)
+    load_model(older)  # a checkpoint that is named
 
 
 def test_eval_needs_a_batch_and_a_device(gaugelasso: Command, run: Path) -> None:

@@ -32,6 +32,7 @@ from tests.docs.pages import (
     write_task,
 )
 from tests.examples import example
+from tests.tasks.tokenizers import byte_level, save
 
 EXAMPLES = sorted((ROOT / "examples").glob("your_*.py"))
 TASK_EXAMPLES = [ROOT / "configs" / name / "small.toml" for name in ("sorting", "addition")]
@@ -66,7 +67,7 @@ def test_the_loop_on_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_programs_on_the_serving_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    program, cached, _, fastest = (
+    program, cached, captured, fastest = (
         block.text for block in blocks(SERVING) if block.mark == "runnable"
     )
     exec(compile(program, str(SERVING), "exec"), {})
@@ -76,9 +77,31 @@ def test_the_programs_on_the_serving_page_run(capsys: pytest.CaptureFixture[str]
     exec(compile(cached, str(SERVING), "exec"), {})
     assert capsys.readouterr().out == "tensor([14, 12])\n"
     names: dict[str, Any] = {}
+    exec(compile(captured, str(SERVING), "exec"), names)
+    assert torch.equal(names["logits"], names["served"](names["tokens"]))
+    assert names["logits"].shape == (6, 32, 256)
+    assert len(names["texts"][0]) == 16
+    names = {}
     exec(compile(fastest, str(SERVING), "exec"), names)
     assert names["logits"].shape == (4, 32, 256)
     assert names["served"].engine in capsys.readouterr().out
+
+
+def test_the_tokenizer_on_the_serving_page_reads_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    (block,) = (block for block in blocks(SERVING) if "Tokenizer.from_file" in block.text)
+    path = re.search(r'from_file\("(.+)"\)', block.text)
+    assert path
+    save(byte_level(), tmp_path / path[1])
+    monkeypatch.chdir(tmp_path)
+    reading, _, writing = block.text.partition("print(")
+    names: dict[str, Any] = {}
+    exec(compile(reading, str(SERVING), "exec"), names)
+    names["new_tokens"] = names["prompt"]
+    exec(compile(f"print({writing}", str(SERVING), "exec"), names)
+    assert capsys.readouterr().out == "The \n"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

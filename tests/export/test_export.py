@@ -1,7 +1,9 @@
 """The command: from a real run to a folder, the model card, and what is refused."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from gaugelasso.errors import UserError
+from gaugelasso.export import FORMS as forms
 from gaugelasso.export import comparison, export, read_source, to_native
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.runs.checkpoint import load_model
@@ -91,6 +94,31 @@ def test_bad_options_are_refused(gaugelasso: Command, run: Path) -> None:
     ]:
         refused(gaugelasso, run, message, "--form", "native", *options)
     refused(gaugelasso, run.parent / "none", "is not a run folder: no such folder")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(
+    gaugelasso: Command, run: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    seen: list[str] = []
+
+    def interrupted(source: Any, folder: Path, *rest: Any) -> float:
+        (folder / "half").write_text("half")
+        seen.extend(path.name for path in folder.parent.iterdir())
+        signal.raise_signal(number)
+        raise AssertionError("the signal stops the export")
+
+    handler = signal.getsignal(number)
+    monkeypatch.setitem(forms, "native", interrupted)
+    before = contents(run.parent)
+    out = run.parent / "new" / "out"
+    code, _, err = gaugelasso("export", run, "--form", "native", "--out", out)
+    assert seen == [f"out.{os.getpid()}.tmp"]
+    assert code == 128 + number
+    assert f"before {str(out)!r} was complete; nothing was written" in err
+    assert contents(run.parent) == before
+    assert not out.parent.exists()
+    assert signal.getsignal(number) == handler
 
 
 def test_an_existing_folder_is_left_alone(gaugelasso: Command, run: Path) -> None:

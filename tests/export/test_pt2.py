@@ -29,8 +29,8 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    model = tiny(layers=1, rope=False, heads=2, kv_heads=2)
-    model.remove_operator("mlp_0")
+    model = tiny(layers=1, heads=2, kv_heads=2)  # attention with RoPE, and an MLP
+    assert [op.kind for op in model.spec().operators] == ["attention", "mlp"]
     # Less time to compile: no vector instructions, no optimisation of the wrapper, no line tables.
     settings = {
         "cpp.simdlen": 1,
@@ -55,6 +55,39 @@ def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     compiled = program.replace("# model = ", "model = ")
     assert compiled != program
     assert run_example(compiled) == expected
+
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "masked autoencoder": {"input_kind": "masked_patches", "inputs": 6, "outputs": 6},
+    "classifier": {"input_kind": "patches", "inputs": 6, "outputs": 10},
+}
+
+
+@pytest.mark.parametrize("settings", ENCODERS.values(), ids=ENCODERS)
+def test_what_does_not_generate_becomes_a_program_of_whole_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """The portable program; compiling takes long, and nothing in it depends on the kind."""
+
+    def not_compiled(program: Any, path: Path) -> Any:
+        path.write_text("compiled")
+        return program.module()
+
+    monkeypatch.setattr(to_pt2, "_compiled", not_compiled)
+    model = tiny(layers=1, causal=False, rope=False, **settings)
+    done = export(write_run(tmp_path / "run", model), "pt2", tmp_path / "out", device="cpu")
+    assert done.deviation < 1e-4
+    names = sorted(path.name for path in done.folder.iterdir())
+    assert names == ["README.md", "model.cpu.pt2", "model.pt2"]
+    program = torch.export.load(done.folder / "model.pt2").module()
+    masked = settings["input_kind"] == "masked_patches"
+    for batch, length in ((1, 24), (3, 7)):
+        patches = torch.randn(batch, length, 6 + masked)
+        if masked:
+            patches[..., -1] = (patches[..., -1] > 0).float()
+        expected = model(patches).detach()
+        assert expected.shape == (batch, length, settings["outputs"])
+        assert spread_of(model, program(patches).detach(), expected) < 1e-4
 
 
 @torch.inference_mode()

@@ -199,7 +199,18 @@ def test_runs_of_two_accountings_are_compared_in_what_both_know(tmp_path: Path) 
     draw_pareto(load_points([one, other]), io.BytesIO())
 
     with_costs(other, before, {**fast, "profile": "another"})  # times of another table
-    assert pareto_table(load_points([one, other])).headers[3] == "FMA per token"
+    table = pareto_table(load_points([one, other]))
+    assert table.headers[3:8] == ["FMA per token", "compression", "bytes", "ms 1", "ms 2"]
+    assert [row[3:8] for row in table.rows] == [  # the most work first
+        ["200", "5.00×", "500", "2", "—"],
+        ["100", "10.0×", "400", "—", "4"],
+    ]
+    assert "ms 1 (estimated, 1×64 tokens). ms 2 (estimated, 1×64 tokens)." in table.note
+    # One that knows no milliseconds has a dash, and the others keep their column.
+    third = {key: value for key, value in slow.items() if key in ("fma", "bytes")}
+    bare = with_costs(run_at(tmp_path / "bare", 300, 0.1, seed=2), {**third, "fma": 1000.0}, third)
+    table = pareto_table(load_points([one, other, bare]))
+    assert table.headers[5:8] == ["bytes", "ms 1", "ms 2"]
     with_costs(other, {}, {})
     with pytest.raises(UserError, match=r"compress\.accounting is 'fma' in one"):
         load_points([one, other])

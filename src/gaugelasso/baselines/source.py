@@ -11,7 +11,7 @@ from gaugelasso.config.plain import PLAIN_KEYS, PRESSURE_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.checkpoint import find, load_model, load_structure
+from gaugelasso.runs.checkpoint import last, load_model, load_structure
 from gaugelasso.runs.reading import check_has_summary, read_json
 from gaugelasso.runs.structures import Structure
 
@@ -38,18 +38,8 @@ class Source:
     @classmethod
     def of(cls, run: Path) -> "Source":
         check_has_summary(run)
-        source = cls(run, read_json(run / "summary.json", finite=False))
-        source._check_weights()
-        return source
-
-    def _check_weights(self) -> None:
-        """UserError if the weights that the run ended with are damaged: older ones are others."""
-        ended, found = self.summary.get("steps"), find(self.run)
-        if found is not None and found.step != ended:
-            raise UserError(
-                f"{str(self.run)!r} ended at step {ended}, and its newest intact checkpoint is of "
-                f"step {found.step}: its final weights are lost; train it again"
-            )
+        last(run)  # raises if the weights that the run ended with are lost
+        return cls(run, read_json(run / "summary.json", finite=False))
 
     @property
     def training_fma(self) -> float:

@@ -24,6 +24,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.kernels.cuda_graph import GraphedStep
+from gaugelasso.memory import says_what_fits
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.structures import Structure
@@ -50,7 +51,9 @@ class Sizes:
         length = "" if self.length is None else f"x{self.length}"
         return f"-{self.batch or config.train.batch}{length}" + ("-decode" if self.decode else "")
 
-    def check(self, model: Compressible, longest: int, device: str) -> None:
+    def check(
+        self, model: Compressible, longest: int, device: str, dtype: torch.dtype = torch.float32
+    ) -> None:
         """UserError if a model for sequences of up to `longest` cannot be served in these sizes."""
         if not isinstance(model, Transformer):
             if self.length is not None or self.decode:
@@ -70,7 +73,10 @@ class Sizes:
             each = cached(spec) if self.decode else widest(spec)
             remedy = "lower it or --length"
             length = self.length or longest
-            check_activations(each, length, self.batch, "--batch", remedy, device)
+            what = "keys and values" if self.decode else "activations per layer"
+            check_activations(
+                each, length, self.batch, "--batch", remedy, device, dtype.itemsize, what
+            )
 
 
 AS_TRAINED = Sizes()
@@ -121,7 +127,7 @@ def bench_inference(
     dtype = torch.bfloat16 if in_bfloat16(config, device) else torch.float32
     rows: dict[str, Row] = {}
     for name, model in models.items():
-        sizes.check(model, positions(config.task), device)
+        sizes.check(model, positions(config.task), device, dtype)
         figures: Row = {"model": name, "fma": work_per_token(model.to(device).eval())}
         figures["weight_bytes"] = sum(each.nbytes for each in named_tensors(model).values())
         if not sizes.decode:
@@ -133,14 +139,10 @@ def bench_inference(
     for figure, size in (("latency_ms", 1), ("batch_ms", batch)):
         inputs, _ = config.task.batch(size, Draw(config.train.seed), device)
         inputs = inputs if sizes.length is None else inputs[:, : sizes.length]
-        serving: dict[str, Callable[[], Any]] = {}
-        for name, model in models.items():
-            if name in rows:
-                serving[name] = partial(_train_form, model, inputs, config, device)
-            if f"{name}-served" in rows and isinstance(model, Transformer):
-                way = _step if sizes.decode else _pass
-                serving[f"{name}-served"] = way(model, inputs, dtype)
-        for name, times in in_turns(serving, device, repeats).items():
+        with says_what_fits(size, device):
+            serving = _serving(models, rows, inputs, config, dtype, sizes.decode)
+            timed = in_turns(serving, device, repeats)
+        for name, times in timed.items():
             rows[name][figure] = statistics.median(times)
             rows[name]["quartiles"][figure] = quartiles(times)
     length = sizes.length or positions(config.task)
@@ -149,6 +151,25 @@ def bench_inference(
         row |= {"batch": batch, "length": length, "decode": sizes.decode}
         row["tokens_per_s"] = 1000 * batch * tokens / row["batch_ms"]
     return rows
+
+
+def _serving(
+    models: Mapping[str, Compressible],
+    rows: Mapping[str, Row],
+    inputs: Tensor,
+    config: Config,
+    dtype: torch.dtype,
+    decode: bool,
+) -> dict[str, Callable[[], Any]]:
+    """What each of the rows does with the inputs."""
+    serving: dict[str, Callable[[], Any]] = {}
+    for name, model in models.items():
+        if name in rows:
+            device = str(inputs.device)
+            serving[name] = partial(_train_form, model, inputs, config, device)
+        if f"{name}-served" in rows and isinstance(model, Transformer):
+            serving[f"{name}-served"] = (_step if decode else _pass)(model, inputs, dtype)
+    return serving
 
 
 def _train_form(model: Compressible, inputs: Tensor, config: Config, device: str) -> None:

@@ -1,7 +1,7 @@
 """The command bench: times a training step, or a compressed model in inference."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,17 @@ from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report.timing import busy, print_bench
 from gaugelasso.runs.checkpoint import load_structure
-from gaugelasso.runs.reading import check_has_summary, is_folder
-from gaugelasso.runs.writing import check_name
+from gaugelasso.runs.reading import SERVING, check_has_summary, is_folder
+from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
+
+
+def _keep(run: Path, device: str, row: dict[str, Any]) -> None:
+    """Write a row into the run folder too, for its reports; it may be one that is only read."""
+    try:
+        record(run / SERVING, device, "inference", row)
+    except UserError as error:
+        print_line(f"warning: reports of the run will not show these times: {error}")
 
 
 def bench(
@@ -74,6 +82,8 @@ def bench(
 ) -> None:
     """Time the parts of a training step, or the inference of a compressed model.
 
+    Rows of a run are written to the benchmark file and to serving.json in RUN, for its reports.
+
     Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
 
     Example: gaugelasso bench runs/demo --inference
@@ -82,7 +92,7 @@ def bench(
     """
     sizes = Sizes(batch, length, decode)
     if out is not None:
-        check_name(out)  # before the measurement, which may take minutes
+        check_writable(out)  # before the measurement, which may take minutes
     if inference:
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: remove "
@@ -113,6 +123,8 @@ def bench(
     for name, row in timings:
         # Written after each device, so that an interruption keeps what was measured.
         record(path, where, "inference" if inference else "rows", {"work": name, **row})
+        if inference:
+            _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
         rows[name] = row
         print_line(f"timed {name}")
     print_bench(rows, console)

@@ -15,12 +15,13 @@ from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.activations import cached, check_activations, widest
 from gaugelasso.errors import UserError
+from gaugelasso.memory import says_what_fits
 from gaugelasso.models import Transformer
 from gaugelasso.report.formats import milliseconds
 from gaugelasso.report.timing import apart
 from gaugelasso.runs.reading import exists, is_folder
 from gaugelasso.runs.structures import Structure
-from gaugelasso.runs.writing import check_name, make_folder, write_json
+from gaugelasso.runs.writing import check_writable, make_folder, write_json
 from gaugelasso.tasks import Draw
 from gaugelasso.training.evaluation import choose_device, configure_cpu_
 
@@ -87,7 +88,7 @@ def profile(
         where, structure = choose_device(settings.train.device), None
     kind = torch.device(where).type
     path = out or Path("profiles") / f"{what.stem}-{kind}{'-decode' if decode else ''}.json"
-    check_name(path)
+    check_writable(path)  # before the measurement, which may take minutes
     if exists(path) and not overwrite:
         raise UserError(
             f"table {str(path)!r} already exists; add --overwrite to replace it, or choose another "
@@ -104,10 +105,11 @@ def profile(
     length, spec = length or longest, model.spec()
     check_activations(
         cached(spec) if decode else widest(spec), length, batch, "--batch",
-        "lower it or --length", kind, _DTYPES[named].itemsize,
+        "lower it or --length", where, _DTYPES[named].itemsize,
+        "keys and values" if decode else "activations per layer",
     )  # fmt: skip
     inputs, _ = settings.task.batch(batch, Draw(settings.train.seed), where)
-    with _shown() as show:
+    with says_what_fits(batch, where), _shown() as show:
         show("measuring the fastest forms of the model")
         measured = Profile(model, inputs[:, :length], _DTYPES[named], decode=decode)
         table = measured.measure(

@@ -55,7 +55,7 @@ class Folder:
                 f"{self.title}: no such folder{searched_in(self.path)}; gaugelasso import writes "
                 "one"
             )
-        found = checkpoint.find(self.path)
+        found = checkpoint.last(self.path)
         if found is None:
             raise UserError(
                 f"{self.title}: holds no checkpoint; give a folder that gaugelasso import wrote, "

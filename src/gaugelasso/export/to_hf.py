@@ -39,6 +39,31 @@ CODE = Path(__file__).with_name("modeling_gaugelasso.py")
 def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str, say: Say) -> float:
     """Write the files, load them with transformers, and return the largest deviation."""
     check_causal_lm(source, "hf")
+    from gaugelasso.export.modeling_gaugelasso import GaugelassoForCausalLM
+
+    with quiet(), without_progress_bars():
+        model = hf_model(source, dtype)
+        model.save_pretrained(folder)
+        (folder / CODE.name).write_bytes(CODE.read_bytes())
+        for path in folder.glob("*.safetensors"):  # written for the owner alone
+            path.chmod((folder / CODE.name).stat().st_mode)
+        write_tokenizer(source, folder, model.config)
+        loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def step(tokens: Tensor, mask: Tensor, positions: Tensor, past: Any) -> tuple[Tensor, Any]:
+        output = loaded(tokens, attention_mask=mask, past_key_values=past)
+        return output.logits, output.past_key_values
+
+    def whole(tokens: Tensor) -> Tensor:
+        return loaded(tokens, use_cache=False).logits
+
+    return Comparison(source, dtype, say).check(
+        "model.safetensors", whole=whole, step=step if model.config.use_cache else None
+    )
+
+
+def hf_model(source: Source, dtype: torch.dtype) -> Any:
+    """The model of the modelling file, with the weights of the source."""
     from gaugelasso.export.modeling_gaugelasso import GaugelassoConfig, GaugelassoForCausalLM
 
     config = GaugelassoConfig(
@@ -55,27 +80,10 @@ def write_hf(source: Source, folder: Path, dtype: torch.dtype, device: str, say:
             "AutoModelForCausalLM": f"{CODE.stem}.GaugelassoForCausalLM",
         },
     )
-    with quiet(), without_progress_bars():
-        model: Any = GaugelassoForCausalLM(config)
-        model.to(dtype)
-        model.load_state_dict(_tensors(source, dtype))
-        model.save_pretrained(folder)
-        (folder / CODE.name).write_bytes(CODE.read_bytes())
-        for path in folder.glob("*.safetensors"):  # written for the owner alone
-            path.chmod((folder / CODE.name).stat().st_mode)
-        write_tokenizer(source, folder, config)
-        loaded: Any = GaugelassoForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-
-    def step(tokens: Tensor, mask: Tensor, positions: Tensor, past: Any) -> tuple[Tensor, Any]:
-        output = loaded(tokens, attention_mask=mask, past_key_values=past)
-        return output.logits, output.past_key_values
-
-    def whole(tokens: Tensor) -> Tensor:
-        return loaded(tokens, use_cache=False).logits
-
-    return Comparison(source, dtype, say).check(
-        "model.safetensors", whole=whole, step=step if config.use_cache else None
-    )
+    model: Any = GaugelassoForCausalLM(config)
+    model.to(dtype)
+    model.load_state_dict(_tensors(source, dtype))
+    return model
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ inputs and outputs, as Hugging Face's exporters write it, and `model_without_pas
 whole sequences. Any other model becomes one `model.onnx`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,26 @@ def write_onnx(source: Source, folder: Path, dtype: torch.dtype, device: str, sa
     return max(worst, comparison.check(WITHOUT_PAST, whole=_prompts(session)))
 
 
-def open_sequences(served: InferenceModel, path: Path, threads: int) -> Whole:
-    """Write a file that reads whole sequences, and return what onnxruntime computes with it."""
-    return _sequences(_export(Sequences(served), path, threads), served)
+def open_sequences(
+    served: InferenceModel, path: Path, threads: Sequence[int]
+) -> list[tuple[int, Whole]]:
+    """Write a file that reads whole sequences, and return onnxruntime with it, by threads."""
+    _write(Sequences(served), path)
+    return [(count, _sequences(open_session(path, count), served)) for count in threads]
 
 
-def _export(module: Sequences, path: Path, threads: int = 0) -> Any:
-    """Write one file and open it in onnxruntime; 0 threads: as many as there are cores."""
-    import onnxruntime
+def open_steps(served: InferenceModel, path: Path, threads: int) -> Any:
+    """Write a file that reads tokens after keys and values of earlier ones, and open it."""
+    _write(Continuations(served), path)
+    return open_session(path, threads)
 
+
+def _export(module: Sequences, path: Path) -> Any:
+    _write(module, path)
+    return open_session(path)
+
+
+def _write(module: Sequences, path: Path) -> None:
     with quiet(), any_sizes(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -67,6 +79,12 @@ def _export(module: Sequences, path: Path, threads: int = 0) -> Any:
         )
         assert program is not None
         program.save(str(path))
+
+
+def open_session(path: Path, threads: int = 0) -> Any:
+    """Open a file in onnxruntime on the CPU; 0 threads: as many as there are cores."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gaugelasso.memory import check_fits
 from gaugelasso.models import SpecError
 
 # Keys [G, L, d_k] and values [G, L, d_v] of one sequence, as arrays.
@@ -83,6 +84,9 @@ class Cache:
         """
         by_channel = device.type == "cuda" if by_channel is None else by_channel
         room = -(-length // VECTOR) * VECTOR
+        each = sum(groups * (d_k + d_v) for groups, d_k, d_v in widths) * dtype.itemsize
+        what = f"a cache of {length:,} tokens"
+        check_fits(each * (room if by_channel else length), batch, what, device)
 
         def rows(groups: int, width: int) -> Tensor:
             inner = (width, room) if by_channel else (length, width)

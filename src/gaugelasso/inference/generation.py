@@ -13,7 +13,9 @@ from torch import Tensor
 from gaugelasso.inference.checks import check_count, checked_seeds, prompt_tokens, whole_number
 from gaugelasso.inference.graphs import NOTHING, Captured, Decoder
 from gaugelasso.inference.model import InferenceModel
+from gaugelasso.inference.passes import PassModel
 from gaugelasso.inference.sampling import Sampling
+from gaugelasso.memory import check_fits, says_what_fits
 from gaugelasso.models import SpecError
 
 # Tokens between two looks of the host.
@@ -60,7 +62,8 @@ def generate_blocks(
 ) -> Iterator[Tensor]:
     """As `generate`, in blocks [B, n] of at most `block` tokens, on the CPU.
 
-    What follows a stop token is `NOTHING`.
+    What follows a stop token is `NOTHING`. UserError, with the number that would fit, for more
+    prompts than the memory has room for.
     """
     model.check_generates()
     tokens = _checked(model, prompts, max_new_tokens, slide)
@@ -76,7 +79,12 @@ def _blocks(
 ) -> Iterator[Tensor]:
     real = len(seeds)
     seeds = seeds + [0] * (text.batch - real)
-    with text.captured.decoder(text.batch, text.length, sampling, block) as decoder:
+    model = text.captured.model
+    with (
+        says_what_fits(real, model.device),
+        text.captured.decoder(text.batch, text.length, sampling, block) as decoder,
+    ):
+        _check_prompts(model, text)
         decoder.begin_(seeds, stop, real)
         text.begin(decoder)
         shown = 0
@@ -90,6 +98,15 @@ def _blocks(
                     return
                 decoder.rewind_()
             text.advance(decoder)
+
+
+def _check_prompts(model: PassModel, text: "_Text") -> None:
+    """UserError if what is read at once has no place: a lower bound, as attention needs more."""
+    spec = model.spec
+    filters = (each.filters for each in spec.operators if each.kind == "mlp")
+    read = max(text.filled) * max(len(spec.sites), *filters, 0) + spec.outputs
+    what = f"reading prompts of up to {max(text.filled):,} tokens"
+    check_fits(read * model.dtype.itemsize, text.batch, what, model.device)
 
 
 class _Text:

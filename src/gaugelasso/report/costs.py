@@ -1,6 +1,7 @@
 """What a run's model costs in FMA, bytes and milliseconds, whatever its accounting is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gaugelasso.report.formats import Format, count, figure
 from gaugelasso.report.run import Run
@@ -25,6 +26,55 @@ def known_kinds(runs: Sequence[Run]) -> list[str]:
     ]
     of = {run.costs_final.get("profile") for run in runs}
     return [kind for kind in found if kind != "ms" or len(of) == 1]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A cost beside that of the accounting; milliseconds of one profile."""
+
+    name: str
+    kind: str
+    of: tuple[Run, ...]
+
+    @property
+    def form(self) -> Format:
+        return work_format(KINDS[self.kind])
+
+    def before(self, run: Run) -> float | None:
+        return run.costs_initial.get(self.kind) if self._has(run) else None
+
+    def after(self, run: Run) -> float | None:
+        return run.costs_final.get(self.kind) if self._has(run) else None
+
+    def _has(self, run: Run) -> bool:
+        return any(each is run for each in self.of)
+
+    @property
+    def title(self) -> str:
+        """The name, with what the cost is of."""
+        title = named(self.kind, self.of)
+        return title if self.name == self.kind else title.replace("ms", self.name, 1)
+
+
+def cost_columns(runs: Sequence[Run], accounting: str) -> list[Column]:
+    """The costs that any of the runs has, before and after, but for that of the accounting.
+
+    A run without one has a dash there. Milliseconds of several profiles are columns of their own,
+    with a number each.
+    """
+    columns = []
+    for kind in KINDS:
+        knowing = [run for run in runs if kind in run.costs_initial and kind in run.costs_final]
+        if KINDS[kind] == accounting or not knowing:
+            continue
+        groups: dict[object, list[Run]] = {}
+        for run in knowing:
+            of = run.costs_final.get("profile") if kind == "ms" else None
+            groups.setdefault(of, []).append(run)
+        for number, members in enumerate(groups.values(), start=1):
+            name = kind if len(groups) == 1 else f"{kind} {number}"
+            columns.append(Column(name, kind, tuple(members)))
+    return columns
 
 
 def named(kind: str, runs: Sequence[Run]) -> str:

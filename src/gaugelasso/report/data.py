@@ -16,7 +16,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
 from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE
-from gaugelasso.runs.reading import exists, is_folder, read_json, read_rows
+from gaugelasso.runs.reading import SERVING, exists, is_folder, read_json, read_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ def load_run(folder: Path) -> Run:
         resumed=_read_log(folder / "resumed.jsonl"),
         summary=_read(summary, finite=False) if summary.exists() else None,
         original=_original(folder) if "from" in config["model"] else None,
+        serving=_serving(folder / SERVING) if summary.exists() else (),
     )
     for gap in _log_gaps(run):
         _logger.warning("warning: %s", gap)
@@ -212,6 +213,10 @@ def _original(folder: Path) -> dict[str, Any] | None:
     """The figures of the original, in the run folder or above it, where `compress` writes them."""
     found = (each / "original.json" for each in (folder, folder.absolute().parent))
     return next((_read(path) for path in found if path.is_file()), None)
+
+
+def _serving(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(_read(path)["inference"]) if path.exists() else ()
 
 
 def _log_gaps(run: Run) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.costs import KINDS, final, known_kinds, named, work_format
+from gaugelasso.report.costs import KINDS, cost_columns, known_kinds, named, work_format
 from gaugelasso.report.data import (
     check_finished,
     check_other_seed,
@@ -40,6 +40,7 @@ from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import aims, labels
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
+from gaugelasso.report.served import after, column, served_as
 from gaugelasso.runs.units import noun, unit
 
 _HEIGHT_PX = 1000
@@ -129,7 +130,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     first, counted = point.run, _accounting(point)
     metric, form = first.metric_name, work_format(counted)
     runs = [point.run for group in points.values() for point in group]
-    others = [kind for kind in known_kinds(runs) if KINDS[kind] != counted]
+    others, served = cost_columns(runs, counted), served_as(runs)
     rows = []
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
@@ -137,10 +138,8 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
             label, goal_cell([point.run for point in group if aims(point.run)]), str(len(group)),
             over_seeds([point.fma for point in group], form),
             over_seeds([_compression(point) for point in group], ratio),
-            *(
-                over_seeds([final(point.run, kind) for point in group], work_format(KINDS[kind]))
-                for kind in others
-            ),
+            *(over_seeds([each.after(point.run) for point in group], each.form) for each in others),
+            *(over_seeds([after(point.run, label) for point in group], figure) for label in served),
             over_seeds([end.loss for end in ends], figure),
             over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
             ", ".join(point.run.mark for point in group if point.best) or DASH,
@@ -148,14 +147,15 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     aimed = [run for run in runs if aims(run)] or runs
     to_loss = all(run.loss_target is not None and run.metric_target is None for run in aimed)
     headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted)]
-    headers += ["compression", *others, "held-out loss", metric, f"{first.told_by}s on the front"]
+    headers += ["compression", *(each.name for each in others), *map(column, served)]
+    headers += ["held-out loss", metric, f"{first.told_by}s on the front"]
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."
     )
-    for kind in ("bytes", "ms"):
-        if kind in others or KINDS[kind] == counted:
-            note += f" {named(kind, runs)}."
+    note += "".join(f" {each.title}." for each in others if each.kind != "fma")
+    note += "".join(f" {named(kind, runs)}." for kind in ("bytes", "ms") if KINDS[kind] == counted)
+    note += " Measured: by bench --inference." if served else ""
     note += note_on_own_loops(runs)
     return Table("Loss against work", headers, rows, note, left=(0, len(headers) - 1))
 

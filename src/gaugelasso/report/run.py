@@ -58,6 +58,8 @@ class Run:
     summary: dict[str, Any] | None
     # The content of original.json, which `compress` writes for a pretrained model.
     original: dict[str, Any] | None = None
+    # Rows of serving.json, which `bench RUN --inference` writes.
+    serving: tuple[dict[str, Any], ...] = ()
 
     @property
     def name(self) -> str:

@@ -53,6 +53,20 @@ def _is_operator(value: Any) -> bool:
     return value["kind"] != "attention" or all(_is_whole(value.get(key)) for key in heads)
 
 
+def _is_served(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("at"), dict):
+        return False
+    texts = [value.get(key) for key in ("model", "form", "device")] + [value["at"].get("hardware")]
+    times = [value.get(key) for key in ("latency_ms", "batch_ms")]
+    sizes = [value.get(key) for key in ("batch", "length")]
+    return (
+        all(isinstance(each, str) for each in texts)
+        and all(map(_is_finite, times))
+        and all(map(_is_whole, sizes))
+        and type(value.get("decode")) is bool
+    )
+
+
 def _is_channel(value: Any) -> bool:
     return (
         isinstance(value, dict)
@@ -100,6 +114,9 @@ _REQUIRED: Mapping[str, Schema] = {
     },
     "environment.json": {"date": TEXT},
     "initial.json": {"fma": WORK, "widths": WIDTHS},
+    "serving.json": {
+        "inference": Kind("a list of rows of bench --inference", _list_of(_is_served)),
+    },
     "original.json": {"test": {"loss": WORK, "bits": WORK}, "metric": TEXT},
     "metrics.jsonl": {
         "step": WHOLE, "phase": TEXT, "loss": FIGURE, "fma": FINITE, "parameters": FIGURE,

@@ -6,16 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gaugelasso.report import formats
-from gaugelasso.report.costs import (
-    KINDS,
-    about,
-    final,
-    initial_work,
-    known_kinds,
-    named,
-    work_format,
-)
+from gaugelasso.report import formats, served
+from gaugelasso.report.costs import about, cost_columns, initial_work, work_format
 from gaugelasso.report.data import note_on_own_loops
 from gaugelasso.report.event_table import axis_name, exchange_table
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
@@ -62,14 +54,17 @@ def before_after(runs: Sequence[Run]) -> Table:
             work_format(counted),
         ),
         *(
+            row(each.title, map(each.before, runs), map(each.after, runs), each.form)
+            for each in cost_columns(runs, counted)
+        ),
+        *(
             row(
-                named(kind, runs),
-                (run.costs_initial[kind] for run in runs),
-                (run.costs_final[kind] for run in runs),
-                work_format(KINDS[kind]),
+                served.column(label),
+                (served.before(run, label) for run in runs),
+                (served.after(run, label) for run in runs),
+                formats.figure,
             )
-            for kind in known_kinds(runs)
-            if KINDS[kind] != counted
+            for label in served.served_as(runs)
         ),
         row(
             "parameters",
@@ -224,9 +219,12 @@ def runs_table(runs: Sequence[Run]) -> Table:
         (noun(counted), [e.fma_final for e in ends], work_format(counted)),
         ("compression", [e.compression for e in ends], ratio),
         *(
-            (kind, [final(run, kind) for run in runs], work_format(KINDS[kind]))
-            for kind in known_kinds(runs)
-            if KINDS[kind] != counted
+            (each.name, [each.after(run) for run in runs], each.form)
+            for each in cost_columns(runs, counted)
+        ),
+        *(
+            (served.column(label), [served.after(run, label) for run in runs], formats.figure)
+            for label in served.served_as(runs)
         ),
         ("parameters", [e.parameters_final for e in ends], count),
         ("operators", [operator_count(r.widths_at(r.last_step)) for r in runs], count),

@@ -132,26 +132,32 @@ def _serving_table(device: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     lines = [
         [
             row["model"],
-            _form(row),
+            {"inference": "serve", "training": "train"}[_form(row)],
+            short(row["fma"]),
             known(row.get("weight_bytes"), short),
-            _with_spread(row, "latency_ms"),
+            known(row.get("cache_bytes_per_token"), short),
+            _ms(row["latency_ms"]),
             _with_spread(row, "batch_ms"),
-            short(row["tokens_per_s"]),
             ratio(row["tokens_per_s"] / ancestors[_form(row)]["tokens_per_s"]),
         ]
         for row in rows
     ]
-    work = ", ".join(f"{name} {short(fma)}" for name, fma in _work(rows).items())
+    speeds = ", ".join(
+        f"{row['model']} {short(row['tokens_per_s'])}"
+        for row in rows
+        if _form(row) == _form(rows[-1])
+    )
     note = (
-        f"FMA per token: {work}. Bytes: all tensors. Medians ± half the interquartile range. The "
-        "tokens per second are those of the batch; the last column is how many times those of the "
-        "ancestor in the same form they are. Ancestor: the model before compression. Uniform: the "
-        "ancestor with all widths narrowed evenly to the work of the compressed model. Form: that "
-        "of training, or the inference form with the fastest operators."
+        "FMA and cache bytes are per token. Weight bytes: all tensors. Times are medians, that of "
+        "the batch ± half the interquartile range. Tokens per second of the batch, in the form of "
+        f"the last row: {speeds}. The last column compares them with those of the ancestor in the "
+        "same form. Ancestor: the model before compression. Uniform: the ancestor with all widths "
+        "narrowed evenly to the work of the compressed model. Form: train, that of training, or "
+        "serve, the inference form with the fastest operators."
     )
     # Eighty columns hold these headers and numbers without breaking a word.
-    headers = ["model", "form", "bytes", "one\nsequence,\nms", "the\nbatch,\nms", "tokens\nper s",
-               "tokens\nper s\nover\nancestor"]  # fmt: skip
+    headers = ["model", "form", "FMA", "weight\nbytes", "cache\nbytes", "one,\nms",
+               "the\nbatch,\nms", "tokens\nper s\nover\nancestor"]  # fmt: skip
     return Table(f"Serving on {device}{_sizes(rows[0])}", headers, lines, note, left=(0, 1))
 
 
@@ -164,14 +170,12 @@ def _sizes(row: Mapping[str, Any]) -> str:
     return f", a batch of {row['batch']}×{row['length']} tokens"
 
 
-def _work(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {row["model"]: row["fma"] for row in rows}
-
-
 def _with_spread(row: Mapping[str, Any], key: str) -> str:
-    ms = row[key]
-    number = f"{ms:,.0f}" if ms >= 100 else milliseconds(ms).removesuffix(" ms")
-    return f"{number} {_percent(_spread(row, key))}"
+    return f"{_ms(row[key])} {_percent(_spread(row, key))}"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 100 else milliseconds(ms).removesuffix(" ms")
 
 
 def _form(row: Mapping[str, Any]) -> str:

@@ -29,18 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.files.durable import remove, rename, sync, write_new
 from gaugelasso.files.tensors import encoded, read_tensors
-from gaugelasso.models import Transformer, TransformerSpec
+from gaugelasso.models import TransformerSpec
+from gaugelasso.runs.filling import fill_
 from gaugelasso.runs.logs import Mark, is_marks
 from gaugelasso.runs.manifest import NAME as MANIFEST
 from gaugelasso.runs.manifest import check_manifest, write_manifest
-from gaugelasso.runs.reading import is_folder, read_json
+from gaugelasso.runs.reading import exists, is_folder, read_json
 from gaugelasso.runs.rng import rng_state, set_rng_state_
 from gaugelasso.runs.rotation import (
     DAMAGED,
@@ -197,6 +197,34 @@ def find(folder: Path | str) -> Checkpoint | None:
     return None
 
 
+def last(folder: Path | str) -> Checkpoint | None:
+    """Return the checkpoint that a finished run ended with; of anything else as `find` does.
+
+    UserError if the run lost it: an older one holds another model than the summary describes.
+    """
+    ended = _ended(Path(folder))
+    if ended is None:
+        return find(folder)
+    try:
+        return _opened(next(path for path in newest_first(Path(folder)) if step_of(path) == ended))
+    except (UserError, StopIteration) as error:
+        reason = str(error) or "it holds no checkpoint of that step"
+        raise UserError(
+            f"{str(folder)!r} ended at step {ended}, and its final model is lost: {reason}; the "
+            "command that began it trains the last steps again with --resume"
+        ) from None
+
+
+def _ended(folder: Path) -> int | None:
+    """The step at which the run in this folder ended; None if it is not a finished run."""
+    path = folder / "summary.json"
+    if exists(folder / MANIFEST) or not exists(path):
+        return None
+    data = read_json(path, finite=False)
+    steps = data.get("steps") if isinstance(data, dict) else None
+    return steps if type(steps) is int else None
+
+
 def put_aside_newer(found: Checkpoint) -> None:
     """Rename the damaged checkpoints that are newer than this one.
 
@@ -231,7 +259,7 @@ def _opened(path: Path) -> Checkpoint:
 
 
 def _found(folder: Path | str) -> Checkpoint:
-    found = find(folder)
+    found = last(folder)
     if found is None:
         raise UserError(f"{str(folder)!r} holds no checkpoint")
     return found
@@ -251,7 +279,8 @@ def load_spec(path: Path | str) -> TransformerSpec:
 def load_model(folder: Path | str, device: str = "cpu") -> Compressible:
     """Rebuild the network of a run folder, or of a checkpoint folder, with its weights.
 
-    Returns a `Transformer`, or a `Compressible` of the class that was saved. That class is
+    Of a finished run, that of its last step; UserError if it is damaged. Else the newest that is
+    intact. Returns a `Transformer`, or a `Compressible` of the class that was saved. That class is
     imported from where it was, with a line in the log, but never from the run folder itself.
     """
     return _found(folder).model(device)
@@ -260,28 +289,3 @@ def load_model(folder: Path | str, device: str = "cpu") -> Compressible:
 def load_state(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the state of training and the optimizer's tensors."""
     return _found(folder).state()
-
-
-def fill_(model: Compressible, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy tensors into a model of the same structure; UserError where they do not match."""
-    here = named_tensors(model)
-    for name in here.keys() - tensors.keys():
-        raise UserError(f"{str(path)!r}: tensor {name!r} of the structure is missing")
-    for name in tensors.keys() - here.keys():
-        raise UserError(f"{str(path)!r}: tensor {name!r} is not in the structure")
-    with torch.no_grad():
-        for name, tensor in here.items():
-            new = tensors[name]
-            if new.shape != tensor.shape or new.dtype != tensor.dtype:
-                raise UserError(
-                    f"{str(path)!r}: tensor {name!r} is {_shape_and_dtype(new)}, "
-                    f"the structure needs {_shape_and_dtype(tensor)}"
-                )
-            indices = isinstance(model, Transformer) and not tensor.is_floating_point()
-            if indices and not torch.equal(new, tensor.cpu()):
-                raise UserError(f"{str(path)!r}: {name!r} names other sites than the structure")
-            tensor.copy_(new)
-
-
-def _shape_and_dtype(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

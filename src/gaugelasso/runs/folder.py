@@ -7,6 +7,7 @@ events.jsonl      one row per structural event
 resumed.jsonl     one row per resume: step, versions, hardware, ...
 samples.npz       examples of the finished model's output, if the task has any
 summary.json      the outcome; written last
+serving.json      what `bench --inference` has measured of the final model
 checkpoints/      the newest few states, and those that held the target (see checkpoint.py)
 reference.json    with target.above_full, the loss of the full model and where it was measured
 reference/        the run of the full model, if this run has trained it
@@ -31,7 +32,7 @@ import numpy
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable, lock, tokenizer
 from gaugelasso.runs import logs
-from gaugelasso.runs.reading import read_json
+from gaugelasso.runs.reading import SERVING, read_json
 from gaugelasso.runs.writing import (
     check_name,
     make_folder,
@@ -46,14 +47,12 @@ Existing = Literal["refuse", "resume", "overwrite"]
 CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
-# What `train --tensorboard` writes.
-TENSORBOARD = "tensorboard"
+TENSORBOARD = "tensorboard"  # what `train --tensorboard` writes
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
 CONFIG_SECTIONS = ("task", "model", "target", "compress", "train")
-# Exists while an older run is being removed.
-_CLEARING = "overwriting.tmp"
+_CLEARING = "overwriting.tmp"  # exists while an older run is being removed
 # Removed in the opposite order when a run is overwritten.
 _FILES = (
     "config.json",
@@ -64,6 +63,7 @@ _FILES = (
     "events.jsonl",
     logs.RESUMED,
     "samples.npz",
+    SERVING,
     "summary.json",
     UNSAVED,
     *tokenizer.KEPT,
@@ -242,7 +242,7 @@ class RunFolder(RunFolderBase):
         return False
 
     def reopen(self) -> None:
-        for name in ("samples.npz", "summary.json"):
+        for name in ("samples.npz", SERVING, "summary.json"):
             with writing(self.path / name):
                 durable.remove(self.path / name)
 

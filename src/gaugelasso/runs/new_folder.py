@@ -9,6 +9,7 @@ from pathlib import Path
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.durable import rename, sync
 from gaugelasso.runs.writing import check_name, make_folder
+from gaugelasso.signals import stop_requests
 
 
 def check_free(out: Path) -> None:
@@ -20,8 +21,22 @@ def check_free(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder to write to, which becomes `out` if nothing is raised."""
+    """A temporary folder to write to, which becomes `out` if nothing is raised.
+
+    A signal that asks to stop raises Stopped at once, and the temporary folder is removed.
+    """
     check_free(out)
+    # Until the temporary folder is gone: a second signal must not interrupt its removal.
+    with (
+        stop_requests() as request,
+        _made_aside(out) as aside,
+        request.interruptible(f"before {str(out)!r} was complete; nothing was written"),
+    ):
+        yield aside
+
+
+@contextlib.contextmanager
+def _made_aside(out: Path) -> Iterator[Path]:
     parent = out.absolute().parent
     made = not parent.exists()
     make_folder(parent)

@@ -19,6 +19,8 @@ _LONGEST_ROW, _MOST_VALUES = 2**24, 2**18
 _TAIL = 2**16
 
 
+# What `bench RUN --inference` measured of the final model.
+SERVING = "serving.json"
 # The task in the config.json of a folder that `gaugelasso import` wrote, and of a recorded loop.
 IMPORTED, OWN_LOOP = "imported", "own loop"
 

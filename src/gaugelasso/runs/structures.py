@@ -13,9 +13,9 @@ import torch
 
 from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.errors import UserError, errors_of, first_line
+from gaugelasso.memory import memory_bytes
 from gaugelasso.models import Transformer, TransformerSpec, same_network
 from gaugelasso.plugins import NamedBy, Reference, class_reference
-from gaugelasso.runs.memory import memory_bytes
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.training_work import behind_structure
 

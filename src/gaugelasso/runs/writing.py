@@ -4,7 +4,9 @@ The message names the output that cannot be written. Used for run folders, repor
 """
 
 import contextlib
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,28 @@ def check_name(path: Path) -> None:
         raise UserError(f"output {str(path)!r} is not UTF-8 text; choose another --out") from None
     except OSError as error:
         raise UserError(f"output {str(path)!r} cannot be made: {error.strerror}") from None
+
+
+def check_writable(path: Path) -> None:
+    """UserError if a file of this name could not be written; makes nothing.
+
+    For what takes minutes before it writes.
+    """
+    check_name(path)
+    with writing(path):
+        if path.is_dir():
+            raise _os_error(errno.EISDIR)
+        folder = path.absolute().parent
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise _os_error(errno.ENOTDIR)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise _os_error(errno.EACCES)
+
+
+def _os_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
 
 
 def write_json(path: Path, data: Any) -> None:
