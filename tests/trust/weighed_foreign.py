@@ -24,21 +24,19 @@ def _work(home: Path, queue: Any) -> None:
     paths = []
     # All first: what makes them runs code, and so do the imports of their readers.
     for number, specimen in enumerate(SPECIMENS):
+        (home / "last").write_text(f"{specimen}, intact")
         folder = home / str(number)
         folder.mkdir()
         paths.append(specimen.make(folder))
         specimen.read(paths[-1])
-    contents = [
-        (specimen, path, specimen.damaged(path.read_bytes(), _TIMES * specimen.often))
-        for specimen, path in zip(SPECIMENS, paths, strict=True)
-    ]
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     faults: list[str] = []
     most, heaviest, heard = 0, "", hear_code()
-    for specimen, path, damaged in contents:
+    for specimen, path in zip(SPECIMENS, paths, strict=True):
+        damaged = specimen.damaged(path.read_bytes(), _TIMES * specimen.often)
         with Peak() as peak:
-            for name, content in damaged.items():
+            for name, content in damaged:
                 (home / "last").write_text(f"{specimen}, {name}")
                 end = met(path, content, specimen.read)
                 tried[specimen.kind] += 1
