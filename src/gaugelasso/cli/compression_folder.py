@@ -10,11 +10,9 @@ from pathlib import Path
 from gaugelasso.cli.compression_given import is_base, is_run
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.files.tokenizer import read_files
-from gaugelasso.importing.folder import write_imported, write_model
-from gaugelasso.models import Transformer
+from gaugelasso.importing.folder import write_from_run, write_imported
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.checkpoint import Checkpoint, load_model
+from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
 from gaugelasso.runs.reading import exists, read_json
@@ -61,9 +59,7 @@ class Stages:
     def import_base(self, model: Path) -> str:
         """Import the model, or copy it if that is done already; returns what to print."""
         if is_run(model):
-            found_model = load_model(model)
-            assert isinstance(found_model, Transformer)  # as `read_given` has checked
-            write_model(found_model, self.base, str(model), read_files(model))
+            write_from_run(model, self.base)
             return f"the model of the run {str(model)!r}"
         if is_base(model):
             with new_folder(self.base) as folder:

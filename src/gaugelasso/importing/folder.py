@@ -14,7 +14,7 @@ from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import NAME as TOKENIZER
-from gaugelasso.files.tokenizer import parse_tokenizer, tokenizers_library
+from gaugelasso.files.tokenizer import parse_tokenizer, read_files, tokenizers_library
 from gaugelasso.importing import build, open_source
 from gaugelasso.importing.comparison import Difference, Reference, compare, load_reference
 from gaugelasso.importing.source import Source
@@ -92,6 +92,13 @@ def missing_tokenizer(path: Path) -> str | None:
         return None if exists(path / TOKENIZER) else f"{TOKENIZER} is missing"
     files = open_source(path).tokenizer()
     return files if isinstance(files, str) else None
+
+
+def write_from_run(run: Path, out: Path) -> None:
+    """Write the model of a run, a built-in transformer, and its tokenizer to a new folder."""
+    model = checkpoint.load_model(run)
+    assert isinstance(model, Transformer)
+    write_model(model, out, str(run), read_files(run))
 
 
 def write_model(model: Transformer, out: Path, origin: str, tokenizer: Mapping[str, bytes]) -> None:
