@@ -72,18 +72,28 @@ def cut_by_harm(compressor: Compressor) -> None:
         assert bool(event.undone) == (name == "undone")
 
 
-# A large model's bounds, and those of one whose elements have numbers.
+# A large model's bounds, and those of one whose elements have numbers, as on a GPU.
 @pytest.mark.parametrize(("most_stored", "held", "peak"), [(0, 15, 31), (2**26, 30, 50)])
 def test_bytes_per_parameter(
     most_stored: int, held: float, peak: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(element_map, "MOST_STORED", most_stored)
+    monkeypatch.setattr(element_map, "MOST_STORED_ON_CPU", most_stored)
     options = CompressorOptions(lr=1e-3, interval=100)
     for tied in (False, True):
         spec = replace(SPEC, **PRETRAINED, tied_head=tied)
         found = footprint(spec, options, cut_filters)
         assert 12 < found["held"] < held
         assert found["held"] < found["event"] < peak
+
+
+def test_models_of_more_than_half_a_million_parameters_store_no_numbers_on_a_cpu() -> None:
+    """So that they hold as little as large ones do."""
+    spec = replace(SPEC, **PRETRAINED)
+    assert sum(each.numel() for each in Transformer(spec).parameters()) > 2**19
+    found = footprint(spec, CompressorOptions(lr=1e-3, interval=100), cut_filters)
+    assert found["held"] < 20
+    assert found["event"] < 32
 
 
 def test_bytes_per_parameter_where_channels_go_by_their_harm(

@@ -173,7 +173,7 @@ def knowing_tensors(data: bytes, chance: random.Random, most: int) -> Iterator[t
     """Yield safetensors files with a false header, for at most `most` of the tensors."""
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
-    names = list(header)
+    names = [name for name in header if name != "__metadata__"]
     for name in chance.sample(names, min(most, len(names))):
         entry, other = header[name], header[names[names.index(name) - 1]]
         start, end = entry["data_offsets"]

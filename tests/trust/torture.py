@@ -2,11 +2,13 @@
 
     python -m tests.trust.torture --out results/reliability.json
 
-Each part counts its tries and lists its faults; the exit code is 1 if there is any fault.
+Each part counts its tries and lists its faults; the exit code is 1 if there is any fault. With
+--only PART, that part alone is done, and replaced in a file that has the others.
 """
 
 import argparse
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -28,6 +30,7 @@ from tests.trust.children import Runs, assert_intact, assert_resumes
 from tests.trust.memory import memory_over_events, peaks_of_a_run
 from tests.trust.traps import Bytes, Flushes, Lines, ReadOnly, Signals, Trap
 from tests.trust.weighed import weigh_mutants
+from tests.trust.weighed_foreign import weigh_foreign
 
 Figures = dict[str, Any]
 
@@ -248,14 +251,22 @@ def tortured_runs(home: Path) -> Figures:
     )
 
 
+# What needs no runs of the others, and can be done alone: part -> its work in a new folder.
+OTHERS: dict[str, Callable[[Path], Figures]] = {
+    "spoiled files": weigh_mutants,
+    "spoiled files of other libraries": weigh_foreign,
+    "memory": memory,
+    "ranks lost": lambda home: lost_ranks(home, random.Random(2027)),
+}
+
+
 def tortured_others(home: Path) -> Figures:
-    return _figures(
-        {
-            "spoiled files": lambda: weigh_mutants(_folder(home / "mutants")),
-            "memory": lambda: memory(_folder(home / "memory")),
-            "ranks lost": lambda: lost_ranks(_folder(home / "ranks"), random.Random(2027)),
-        }
-    )
+    parts = {name: _in_folder(work, home / name) for name, work in OTHERS.items()}
+    return _figures(parts)
+
+
+def _in_folder(work: Callable[[Path], Figures], folder: Path) -> Callable[[], Figures]:
+    return lambda: work(_folder(folder))
 
 
 def torture(home: Path) -> Figures:
@@ -290,13 +301,21 @@ def _faults(figures: Any) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    parser.add_argument("--only", choices=OTHERS)
+    arguments = parser.parse_args()
+    out, only = arguments.out, arguments.only
     began = time.perf_counter()
     about = environment("cpu") | {"command": "make torture"}
     with tempfile.TemporaryDirectory() as home:
-        figures = torture(Path(home))
-    wrong = _faults(figures)
+        figures = torture(Path(home)) if only is None else OTHERS[only](Path(home))
     seconds = round(time.perf_counter() - began)
+    if only is not None:
+        command = f"python -m tests.trust.torture --out {out} --only {only!r}"
+        measured = about | {"command": command, "seconds": seconds}
+        before = json.loads(out.read_text())
+        about, figures = before, {only: figures | {"measured": measured}}
+        seconds = before["seconds"]
+    wrong = _faults({**about, **figures})
     write_json(out, {**about, "seconds": seconds, "faults_in_all": len(wrong), **figures})
     print(*wrong, f"{len(wrong)} faults, {seconds} s: {out}", sep="\n")
     sys.exit(bool(wrong))

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,33 @@ _FORBIDDEN = {
 
 
 def weigh_mutants(home: Path) -> dict[str, Any]:
-    """Return all results; if a process died, its last mutant is the fault."""
+    return in_its_own_process(_work, home)
+
+
+def in_its_own_process(work: Callable[[Path, Any], None], home: Path) -> dict[str, Any]:
+    """Return what `work` puts into its queue; if the process died, its last mutant is the fault."""
     queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(home, queue))
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(home, queue))
     process.start()
     process.join()
     if process.exitcode != 0:
         last = (home / "last").read_text()
         return {"faults": [f"the process ended with {process.exitcode} at {last}"]}
     return queue.get()
+
+
+def hear_code() -> Counter[str]:
+    """Count from now on what runs code, a program or a connection in this process, by its name."""
+    heard: Counter[str] = Counter()
+
+    def hear(name: str, arguments: tuple[Any, ...]) -> None:
+        # A late import runs code, too; its file is a Python source.
+        late = name == "exec" and Path(arguments[0].co_filename).is_file()
+        if name in _FORBIDDEN and not late:
+            heard[name] += 1
+
+    sys.addaudithook(hear)
+    return heard
 
 
 def _work(home: Path, queue: Any) -> None:
@@ -49,15 +68,7 @@ def _work(home: Path, queue: Any) -> None:
     counts: Counter[str] = Counter()
     checkpoint.load_model(newest)
     mutants.refusal(patient, next(mutants.mutants(newest, older, 1, 1)), work)
-    heard: Counter[str] = Counter()
-
-    def hear(name: str, arguments: tuple[Any, ...]) -> None:
-        # A late import runs code, too; its file is a Python source.
-        late = name == "exec" and Path(arguments[0].co_filename).is_file()
-        if name in _FORBIDDEN and not late:
-            heard[name] += 1
-
-    sys.addaudithook(hear)
+    heard = hear_code()
     most, heaviest = 0, ""
     for mutant in mutants.mutants(newest, older, often=30, most=10):
         (home / "last").write_text(str(mutant))

@@ -11,8 +11,15 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.cli.arguments import Changes, Device, choose_existing, keys_as_options
-from gaugelasso.cli.compression_folder import Stages, check_tokenizer, opened, read_given
+from gaugelasso.cli.arguments import (
+    Changes,
+    Device,
+    choose_existing,
+    keys_as_options,
+    warn_unfinished,
+)
+from gaugelasso.cli.compression_folder import Stages, opened
+from gaugelasso.cli.compression_given import check_tokenizer, is_run, read_given, resolved
 from gaugelasso.cli.compression_options import (
     NO_FORM,
     Share,
@@ -51,7 +58,9 @@ def compress(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="Hugging Face folder, GGUF file, or folder that import wrote."
+            metavar="MODEL",
+            help="Hugging Face folder, GGUF file, folder that import wrote, or run folder; of a "
+            "folder that compress wrote, its run.",
         ),
     ],
     data: Annotated[
@@ -134,7 +143,11 @@ def compress(
     share, changes = parse_share(above_original), parse_wanted_changes(set_, device)
     existing = choose_existing(resume, overwrite)
     check_name(out)
+    model = resolved(model)
     given = read_given(model)
+    if is_run(model):
+        warn_unfinished(model)
+        print_line(f"model: that of the run {str(model)!r}, whose loss counts as the original's")
     default = "hf" if given.causal else "native"
     form = default if form is None else form
     check_form(form, given.causal, changes)

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaugelasso import importing
+from gaugelasso.cli.compression_given import is_base, is_run
 from gaugelasso.errors import UserError
 from gaugelasso.export import FORMS
-from gaugelasso.importing.folder import missing_tokenizer, write_imported
+from gaugelasso.importing.folder import write_from_run, write_imported
 from gaugelasso.runs import checkpoint
-from gaugelasso.runs.checkpoint import Checkpoint, load_model, load_spec
+from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.folder import Existing, RunFolder
 from gaugelasso.runs.new_folder import new_folder
-from gaugelasso.runs.reading import exists, is_folder, is_imported, read_json
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.writing import make_folder, move, remove, writing
 from gaugelasso.tasks.stored import expand
 
@@ -58,7 +58,10 @@ class Stages:
 
     def import_base(self, model: Path) -> str:
         """Import the model, or copy it if that is done already; returns what to print."""
-        if _is_base(model):
+        if is_run(model):
+            write_from_run(model, self.base)
+            return f"the model of the run {str(model)!r}"
+        if is_base(model):
             with new_folder(self.base) as folder:
                 ignored = shutil.ignore_patterns("export", "*.tmp")
                 shutil.copytree(model, folder, ignore=ignored, dirs_exist_ok=True)
@@ -130,7 +133,7 @@ class Stages:
 
     def check_same_base(self, model: Path) -> None:
         """UserError unless the base was made from this model."""
-        if _is_base(model):
+        if is_base(model) or is_run(model):
             same = _checkpoint(model).fingerprint() == _checkpoint(self.base).fingerprint()
         else:
             config = read_json(self.base / "config.json")
@@ -141,32 +144,6 @@ class Stages:
                 f"--resume: {str(self.base)!r} was not imported from {str(model)!r}; give the same "
                 "MODEL again, or choose another --out"
             )
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the headers of MODEL say before it is imported."""
-
-    causal: bool
-    parameters: int
-
-
-def read_given(model: Path) -> Given:
-    """UserError unless MODEL can be imported, as far as its headers say."""
-    if _is_base(model):
-        parameters = sum(parameter.numel() for parameter in load_model(model).parameters())
-        return Given(load_spec(model).causal, parameters)
-    source = importing.open_source(model)
-    return Given(importing.is_causal(source), source.parameters)
-
-
-def check_tokenizer(model: Path) -> None:
-    """UserError if MODEL has no tokenizer, or none can be read here."""
-    if (why := missing_tokenizer(model)) is not None:
-        raise UserError(
-            f"{str(model)!r} has no tokenizer, which text needs ({why}); name one with --set "
-            "task.tokenizer=FILE, or give tokens as .npy with --data"
-        )
 
 
 def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Existing) -> Stages:
@@ -205,10 +182,6 @@ def opened(out: Path, model: Path, texts: Mapping[str, str | None], existing: Ex
         stages.remove_unfinished()
         stages.set_aside()
     return stages
-
-
-def _is_base(model: Path) -> bool:
-    return is_folder(model) and exists(model / "config.json") and is_imported(model)
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

@@ -34,7 +34,7 @@ from gaugelasso.training.evaluation import (
 from gaugelasso.training.resume import warn_changed_code
 
 # With --data, the options that decide keys.
-_OPTIONS = {"task.path": "--data", "task.length": "--length"}
+TEXT_OPTIONS = {"task.path": "--data", "task.length": "--length"}
 
 
 def eval_(
@@ -84,7 +84,7 @@ def eval_(
     changes, where = parse_changes(set_), choose_device(device or "auto")
     for run in runs:
         check_model_folder(run)
-    typed = {} if data is None else {k: v for k, v in _OPTIONS.items() if k not in changes}
+    typed = {} if data is None else {k: v for k, v in TEXT_OPTIONS.items() if k not in changes}
     with keys_as_options(typed):
         if data is not None and not length and len(runs) > 1:
             length = _shortest(runs, data, changes)
@@ -121,7 +121,7 @@ def _on_test_data(
     else:
         loss, metric, _ = evaluate(model, settings, batches, device, stream=TEST)
         figures = {"loss": loss, task.metric_name: metric}
-    return _line(figures, shown)
+    return describe_figures(figures, shown)
 
 
 def _shortest(runs: list[Path], data: str, changes: dict[str, str]) -> int:
@@ -154,8 +154,7 @@ def _on_text(
             "positions"
         )
     figures = task.text_figures(predictor(model, settings, device), device, tokens)
-    part = f"the first {tokens:,} tokens" if tokens else "all"
-    return _line(figures, f"{part} of {data!r} in windows of {task.length}")
+    return describe_figures(figures, describe_text(task, data, tokens))
 
 
 def _text_settings(run: Path, data: str, length: int, changes: dict[str, str]) -> Config:
@@ -174,5 +173,11 @@ def _text_settings(run: Path, data: str, length: int, changes: dict[str, str]) -
     return replace(settings, task=task)
 
 
-def _line(figures: dict[str, float], shown: str) -> str:
+def describe_text(task: TokenText, data: str, tokens: int) -> str:
+    """The part of a text that was read, and how."""
+    part = f"the first {tokens:,} tokens" if tokens else "all"
+    return f"{part} of {data!r} in windows of {task.length}"
+
+
+def describe_figures(figures: dict[str, float], shown: str) -> str:
     return "  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({shown})"

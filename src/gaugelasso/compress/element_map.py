@@ -17,7 +17,8 @@ from gaugelasso.compress.flat import FlatStore, Segment, pick
 # Up to so many parameters every element has its entries stored, in 4 bytes each: one pass then
 # does for all tensors, which is faster where there are many small ones. Of larger models only
 # those of each row and column are stored, which takes next to no memory and a pass per tensor.
-MOST_STORED = 2**26
+# On a CPU a pass is no launch, and reading stored entries soon costs more than it saves.
+MOST_STORED, MOST_STORED_ON_CPU = 2**26, 2**19
 
 How = Literal["sum", "product", "least"]
 _OPERATIONS: dict[How, Callable[..., Any]] = {
@@ -39,7 +40,9 @@ class ElementMap:
         self, store: FlatStore, slots: list[tuple[Slot, Tensor]], tensors: Tensors, none: int
     ):
         self._store, self._none = store, none
-        self.stored = len(store) <= MOST_STORED
+        on_cpu = store.weight.device.type == "cpu"
+        most = min(MOST_STORED, MOST_STORED_ON_CPU) if on_cpu else MOST_STORED
+        self.stored = len(store) <= most
         self.ids: list[Tensor] = []
         self._slots: dict[str, list[Slot]] = {name: [] for name in store.segments}
         entries: dict[str, list[Tensor]] = {name: [] for name in store.segments}

@@ -23,6 +23,7 @@ class TrainConfig:
     canonical: bool = False
     distill: float = 0.0
     teacher: str = ""
+    teacher_precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     graph: bool = True

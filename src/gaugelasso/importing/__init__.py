@@ -96,4 +96,23 @@ def is_causal(source: Source) -> bool:
     return ARCHITECTURES[source.architecture] not in _ENCODERS
 
 
-__all__ = ["ARCHITECTURES", "build", "check_known", "import_model", "is_causal", "open_source"]
+def check_reads_tokens(source: Source) -> None:
+    """UserError if no loss on a text can be measured of its model."""
+    name = source.architecture
+    if name.startswith("ViT") or (name.endswith("Model") and not is_causal(source)):
+        what = "reads images" if name.startswith("ViT") else "has no head that predicts tokens"
+        raise UserError(
+            f"{str(source.settings.path)!r}: a {name} {what}, so it has no loss on a text; import "
+            "it without --data"
+        )
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "build",
+    "check_known",
+    "check_reads_tokens",
+    "import_model",
+    "is_causal",
+    "open_source",
+]

@@ -14,9 +14,9 @@ from gaugelasso.axes import Compressible, named_tensors
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.tokenizer import NAME as TOKENIZER
-from gaugelasso.files.tokenizer import parse_tokenizer, tokenizers_library
+from gaugelasso.files.tokenizer import parse_tokenizer, read_files, tokenizers_library
 from gaugelasso.importing import build, open_source
-from gaugelasso.importing.comparison import Difference, compare
+from gaugelasso.importing.comparison import Difference, Reference, compare, load_reference
 from gaugelasso.importing.source import Source
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
@@ -33,7 +33,8 @@ class Imported:
     """A written folder.
 
     `changes` says which parameters the source does not have, or has alone. `difference` is from
-    transformers, `tokenizer` its number of tokens; or each says why there is none.
+    transformers, `tokenizer` its number of tokens; or each says why there is none. `reference` is
+    the source in transformers, if it was compared.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class Imported:
     length: int
     tokenizer: int | str
     difference: Difference | str
+    reference: Reference | None
 
 
 @dataclass
@@ -64,9 +66,8 @@ def write_imported(path: Path, out: Path) -> Imported:
     model = build(source)
     files = source.tokenizer()
     tokenizer = _tokens(files, path, model.initial_spec.inputs)
-    difference: Difference | str = "a GGUF file is not compared"
-    if is_folder(path):
-        difference = compare(path, source.architecture, model)
+    reference = load_reference(source)
+    difference = reference if isinstance(reference, str) else compare(source, reference, model)
     write_model(model, out, str(path), {} if isinstance(files, str) else files)
     return Imported(
         folder=out,
@@ -77,6 +78,7 @@ def write_imported(path: Path, out: Path) -> Imported:
         length=model.initial_spec.length,
         tokenizer=tokenizer,
         difference=difference,
+        reference=None if isinstance(reference, str) else reference,
     )
 
 
@@ -90,6 +92,13 @@ def missing_tokenizer(path: Path) -> str | None:
         return None if exists(path / TOKENIZER) else f"{TOKENIZER} is missing"
     files = open_source(path).tokenizer()
     return files if isinstance(files, str) else None
+
+
+def write_from_run(run: Path, out: Path) -> None:
+    """Write the model of a run, a built-in transformer, and its tokenizer to a new folder."""
+    model = checkpoint.load_model(run)
+    assert isinstance(model, Transformer)
+    write_model(model, out, str(run), read_files(run))
 
 
 def write_model(model: Transformer, out: Path, origin: str, tokenizer: Mapping[str, bytes]) -> None:

@@ -32,6 +32,12 @@ def open_folder(folder: Path) -> Source:
     """The model of a folder, its tensors mapped from their files; UserError names a bad file."""
     path = folder / CONFIG
     if not exists(path):
+        for name in ("run", "base"):
+            if exists(folder / name / CONFIG):
+                raise UserError(
+                    f"{str(folder)!r} is a folder of gaugelasso compress; what there is of a model "
+                    f"is in {str(folder / name)!r}, and needs no import"
+                )
         raise UserError(
             f"{str(folder)!r} is not a Hugging Face folder: {CONFIG} is missing; for a GGUF model "
             "give the .gguf file itself"
@@ -39,6 +45,16 @@ def open_folder(folder: Path) -> Source:
     config = read_json(path, finite=False)
     if not isinstance(config, dict):
         raise UserError(f"{str(path)!r}: not a config, it must be a JSON object")
+    if config.get("model_type") == "gaugelasso":
+        raise UserError(
+            f"{str(folder)!r} is an export of gaugelasso for transformers; give the run folder "
+            "that was exported"
+        )
+    if isinstance(config.get("task"), dict):
+        raise UserError(
+            f"{str(folder)!r} is a folder of gaugelasso already; eval, export and compress take it "
+            "as it is, and so does model.from of a config"
+        )
     settings = Settings(path, config)
     for key, what in (
         ("auto_map", "a model with code of its own"),

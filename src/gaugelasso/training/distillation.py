@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from gaugelasso import kernels
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel, Folder
-from gaugelasso.training.evaluation import autocast
+from gaugelasso.errors import UserError
+from gaugelasso.training.evaluation import autocast, in_bfloat16
 
 
 class Distillation:
@@ -23,8 +24,11 @@ class Distillation:
     """
 
     def __init__(self, teacher: nn.Module, over_tokens: bool, config: Config, device: str):
-        self._teacher, self._share = teacher.to(device).eval(), config.train.distill
-        self._teacher.requires_grad_(False)
+        teacher.eval().requires_grad_(False)
+        if config.train.teacher_precision == "bfloat16":
+            _check_in_bfloat16(config, device)
+            _round_(teacher)  # here, so that the device never holds it in float32
+        self._teacher, self._share = teacher.to(device), config.train.distill
         self._over_tokens = over_tokens
         self._config, self._device = config, device
 
@@ -40,6 +44,24 @@ class Distillation:
         else:
             distance = F.mse_loss(outputs.float(), wanted.float())
         return (1 - self._share) * loss + self._share * distance
+
+
+def _check_in_bfloat16(config: Config, device: str) -> None:
+    if not in_bfloat16(config, device):
+        raise UserError(
+            "train.teacher_precision = 'bfloat16': this run computes in float32, which weights in "
+            "bfloat16 do not fit; set train.precision = 'bfloat16', or leave it out"
+        )
+
+
+def _round_(teacher: nn.Module) -> None:
+    """Store the maps in bfloat16. Autocast rounds them too, with the gains that they are times.
+
+    Vectors and tables stay as they are: the stream would be in bfloat16 if it began so.
+    """
+    for name, parameter in teacher.named_parameters():
+        if parameter.dim() > 1 and not name.startswith("embedding."):
+            parameter.data = parameter.data.bfloat16()
 
 
 def distillation_of(config: Config, device: str) -> Distillation | None:

@@ -39,8 +39,14 @@ _FORMER_KEYS = {
 
 # What keys that a run of an earlier version lacks meant: `target.loss` was pressed towards, nothing
 # was said of serving, no channels were exchanged, the penalty was part of the step, channels went
-# by pressure, one by one, nothing was distilled, and a head was not tied.
-FORMER: dict[str, Any] = {"hold": "pressed", "distill": 0.0, "teacher": "", "tied_head": False} | {
+# by pressure, one by one, nothing was distilled, a teacher was in float32, and a head was not tied.
+FORMER: dict[str, Any] = {
+    "hold": "pressed",
+    "distill": 0.0,
+    "teacher": "",
+    "teacher_precision": "float32",
+    "tied_head": False,
+} | {
     field.name: field.default
     for field in dataclasses.fields(RunOptions)
     if field.name in ("profile", "exchange", "coupling", "removal", "shape")

@@ -129,6 +129,32 @@ def test_a_teacher_of_its_own() -> None:
     assert not torch.equal(gradient(step), gradient(step_of(Config.from_dict(sections))))
 
 
+def test_a_teacher_in_bfloat16_takes_fewer_bytes_and_says_nearly_the_same() -> None:
+    both = {"train__precision": "bfloat16", "train__distill": 1.0}
+    exact = distillation_of(config(**both), "cpu")
+    found = distillation_of(config(**both, train__teacher_precision="bfloat16"), "cpu")
+    assert exact is not None
+    assert found is not None
+    saved = 0
+    for (name, before), after in zip(
+        exact._teacher.named_parameters(), found._teacher.parameters(), strict=True
+    ):
+        stays = before.dim() == 1 or name.startswith("embedding.")
+        assert after.dtype is (torch.float32 if stays else torch.bfloat16), name
+        saved += 0 if stays else 2 * after.numel()
+    assert saved > 0
+    step = step_of(config(**both))
+    given = step.inputs[0], step.targets[0], *step.forward(step.inputs[0], step.targets[0])
+    assert found.minimised(*given).item() == pytest.approx(exact.minimised(*given).item(), rel=1e-3)
+
+
+def test_a_run_in_float32_has_no_teacher_in_bfloat16() -> None:
+    with pytest.raises(
+        UserError, match=r"train\.teacher_precision = 'bfloat16': this run computes"
+    ):
+        distillation_of(config(train__distill=0.5, train__teacher_precision="bfloat16"), "cpu")
+
+
 def test_nothing_to_distill_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.distill = 0\.5: there is nothing to distill from"):
         tiny(tmp_path, train__distill=0.5)
