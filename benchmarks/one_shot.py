@@ -29,6 +29,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +57,6 @@ RANKINGS = (
 )  # fmt: skip
 # Of the mean diagonal of the second moments.
 RIDGE = 0.01
-# Windows on which the loss without each operator is measured.
-OPERATOR_WINDOWS = 2
 
 Scores = dict[str, Tensor]  # by axis
 
@@ -136,13 +135,15 @@ def features_of(model: Transformer, take: Callable[[str, Tensor, Tensor], None])
         return (out.flatten(0, 1) * scale).T @ rows
 
     hooks = [part.register_forward_pre_hook(enter(name)) for name, part in model.operators.items()]
-    with (
-        mock.patch.object(kernels, "deliver", delivering),
-        mock.patch.object(kernels, "merge_heads", merging),
-    ):
-        yield
-    for hook in hooks:
-        hook.remove()
+    try:
+        with (
+            mock.patch.object(kernels, "deliver", delivering),
+            mock.patch.object(kernels, "merge_heads", merging),
+        ):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def calibrate(model: Transformer, task: Tokens, windows: int, seed: int) -> dict[str, Moments]:
@@ -181,39 +182,42 @@ def calibrate(model: Transformer, task: Tokens, windows: int, seed: int) -> dict
     return found
 
 
-@torch.no_grad()
-def bits_of(model: Transformer, task: Tokens, windows: int) -> Tensor:
+def bits_of(model: Transformer, task: Tokens, windows: int, threads: int) -> Tensor:
     """Bits per byte of each of some windows that are spread over the validation text."""
     model.eval()
     apart = max(1, task.whole_windows(TEST) // windows)
-    found = []
-    for index in range(windows):
-        inputs, targets = task.batch(1, Draw(0, index * apart, TEST), "cpu")
-        found.append(task.metric(model(inputs), targets).double())
-    return torch.stack(found)
+
+    def of(index: int) -> Tensor:
+        with torch.no_grad():
+            inputs, targets = task.batch(1, Draw(0, index * apart, TEST), "cpu")
+            return task.metric(model(inputs), targets).double()
+
+    # On a busy machine, threads within an operation wait for each other.
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.stack(list(pool.map(of, range(windows))))
 
 
-@torch.no_grad()
-def losses_without(model: Transformer, task: Tokens, seed: int) -> dict[str, float]:
-    """What the loss rises by without each operator."""
-    rises = dict.fromkeys(model.operators, 0.0)
-    for index in range(OPERATOR_WINDOWS):
-        inputs, targets = task.batch(1, Draw(seed, index), "cpu")
-        before, stream = {}, model.embedding(inputs, len(model.sites))
-        for name, part in model.operators.items():
+def losses_without(model: Transformer, task: Tokens, seed: int, threads: int) -> dict[str, float]:
+    """What the loss of a window rises by without each operator."""
+    inputs, targets = task.batch(1, Draw(seed), "cpu")
+    names, before = list(model.operators), {}
+
+    def loss_from(place: int, stream: Tensor) -> float:
+        with torch.no_grad():
+            for name in names[place:]:
+                stream = model.operators[name](stream, 1)
+            outputs = model.classifier(stream).view(*inputs.shape, -1)
+            return float(task.loss(outputs, targets))
+
+    with torch.no_grad():
+        stream = model.embedding(inputs, len(model.sites))
+        for name in names:
             before[name] = stream.clone()
-            stream = part(stream, 1)
-
-        def loss(stream: Tensor, size: torch.Size, targets: Tensor = targets) -> float:
-            return float(task.loss(model.classifier(stream).view(*size, -1), targets))
-
-        whole, names = loss(stream, inputs.shape), list(model.operators)
-        for place, name in enumerate(names):
-            stream = before[name]
-            for later in names[place + 1 :]:
-                stream = model.operators[later](stream, 1)
-            rises[name] += (loss(stream, inputs.shape) - whole) / OPERATOR_WINDOWS
-    return rises
+            stream = model.operators[name](stream, 1)
+    whole = loss_from(len(names), stream)
+    with ThreadPoolExecutor(threads) as pool:
+        found = pool.map(loss_from, range(1, len(names) + 1), before.values())
+        return {name: loss - whole for name, loss in zip(names, found, strict=True)}
 
 
 # --- ranking ----------------------------------------------------------------------------------
@@ -357,7 +361,7 @@ class Comparison:
         model.set_context_(given.length)
         self.task = Tokens(path=given.data, valid=given.valid, tokenizer=str(given.base),
                            vocabulary=model.spec().inputs, length=given.length)  # fmt: skip
-        self.model, self.fma = model, fma_of(model)
+        self.model, self.fma = model.eval(), fma_of(model)
         self.state = state_of(model)
         self.moments = self._calibrated(model, given.kept)
         self._scores: dict[str, Scores] = {}
@@ -395,7 +399,9 @@ class Comparison:
                 self._scores[ranking] = scores_of(ranking, state, moments)
             scores = self._scores.pop(ranking) if rounds > 1 else self._scores[ranking]
             if ranking == "operators":
-                self._rises = self._rises or losses_without(model, self.task, self.given.seed)
+                self._rises = self._rises or losses_without(
+                    model, self.task, self.given.seed, self.given.threads
+                )
                 scores = operators_first(state, scores, self._rises, target)
 
             def change_(model: Transformer, keeps: dict[str, Tensor],
@@ -434,7 +440,8 @@ class Comparison:
         self, ranking: str, ratio: float, compensated: bool, rounds: int, began: float,
         model: Transformer,
     ) -> dict[str, Any]:  # fmt: skip
-        bits = bits_of(model, self.task, self.given.windows)
+        given = self.given
+        bits = bits_of(model, self.task, given.windows, given.threads)
         row = self._settings(ranking, ratio, compensated, rounds)
         rise = bits - torch.tensor(self._original or bits.tolist(), dtype=torch.float64)
         row |= {
@@ -470,10 +477,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--kept", type=Path, help="file that keeps the measurements of channels")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="windows side by side")
     parser.add_argument("--out", type=Path, required=True, help="file of results")
     given = parser.parse_args(words)
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     Comparison(given).run()
 
 
