@@ -31,11 +31,11 @@ that was trained on.
 """
 
 import argparse
-import copy
 import json
 import math
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,18 @@ SPEC = TransformerSpec.uniform(
     width=48, layers=2, heads=4, d_k=12, d_v=12, d_f=128, length=LENGTH, inputs=256, outputs=256
 )
 FRESH_LOSS = math.log(256)
+PEAK = 3e-3  # the rate of the stand-in
+# Of a row, the options as they were given.
+SETTINGS = ("method", "seed", "ratio", "share", "fresh_gauge", "text", "steps")
+Text = np.ndarray[Any, Any]
 # The strength of `proximal` and `gates` changes by at most this factor in a step, where the work
 # is this much off its schedule, on a logarithmic scale.
-STRENGTH_RATE, OFF = 0.02, 0.05
-GATE_LR = 0.05
+STRENGTH_RATE, OFF = 0.01, 0.2
+# The first strength of `proximal`: a group of a typical price loses this share of the rate a step.
+GENTLE = 0.05
+# The strength of `gates` is at first that of a model in which all work is worth this share of the
+# loss; their rate is such that a gate nothing opposes is closed at the end of the descent.
+WORTH = 0.2
 
 
 # --- methods ----------------------------------------------------------------------------------
@@ -78,15 +86,13 @@ class OwnStrength(DeviceStep):
     def __init__(self, compressor: Compressor):
         options = compressor.options
         super().__init__(compressor.state, compressor.scalars, options.relative_step)
-        self._compressor, self._unit_rate = compressor, 1.0
+        self._compressor = compressor
         self.strength: float | None = None
+        self.typical: float | None = None  # price
 
     @property
     def course(self) -> WorkCourse:
-        assert self._compressor.pilot is not None
-        course = self._compressor.pilot.course
-        assert isinstance(course, WorkCourse)
-        return course
+        return course_of(self._compressor)
 
     @torch.no_grad()
     def update_(self, loss: Tensor) -> Tensor:
@@ -100,16 +106,14 @@ class OwnStrength(DeviceStep):
         optimizer.step_(optimizer.momentum, self._nothing, lr, rates)
         if bool(scalars.rho):
             if self.strength is None:
-                descent = REACHED * self.course.steps - self.course.descent_at
-                self.strength = self.first_strength(float(scalars.lr) * descent)
+                self.strength = self.first_strength()
             off = min(max(self.course.behind / OFF, -1.0), 1.0)
             self.strength *= math.exp(STRENGTH_RATE * off)
             self.shrink_(float(lr), self.strength)
         plan.slow.follow_(norm_rate)
         return loss
 
-    def first_strength(self, distance: float) -> float:
-        """With which a typical group goes in the time of the descent, if nothing opposes it."""
+    def first_strength(self) -> float:
         raise NotImplementedError
 
     def shrink_(self, lr: float, strength: float) -> None:
@@ -117,27 +121,34 @@ class OwnStrength(DeviceStep):
 
 
 class Proximal(OwnStrength):
-    """||T|| <- max(0, ||T|| - lr rho lambda) of every group."""
+    """RMS(T) <- max(0, RMS(T) - lr rho r / (a typical r)) of every group.
 
-    def first_strength(self, distance: float) -> float:
-        penalty = self._state.plan.penalty
-        norms = penalty.norms(self._state.plan.store.weight)
-        pressed = penalty.strength > 0
-        return float((norms[pressed] / penalty.strength[pressed]).median()) / distance
+    By the penalty's own weights, r / sqrt(n) of the norm, sides of one element would be gone long
+    before those of many.
+    """
+
+    def first_strength(self) -> float:
+        return GENTLE
 
     def shrink_(self, lr: float, strength: float) -> None:
-        penalty, weight = self._state.plan.penalty, self._state.plan.store.weight
-        norms = penalty.norms(weight)
-        left = norms - lr * strength * penalty.strength
-        weight.mul_(penalty.elements.combined(_share(left, norms), "product"))
+        plan = self._state.plan
+        penalty, weight = plan.penalty, plan.store.weight
+        if self.typical is None:
+            self.typical = float(np.median(np.concatenate([*plan.prices.values()])))
+        price = penalty.strength * penalty.root_count / self.typical
+        rms = penalty.norms(weight) / penalty.root_count
+        weight.mul_(penalty.elements.combined(_share(rms - lr * strength * price, rms), "product"))
 
 
 class Gates(OwnStrength):
-    """g <- max(0, g - GATE_LR (dL/dg + rho price)) of every index; side A is multiplied by it."""
+    """g <- max(0, g - rate / price (dL/dg + rho price)) of every index, multiplied into side A.
+
+    With one rate for all, gates would close in the order of prices. It is bounded for small prices.
+    """
 
     def __init__(self, compressor: Compressor):
         super().__init__(compressor)
-        state = self._state
+        state, self._rate = self._state, 0.0
         self.gates = {name: torch.ones(size) for name, size in state.widths().items()}
         cut_ = state.cut_
 
@@ -148,22 +159,25 @@ class Gates(OwnStrength):
 
         state.cut_ = followed_  # type: ignore[method-assign]
 
-    def first_strength(self, distance: float) -> float:
-        prices = np.concatenate([each[each > 0] for each in self._state.prices.values()])
-        descent = REACHED * self.course.steps - self.course.descent_at
-        return 1 / (GATE_LR * float(np.median(prices)) * descent)
+    def first_strength(self) -> float:
+        return WORTH * float(self._scalars.smoothed) / self._state.fma
 
     def shrink_(self, lr: float, strength: float) -> None:
-        plan = self._state.plan
-        weight, penalty = plan.store.weight, plan.penalty
+        plan, course = self._state.plan, self.course
+        weight, penalty, prices = plan.store.weight, plan.penalty, plan.prices
+        if self.typical is None:
+            descent = REACHED * course.steps - course.descent_at
+            self._rate = 1 / (strength * descent)
+            self.typical = float(np.median(np.concatenate([*prices.values()])))
         slopes = penalty.group_sums(weight, plan.store.grad)
         factors = torch.ones_like(slopes)
         for name, span in penalty.ranges.items():
             gate, side = self.gates[name], span.side("a")
+            price = torch.from_numpy(prices[name]).to(gate)
             # The derivative by the gate, of which the weights are multiples.
             slope = slopes[side] / gate.clamp(min=0.05)
-            price = torch.from_numpy(plan.prices[name]).to(gate)
-            new = (gate - GATE_LR * (slope + strength * price)).clamp(0, 1.5)
+            rate = self._rate / price.clamp(min=self.typical)
+            new = (gate - rate * (slope + strength * price)).clamp(0, 1.5)
             new = torch.where(gate > 0, new, 0.0)
             factors[side] = _share(new, gate)
             self.gates[name] = new
@@ -251,11 +265,12 @@ def task_of(given: argparse.Namespace, part: slice) -> CharLM:
 def train(given: argparse.Namespace) -> None:
     """Train the stand-in and save it."""
     task, model = task_of(given, slice(0, -given.held_back)), Transformer(SPEC, given.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), PEAK, betas=(0.9, 0.95), weight_decay=0.1)
     warmup = default_warmup(given.steps)
     for step in range(given.steps):
-        rate = min((step + 1) / warmup, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / given.steps)))
-        optimizer.param_groups[0]["lr"] = 3e-3 * rate
+        cosine = 0.5 * (1 + math.cos(math.pi * step / given.steps))
+        rate = PEAK * min((step + 1) / warmup, 0.05 + 0.95 * cosine)
+        optimizer.param_groups[0]["lr"] = rate
         inputs, targets = task.batch(TRAINED_BATCH, Draw(given.seed, step), "cpu")
         loss = task.loss(model(inputs), targets)
         loss.backward()
@@ -263,13 +278,17 @@ def train(given: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % 500 == 499:
-            losses = window_losses(model, np.frombuffer(Path(given.valid).read_bytes(), np.uint8), 256)
-            print(f"step {step + 1}: training {float(loss.detach()):.4f}, held out {losses.mean():.4f}", flush=True)
+            held_out = window_losses(model, text_of(given.valid), 256).mean()
+            print(f"step {step + 1}: {float(loss.detach()):.4f}, held out {held_out:.4f}")
     torch.save(model.state_dict(), given.base)
 
 
+def text_of(path: str) -> Text:
+    return np.frombuffer(Path(path).read_bytes(), np.uint8)
+
+
 @torch.no_grad()
-def window_losses(model: Transformer, text: np.ndarray[Any, Any], windows: int) -> np.ndarray[Any, Any]:
+def window_losses(model: Transformer, text: Text, windows: int) -> Text:
     """The mean loss of each of the first windows of a text."""
     model.eval()
     at = LENGTH * np.arange(windows)[:, None] + np.arange(LENGTH + 1)
@@ -290,6 +309,13 @@ def loaded(path: Path) -> Transformer:
     return model
 
 
+def course_of(compressor: Compressor) -> WorkCourse:
+    assert compressor.pilot is not None
+    course = compressor.pilot.course
+    assert isinstance(course, WorkCourse)
+    return course
+
+
 def compressor_of(model: Transformer, given: argparse.Namespace) -> Compressor:
     """The compressor of a method."""
     method, own = given.method, given.method in ("proximal", "gates")
@@ -303,9 +329,7 @@ def compressor_of(model: Transformer, given: argparse.Namespace) -> Compressor:
     )
     target = fma_of(model) / given.ratio
     compressor = Compressor(model, options=options, steps=given.steps, fma_target=target)
-    assert compressor.pilot is not None
-    course = compressor.pilot.course
-    assert isinstance(course, WorkCourse)
+    course = course_of(compressor)
     course.descent_at = course.warmup  # of pretrained weights
     if method == "plain":
         course.ends_at = round(REACHED * given.steps)
@@ -314,80 +338,92 @@ def compressor_of(model: Transformer, given: argparse.Namespace) -> Compressor:
     if own:
         compressor.device_step = (Proximal if method == "proximal" else Gates)(compressor)
     elif method == "vectors":
-        compressor.device_step = Vectors(compressor.state, compressor.scalars, compressor.options.relative_step)
+        compressor.device_step = Vectors(
+            compressor.state, compressor.scalars, compressor.options.relative_step
+        )
     return compressor
+
+
+def minimised(
+    model: Transformer, teacher: Transformer | None, share: float, pair: tuple[Tensor, Tensor]
+) -> Callable[[], Tensor]:
+    """The loss of a batch: that of the text, and `share` of the distance to the teacher."""
+    inputs, targets = pair
+    wanted = None
+    if teacher is not None:
+        with torch.no_grad():
+            wanted = teacher(inputs)
+
+    def loss() -> Tensor:
+        outputs = model(inputs)
+        loss = kernels.cross_entropy(outputs, targets)
+        if wanted is None:
+            return loss
+        return loss.lerp(kernels.soft_cross_entropy(outputs, wanted), share)
+
+    return loss
 
 
 def compress(given: argparse.Namespace) -> None:
     """Compress the stand-in and write a row."""
-    began = time.perf_counter()
-    text = np.frombuffer(Path(given.valid).read_bytes(), np.uint8)
+    began, text = time.perf_counter(), text_of(given.valid)
     original, model = loaded(given.base), loaded(given.base)
-    reference_losses = window_losses(original, text, given.windows)
+    before = window_losses(original, text, given.windows)
     if given.fresh_gauge:
         fresh_gauge_(model, Transformer(SPEC))
-    moved = abs(float(window_losses(model, text, 64).mean() - reference_losses[:64].mean()))
-    assert moved < 1e-3, moved
+        few = min(given.windows, 64)
+        assert np.abs(window_losses(model, text, few) - before[:few]).max() < 1e-3
     task = task_of(given, slice(-given.text, None))
-    teacher = copy.deepcopy(original).eval() if given.share else None
+    teacher = original.eval() if given.share else None
     compressor = compressor_of(model, given)
     for step in range(given.steps):
-        inputs, targets = task.batch(BATCH, Draw(given.seed, step), "cpu")
-        wanted = None
-        if teacher is not None:
-            with torch.no_grad():
-                wanted = teacher(inputs)
-
-        def minimised() -> Tensor:
-            outputs = model(inputs)
-            loss = task.loss(outputs, targets)
-            if wanted is None:
-                return loss
-            return loss.lerp(kernels.soft_cross_entropy(outputs, wanted), given.share)
-
+        pair = task.batch(BATCH, Draw(given.seed, step), "cpu")
+        loss_of = minimised(model, teacher, given.share, pair)
         if given.method == "gates":  # cuts nothing but zeros, and no cut may be undone
-            loss = minimised()
+            loss = loss_of()
             loss.backward()
             compressor.step(loss)
         else:
-            compressor.step(minimised)
+            compressor.step(loss_of)
         if given.verbose and step % 50 == 49:
-            print(step + 1, f"{compressor.fma:.0f}", f"{compressor.pilot.course.loss:.4f}",
-                  getattr(compressor.device_step, "strength", None), flush=True)
+            strength = getattr(compressor.device_step, "strength", "")
+            print(step + 1, f"{compressor.fma:.0f} {course_of(compressor).loss:.4f}", strength)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of a work that is not reached
         compressor.finish()
-    losses = window_losses(model, text, given.windows)
-    seen = np.frombuffer(Path(task.path).read_bytes(), np.uint8)
-    row = {
-        "method": given.method,
+    losses, seen = window_losses(model, text, given.windows), text_of(task.path)
+    some = min(given.windows // 4, len(seen) // LENGTH - 1)
+    row = {key: getattr(given, key) for key in SETTINGS} | {
         "base": given.base.stem,
-        "seed": given.seed,
-        "ratio": given.ratio,
         "lr": compressor.options.lr,
-        "share": given.share,
-        "fresh_gauge": given.fresh_gauge,
-        "text": given.text,
-        "steps": given.steps,
         "fma": compressor.fma,
-        "fma_original": fma_of(original),
+        "fma_original": compressor.fma_initial,
         "loss": float(losses.mean()),
-        "loss_original": float(reference_losses.mean()),
-        "standard_error": float((losses - reference_losses).std() / math.sqrt(len(losses))),
-        "training_loss": float(window_losses(model, seen, min(given.windows, len(seen) // LENGTH - 1)).mean()),
+        "loss_original": float(before.mean()),
+        "standard_error": float((losses - before).std() / math.sqrt(len(losses))),
+        "training_loss": float(window_losses(model, seen, some).mean()),
         "seconds": time.perf_counter() - began,
     }
     path: Path = given.results
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     make_folder(path.parent)
     write_json(path, {**environment("cpu"), "rows": [*rows, row]})
-    print(json.dumps(row), flush=True)
+    print(json.dumps(row))
 
 
-METHODS = ("plain", "harm", "pressure", "pressure-as-built", "decoupled", "proximal", "vectors", "gates")
+METHODS = (
+    "plain",
+    "harm",
+    "pressure",
+    "pressure-as-built",
+    "decoupled",
+    "proximal",
+    "vectors",
+    "gates",
+)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(required=True)
     for name, run, steps in (("train", train, 3000), ("compress", compress, 400)):
@@ -410,7 +446,7 @@ def main() -> None:
         each.add_argument("--windows", type=int, default=2048)
         each.add_argument("--verbose", action="store_true")
         each.add_argument("--results", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     torch.set_num_threads(1)
     given.run(given)
 
