@@ -5,8 +5,8 @@
         --method harm --ratio 2 --results results/stand_in.json
 
 `train` makes the stand-in: a character model of 74,304 FMA per token, trained by AdamW until its
-loss is flat, on all of the text but its last --text bytes. `compress` goes on from it, on these
-alone, to a named work per token. Methods:
+loss is nearly flat, on all of the text but its last --held-back bytes. `compress` goes on from it to
+a named work per token, on the last --text bytes alone. Methods:
 
 - plain: nothing goes
 - harm: channels go by their measured harm, the default for pretrained weights
@@ -14,8 +14,8 @@ alone, to a named work per token. Methods:
   back to the first loss, which is that of a fresh model here
 - pressure-as-built: the same, with the first loss of the pretrained model
 - decoupled: the penalty as a step of its own, with the strength of `pressure`
-- proximal: after the task's step the norm of each group is reduced by lr rho times its penalty's
-  weight, down to zero. The strength rho follows the work: it grows while that is behind its
+- proximal: after the task's step the RMS of each group is reduced by lr rho times its price, down
+  to zero. The strength rho follows the work: it grows while that is behind its
   schedule, and falls while it is ahead
 - vectors: `pressure` on gains and scales alone
 - gates: every channel has a gain of its own, 1 at first, which is multiplied into one side. Its
@@ -26,8 +26,8 @@ axis have the ratio, and the gains the RMS, of a fresh model. --share is that of
 the original.
 
 A row has the loss on the first --windows windows of the validation text, and the standard error of
-its difference to the original's; `training_loss` is that on the same number of windows of the text
-that was trained on.
+its difference to the original's; `training_loss` is that on a quarter as many windows of the
+text that was trained on.
 """
 
 import argparse
@@ -65,7 +65,7 @@ SPEC = TransformerSpec.uniform(
 FRESH_LOSS = math.log(256)
 PEAK = 3e-3  # the rate of the stand-in
 # Of a row, the options as they were given.
-SETTINGS = ("method", "seed", "ratio", "share", "fresh_gauge", "text", "steps")
+SETTINGS = ("method", "seed", "ratio", "share", "fresh_gauge", "text", "steps", "windows")
 Text = np.ndarray[Any, Any]
 # The strength of `proximal` and `gates` changes by at most this factor in a step, where the work
 # is this much off its schedule, on a logarithmic scale.
@@ -443,7 +443,7 @@ def main(words: Sequence[str] | None = None) -> None:
         each.add_argument("--lr", type=float)
         each.add_argument("--share", type=float, default=0.5, help="of distillation")
         each.add_argument("--fresh-gauge", action="store_true")
-        each.add_argument("--windows", type=int, default=2048)
+        each.add_argument("--windows", type=int, default=1024)
         each.add_argument("--verbose", action="store_true")
         each.add_argument("--results", type=Path, required=True)
     given = parser.parse_args(words)
