@@ -5,8 +5,8 @@
         --method harm --ratio 2 --results results/stand_in.json
 
 `train` makes the stand-in: a character model of 74,304 FMA per token, trained by AdamW until its
-loss is nearly flat, on all of the text but its last --held-back bytes. `compress` goes on from it to
-a named work per token, on the last --text bytes alone. Methods:
+loss is nearly flat, on all of the text but its last --held-back bytes. `compress` goes on from it
+to a named work per token, on the last --text bytes alone. Methods:
 
 - plain: nothing goes
 - harm: channels go by their measured harm, the default for pretrained weights
