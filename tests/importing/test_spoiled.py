@@ -1,6 +1,6 @@
 """Spoiled files: each is refused in one line that names it, or is still a valid model.
 
-`make torture` tries ten times as many, and detects whether code in them is run.
+`make torture` tries seven times as many, and detects whether code in them is run.
 """
 
 import os
