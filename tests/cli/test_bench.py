@@ -120,3 +120,15 @@ def test_inference_refuses_options_it_does_not_use(
 ) -> None:
     answer = gaugelasso("bench", run, "--inference", *option)
     assert_user_error(answer, "--inference takes structure and settings from RUN")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"inference": [{}]}', '{"inference": 3}'])
+def test_a_file_of_something_else_is_refused_before_the_measurement(
+    gaugelasso: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("gaugelasso.cli.benchmarks.bench_run", None)
+    out = tmp_path / "other.json"
+    out.write_text(text)
+    answer = gaugelasso("bench", run, "--inference", "--out", out)
+    assert_user_error(answer, f"{str(out)!r} is no benchmark file")
+    assert out.read_text() == text

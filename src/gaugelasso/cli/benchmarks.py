@@ -7,7 +7,7 @@ import typer
 
 from gaugelasso.bench.inference import AS_TRAINED, Sizes, bench_run
 from gaugelasso.bench.measure import bench_step, shapes_of
-from gaugelasso.bench.rows import default_file, record
+from gaugelasso.bench.rows import default_file, read, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
@@ -91,8 +91,10 @@ def bench(
     Example: gaugelasso bench runs/fast --inference --batch 16 --decode
     """
     sizes = Sizes(batch, length, decode)
-    if out is not None:
-        check_writable(out)  # before the measurement, which may take minutes
+    kind_of_rows = "inference" if inference else "rows"
+    if out is not None:  # before the measurement, which may take minutes
+        check_writable(out)
+        read(out, kind_of_rows)
     if inference:
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: remove "
@@ -122,7 +124,7 @@ def bench(
     rows = {}
     for name, row in timings:
         # Written after each device, so that an interruption keeps what was measured.
-        record(path, where, "inference" if inference else "rows", {"work": name, **row})
+        record(path, where, kind_of_rows, {"work": name, **row})
         if inference:
             _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
         rows[name] = row
