@@ -19,12 +19,14 @@ from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 
 
-def _keep(run: Path, device: str, row: dict[str, Any]) -> None:
-    """Write a row into the run folder too, for its reports; it may be one that is only read."""
+def _keep(run: Path, device: str, row: dict[str, Any]) -> bool:
+    """Write a row into the run folder too, for its reports; False, with a warning, if it cannot."""
     try:
         record(run / SERVING, device, "inference", row)
+        return True
     except UserError as error:
         print_line(f"warning: reports of the run will not show these times: {error}")
+        return False
 
 
 def bench(
@@ -121,12 +123,12 @@ def bench(
         row = bench_step(settings, shapes_of(settings, shapes), where, repeats, multiple)
         timings = iter([(work or what.stem + kind, row)])
     path = out or default_file(where)
-    rows = {}
+    rows, kept = {}, inference
     for name, row in timings:
         # Written after each device, so that an interruption keeps what was measured.
         record(path, where, kind_of_rows, {"work": name, **row})
-        if inference:
-            _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
+        if kept:
+            kept = _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
         rows[name] = row
         print_line(f"timed {name}")
     print_bench(rows, console)
