@@ -147,7 +147,7 @@ class Controls:
             for row in self._rows():
                 known = rows.get(key := (row["method"], row["seed"]))
                 # A run of an earlier call keeps the commit that it was made with.
-                same = known is not None and known["wall_s"] == row["wall_s"]
+                same = known is not None and known.get("wall_s") == row["wall_s"]
                 if known is None or same or self.given.again:
                     commit = known.get("commit") if known and same else about["commit"]
                     rows[key] = row | {"commit": commit}

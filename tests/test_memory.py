@@ -1,5 +1,7 @@
 """What does not fit into memory is refused with what would; nothing large is ever allocated."""
 
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +121,13 @@ def test_the_free_memory_of_a_cpu_is_at_most_all(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(memory.Path, "read_text", missing)  # not Linux
     assert memory.free_bytes("cpu") == memory.memory_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_what_a_limited_process_has_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (taken + 2**28, taken + 2**28))
+    assert 0 < memory.free_bytes("cpu") < 2**29 < memory.memory_bytes()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert memory.free_bytes("cpu") == 0

@@ -37,7 +37,12 @@ def free_bytes(device: str | torch.device) -> int:
     try:
         rows = Path("/proc/meminfo").read_text().splitlines()
         found = dict(row.split(":", 1) for row in rows)
-        return min(memory_bytes(), 1024 * int(found["MemAvailable"].split()[0]))
+        free = min(memory_bytes(), 1024 * int(found["MemAvailable"].split()[0]))
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:  # what the process has already counts too
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            free = max(0, min(free, limit - pages * os.sysconf("SC_PAGE_SIZE")))
+        return free
     except (OSError, KeyError, ValueError):  # not Linux: all that the machine has
         return memory_bytes()
 

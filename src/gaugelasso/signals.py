@@ -34,6 +34,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._signal: int | None = None
         self._at_once: str | None = None
+        self._cleaning = False
 
     @property
     def asked(self) -> bool:
@@ -57,9 +58,18 @@ class StopRequest:
         finally:
             self._at_once = None
 
+    @contextlib.contextmanager
+    def cleaning(self) -> Iterator[None]:
+        """Within the context nothing is interrupted: a second Ctrl-C does not stop at once."""
+        self._cleaning = True
+        try:
+            yield
+        finally:
+            self._cleaning = False
+
     def handle(self, number: int, _: FrameType | None) -> None:
         """The signal handler."""
-        if self.asked and number == signal.SIGINT:
+        if self.asked and number == signal.SIGINT and not self._cleaning:
             raise KeyboardInterrupt  # a second Ctrl-C stops at once
         # The message names the first signal: after Ctrl-C a sweep also sends SIGTERM.
         self._signal = self._signal or number

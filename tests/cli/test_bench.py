@@ -46,7 +46,7 @@ def test_a_run_folder_that_cannot_be_written_is_measured_all_the_same(
     options = ("--batch", "1", "--repeats", "3", "--device", "cpu", "--out", file)
     code, out, err = gaugelasso("bench", run, "--inference", *options)
     assert code == 0, err
-    assert "warning: reports of the run will not show these times" in out
+    assert out.count("warning: reports of the run will not show these times") == 1
     assert len(json.loads(file.read_text())["inference"]) == 6
 
 
@@ -120,3 +120,15 @@ def test_inference_refuses_options_it_does_not_use(
 ) -> None:
     answer = gaugelasso("bench", run, "--inference", *option)
     assert_user_error(answer, "--inference takes structure and settings from RUN")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"inference": [{}]}', '{"inference": 3}'])
+def test_a_file_of_something_else_is_refused_before_the_measurement(
+    gaugelasso: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("gaugelasso.cli.benchmarks.bench_run", None)
+    out = tmp_path / "other.json"
+    out.write_text(text)
+    answer = gaugelasso("bench", run, "--inference", "--out", out)
+    assert_user_error(answer, f"{str(out)!r} is no benchmark file")
+    assert out.read_text() == text

@@ -16,6 +16,8 @@ from gaugelasso.export import FORMS as forms
 from gaugelasso.export import comparison, export, read_source, to_native
 from gaugelasso.inference import InferenceModel, load
 from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.new_folder import new_folder
+from gaugelasso.signals import Stopped
 from tests.command import Command, assert_user_error
 from tests.docs.pages import rows, under
 from tests.export.sources import STEPS, card_example, tiny, write_run
@@ -121,6 +123,27 @@ def test_a_signal_leaves_nothing_behind(
     assert signal.getsignal(number) == handler
 
 
+def test_a_second_ctrl_c_does_not_interrupt_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def removal(*given: Any, **named: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(*given, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", removal)
+
+    def interrupted() -> None:
+        with new_folder(tmp_path / "out") as aside:
+            (aside / "half").write_text("half")
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Stopped):
+        interrupted()
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_existing_folder_is_left_alone(gaugelasso: Command, run: Path) -> None:
     for path in (run.parent / "folder", run.parent / "file"):
         path.mkdir() if path.name == "folder" else path.write_text("mine")
@@ -153,9 +176,13 @@ def test_unfinished_and_damaged_runs_are_refused(gaugelasso: Command, run: Path)
     broken(
         "config.json", '{"task": 3}', "config.json': damaged, 'task' is missing or is not a section"
     )
-    broken(weights, "short", "model.safetensors': damaged")
+    broken(
+        weights, "short", f"ended at step {STEPS}, and its final model is lost: '{run / weights}"
+    )
     summary = json.loads((run / "summary.json").read_text())
-    broken("summary.json", json.dumps(summary | {"steps": 50}), "step-00000050")
+    broken(
+        "summary.json", json.dumps(summary | {"steps": 50}), "it holds no checkpoint of that step"
+    )
 
 
 def test_a_model_of_the_user_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,15 @@ def test_a_measured_graph_outlives_others() -> None:
     graph.replay()
 
 
+@pytest.mark.usefixtures("modelled")
+def test_an_older_pytorch_captures_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "_frees_workspaces", lambda: False)
+    begun: list[Graph] = []
+    monkeypatch.setattr(Graph, "capture_begin", lambda self, *_, **named: begun.append(self))
+    graph, step = capture_repeated(multiply, 2), captured_step(multiply)
+    assert begun == [graph, step._graph]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import typer
 
 from gaugelasso.bench.inference import AS_TRAINED, Sizes, bench_run
 from gaugelasso.bench.measure import bench_step, shapes_of
-from gaugelasso.bench.rows import default_file, record
+from gaugelasso.bench.rows import default_file, read, record
 from gaugelasso.cli.arguments import Changes, Device, load_settings
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
@@ -19,12 +19,14 @@ from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 
 
-def _keep(run: Path, device: str, row: dict[str, Any]) -> None:
-    """Write a row into the run folder too, for its reports; it may be one that is only read."""
+def _keep(run: Path, device: str, row: dict[str, Any]) -> bool:
+    """Write a row into the run folder too, for its reports; False, with a warning, if it cannot."""
     try:
         record(run / SERVING, device, "inference", row)
+        return True
     except UserError as error:
         print_line(f"warning: reports of the run will not show these times: {error}")
+        return False
 
 
 def bench(
@@ -91,8 +93,10 @@ def bench(
     Example: gaugelasso bench runs/fast --inference --batch 16 --decode
     """
     sizes = Sizes(batch, length, decode)
-    if out is not None:
-        check_writable(out)  # before the measurement, which may take minutes
+    kind_of_rows = "inference" if inference else "rows"
+    if out is not None:  # before the measurement, which may take minutes
+        check_writable(out)
+        read(out, kind_of_rows)
     if inference:
         if structure or set_ or multiple > 1:
             raise UserError("--inference takes structure and settings from RUN: remove "
@@ -119,12 +123,12 @@ def bench(
         row = bench_step(settings, shapes_of(settings, shapes), where, repeats, multiple)
         timings = iter([(work or what.stem + kind, row)])
     path = out or default_file(where)
-    rows = {}
+    rows, kept = {}, inference
     for name, row in timings:
         # Written after each device, so that an interruption keeps what was measured.
-        record(path, where, "inference" if inference else "rows", {"work": name, **row})
-        if inference:
-            _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
+        record(path, where, kind_of_rows, {"work": name, **row})
+        if kept:
+            kept = _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
         rows[name] = row
         print_line(f"timed {name}")
     print_bench(rows, console)

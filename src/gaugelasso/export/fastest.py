@@ -51,7 +51,7 @@ class OnCpu:
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Within this context, torch's operations use so many threads. It takes about a microsecond.
+    """Within this context, torch's operations use so many threads.
 
     The number is one of the whole process: another Python thread sees it too.
     """

@@ -10,7 +10,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
-from gaugelasso.runs.checkpoint import at_step
+from gaugelasso.runs.checkpoint import at_step, last
 from gaugelasso.runs.folder import CHECKPOINTS
 from gaugelasso.runs.reading import IMPORTED, check_has_summary, check_run_folder, exists, read_json
 
@@ -73,7 +73,8 @@ def read_source(run: Path) -> Source:
         check_has_summary(run)
     summary = {"steps": 0} if imported else _table(run / "summary.json", "steps", int)
     environment = _table(run / "environment.json", "date", str)
-    checkpoint = at_step(run / CHECKPOINTS, summary["steps"])
+    checkpoint = None if imported else last(run)  # the error of `last` says what to do
+    checkpoint = checkpoint or at_step(run / CHECKPOINTS, summary["steps"])
     structure = checkpoint.structure()
     if structure.model_class:
         raise UserError(

@@ -30,7 +30,7 @@ def _mark() -> Tensor:
 
 
 def _forget_workspaces() -> None:
-    """Let libraries take another workspace on the stream, where PyTorch drops them with graphs."""
+    """Capture and drop a graph: the libraries take another workspace on the stream then."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(_stream()):
         graph.capture_begin(capture_error_mode="thread_local")
@@ -46,8 +46,11 @@ def _own_workspaces() -> Iterator[None]:
 
     PyTorch 2.12 and 2.13 free the workspaces of a stream with any graph that was captured there,
     also those that other graphs have the address of (pytorch/pytorch#193402). Replaying these is
-    an illegal access, or overwrites what took the memory.
+    an illegal access, or overwrites what took the memory. Older ones need nothing.
     """
+    if not _frees_workspaces():
+        yield
+        return
     _mark()  # made outside of the capture
     _forget_workspaces()
     try:

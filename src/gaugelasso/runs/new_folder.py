@@ -9,7 +9,7 @@ from pathlib import Path
 from gaugelasso.errors import UserError, first_line
 from gaugelasso.files.durable import rename, sync
 from gaugelasso.runs.writing import check_name, make_folder
-from gaugelasso.signals import stop_requests
+from gaugelasso.signals import StopRequest, stop_requests
 
 
 def check_free(out: Path) -> None:
@@ -29,14 +29,14 @@ def new_folder(out: Path) -> Iterator[Path]:
     # Until the temporary folder is gone: a second signal must not interrupt its removal.
     with (
         stop_requests() as request,
-        _made_aside(out) as aside,
+        _made_aside(out, request) as aside,
         request.interruptible(f"before {str(out)!r} was complete; nothing was written"),
     ):
         yield aside
 
 
 @contextlib.contextmanager
-def _made_aside(out: Path) -> Iterator[Path]:
+def _made_aside(out: Path, request: StopRequest) -> Iterator[Path]:
     parent = out.absolute().parent
     made = not parent.exists()
     make_folder(parent)
@@ -55,7 +55,8 @@ def _made_aside(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"output {str(out)!r} cannot be written: {first_line(error)}") from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        if made and not out.exists():
-            with contextlib.suppress(OSError):  # something else is in it
-                parent.rmdir()
+        with request.cleaning():
+            shutil.rmtree(aside, ignore_errors=True)
+            if made and not out.exists():
+                with contextlib.suppress(OSError):  # something else is in it
+                    parent.rmdir()
