@@ -23,14 +23,14 @@ def _embed(tokens, table, places, at, out, N, S, D, V, length, out_token, out_si
     token = tl.load(tokens + n, mask=live, other=0)
     known = ((token >= 0) & (token < V))[:, None]
     x = tl.load(table + token[:, None] * D + j[None, :], mask=both & known, other=0.0)
-    x = tl.where(known, x.to(tl.float32), float("nan"))
+    x = tl.where(known, x, float("nan"))
     if PLACES:
         t = (n % S).to(tl.int64)
         if PLACED:
             t = tl.load(at + n, mask=live, other=0)
         there = ((t >= 0) & (t < length))[:, None]
         more = tl.load(places + t[:, None] * D + j[None, :], mask=both & there, other=0.0)
-        x += tl.where(there, more.to(tl.float32), float("nan"))
+        x = x.to(tl.float32) + tl.where(there, more.to(tl.float32), float("nan"))
     to = out + n[:, None] * out_token + j[None, :] * out_site
     tl.store(to, x.to(out.dtype.element_ty), mask=both)
 

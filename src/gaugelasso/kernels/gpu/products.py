@@ -54,7 +54,7 @@ def _read_product(x, sites, weight, factors, maps, out, N, d, c, ld, x_token, x_
     # Few tokens are measured on their way to the product. Of many, and of a dense stretch, the
     # product reads shared memory while it runs. Written in one loop, Triton (3.6 and 3.9) copies
     # the next block over the one that is read, so that is read twice.
-    apart = MEASURED and (DENSE or BM >= 64)
+    apart: tl.constexpr = MEASURED and (DENSE or BM >= 64)
     if apart:
         for start in range(0, d, BK):
             k = start + tl.arange(0, BK)
