@@ -28,7 +28,7 @@ from gaugelasso.training.trainer import Trainer
 from tests.tiny import tiny
 from tests.tiny_runs import newest
 
-# Those that are measured. The others are differences, which noise can make negative in a tiny model.
+# Those that are measured. The others are differences, which noise can make negative.
 PARTS = ("ms", "forward_ms", "gradients_ms", "baseline_ms", "eager_ms", "event_ms")
 
 
