@@ -14,6 +14,7 @@ from tests.docs.pages import ROOT, SERVING, rows, under
 Row = dict[str, Any]
 GPU = ROOT / "benchmarks" / "serving_nvidia-h200_2026-11-18.json"
 CPU = ROOT / "benchmarks" / "serving_cpu-2-cores-aarch64_2026-11-18.json"
+X86 = ROOT / "benchmarks" / "serving_cpu-2-cores-x86_64_2026-11-18.json"
 WORKS = {
     "language model": "charlm",
     "SmolLM2-135M": "smollm2",
@@ -25,7 +26,7 @@ MODELS = ("ancestor", "uniform", "compressed")
 GPU_COLUMNS = [(model, "gaugelasso") for model in MODELS]
 GPU_COLUMNS += [("ancestor", "transformers"), ("uniform", "transformers")]
 ENGINES = {name: name for name in ("onnxruntime", "llama.cpp")}
-ENGINES |= {"ours": "gaugelasso", "`transformers`": "transformers"}
+ENGINES |= {"ours": "gaugelasso", "`transformers`": "transformers", "export `hf`": "hf"}
 # "language model: 96 × 512 tokens", "demo: step of 1 at position 32"
 PREFILL = re.compile(r"(\d+) × (\d+) tokens(, last logits)?")
 STEP = re.compile(r"step of (\d+) at position (\d+)")
@@ -97,10 +98,12 @@ def test_the_table_of_the_gpu_is_that_of_its_rows() -> None:
 def test_the_tables_of_the_cpu_are_those_of_its_rows() -> None:
     text = under("## On a CPU", SERVING)
     tables = re.findall(r"^\| (.*(?:one|two) threads?) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
-    assert len(tables) == 3
-    kept = measured(CPU)
-    shown = set()
+    assert len(tables) == 4
+    files = {path: measured(path) for path in (CPU, X86)}
+    shown: dict[Path, set[Key]] = {path: set() for path in files}
     for head, body in tables:
+        path = X86 if head.startswith("x86-64") else CPU
+        kept = files[path]
         threads = 1 if "one thread" in head else 2
         for label, engine, *cells, ratio in rows(f"|\n|-|\n{body}"):
             ms = {}
@@ -110,13 +113,15 @@ def test_the_tables_of_the_cpu_are_those_of_its_rows() -> None:
                 if cell != NONE:
                     check_cell(cell, kept[key]["ms"])
                     ms[model] = kept[key]["ms"]
-                    shown.add(key)
+                    shown[path].add(key)
             both = "ancestor" in ms and "compressed" in ms
             assert ratio == (f"{ms['ancestor'] / ms['compressed']:.1f}" if both else NONE)
-    assert shown == kept.keys()
+    assert shown == {path: set(kept) for path, kept in files.items()}
 
 
-@pytest.mark.parametrize(("path", "heading"), [(GPU, "## On a GPU"), (CPU, "## On a CPU")])
+@pytest.mark.parametrize(
+    ("path", "heading"), [(GPU, "## On a GPU"), (CPU, "## On a CPU"), (X86, "## On a CPU")]
+)
 def test_the_page_names_every_commit_that_was_measured(path: Path, heading: str) -> None:
     commits = {row["commit"][:7] for row in json.loads(path.read_text())["rows"]}
     text = under(heading, SERVING)
@@ -124,7 +129,7 @@ def test_the_page_names_every_commit_that_was_measured(path: Path, heading: str)
     assert path.name in text
 
 
-@pytest.mark.parametrize("path", [GPU, CPU], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [GPU, CPU, X86], ids=lambda path: path.stem)
 def test_the_ratios_of_a_file_follow_from_its_rows(path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["ratios"] == ratios(content["rows"])
