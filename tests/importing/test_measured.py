@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from gaugelasso import UserError, import_model
 from gaugelasso.importing import comparison, open_source
 from gaugelasso.importing.comparison import Reference, compare, load_reference
-from tests.command import Command, calling
+from tests.command import Command
 from tests.importing.bases import tiny_gguf, tokenizer_metadata
 from tests.importing.sources import (
     LLAMA3,
@@ -28,13 +27,6 @@ from tests.importing.sources import (
     write_gguf,
 )
 from tests.tasks.tokenizers import WORDS, byte_level, save, word_piece
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    yield from calling(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -59,39 +51,39 @@ def losses(said: str) -> dict[str, list[float]]:
 
 
 def test_the_loss_of_a_text_is_printed_beside_the_originals(
-    command: Command, source: Path, text: Path, tmp_path: Path
+    gaugelasso: Command, source: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "base"
-    code, said, _ = command("import", source, "--out", out, "--data", text, "--tokens", 90)
+    code, said, _ = gaugelasso("import", source, "--out", out, "--data", text, "--tokens", 90)
     assert code == 0
     found = losses(said)
     assert found.keys() == {"original", "imported"}
     assert found["imported"] == pytest.approx(found["original"], abs=1e-5)
     assert f"(the first 90 tokens of {str(text)!r} in windows of 40)" in said
-    code, again, _ = command("eval", out, "--data", text, "--tokens", 90)
+    code, again, _ = gaugelasso("eval", out, "--data", text, "--tokens", 90)
     assert code == 0
     assert f"imported: {again}" in said
 
 
 @pytest.mark.parametrize("family", [gpt2, bert])
 def test_other_families_are_measured(
-    family: Any, command: Command, text: Path, tmp_path: Path
+    family: Any, gaugelasso: Command, text: Path, tmp_path: Path
 ) -> None:
     source, tokenizer = tmp_path / "source", word_piece() if family is bert else byte_level()
     family(vocab_size=300).save_pretrained(source)
     save(tokenizer, source / "tokenizer.json")
     options = ("--data", text, "--length", 16)
-    code, said, _ = command("import", source, "--out", tmp_path / "base", *options)
+    code, said, _ = gaugelasso("import", source, "--out", tmp_path / "base", *options)
     assert code == 0
     found = losses(said)
     assert found["imported"] == pytest.approx(found["original"], abs=1e-4)
 
 
 def test_without_transformers_the_import_alone_is_measured(
-    command: Command, source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gaugelasso: Command, source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison.importlib.util, "find_spec", _without("transformers"))
-    code, said, _ = command("import", source, "--out", tmp_path / "base", "--data", text)
+    code, said, _ = gaugelasso("import", source, "--out", tmp_path / "base", "--data", text)
     assert code == 0
     assert "original not measured: transformers is not installed" in said
     assert losses(said).keys() == {"imported"}
@@ -103,12 +95,12 @@ def _without(missing: str) -> Any:
 
 
 def test_what_cannot_be_measured_is_refused_and_nothing_written(
-    command: Command, source: Path, text: Path, tmp_path: Path
+    gaugelasso: Command, source: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "base"
 
     def refused(message: str, *options: Any, of: Path = source) -> None:
-        code, _, error = command("import", of, "--out", out, *options)
+        code, _, error = gaugelasso("import", of, "--out", out, *options)
         assert code == 2
         assert message in error
         assert not out.exists()
@@ -183,10 +175,12 @@ def test_scaled_rope_of_a_gguf_file_is_not_compared(tmp_path: Path) -> None:
         assert reference == "transformers leaves out the scaling of RoPE in a GGUF file"
 
 
-def test_the_loss_of_a_gguf_file_is_printed(command: Command, text: Path, tmp_path: Path) -> None:
+def test_the_loss_of_a_gguf_file_is_printed(
+    gaugelasso: Command, text: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("gguf")
     file = tiny_gguf(tmp_path / "tiny.gguf", tokenizer_metadata(byte_level()))
-    code, said, error = command("import", file, "--out", tmp_path / "base", "--data", text)
+    code, said, error = gaugelasso("import", file, "--out", tmp_path / "base", "--data", text)
     assert (code, error) == (0, "")
     found = losses(said)
     assert found["imported"] == pytest.approx(found["original"], abs=1e-5)

@@ -32,6 +32,9 @@ Changes = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")]
+TextTokens = Annotated[
+    int, typer.Option(min=0, help="With --data: only so many tokens of it; 0: all.")
+]
 Out = Annotated[Path | None, typer.Option(help="Output folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an existing run folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]

@@ -9,6 +9,7 @@ import typer
 from gaugelasso.cli.arguments import (
     Changes,
     Device,
+    TextTokens,
     check_model_folder,
     keys_as_options,
     parse_changes,
@@ -55,9 +56,7 @@ def eval_(
             "models with a tokenizer.",
         ),
     ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=0, help="With --data: only so many tokens of it; 0: all.")
-    ] = 0,
+    tokens: TextTokens = 0,
     length: Annotated[
         int,
         typer.Option(

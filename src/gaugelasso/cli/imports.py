@@ -7,7 +7,7 @@ import torch
 import typer
 from torch import Tensor
 
-from gaugelasso.cli.arguments import Device, keys_as_options
+from gaugelasso.cli.arguments import Device, TextTokens, keys_as_options
 from gaugelasso.cli.compression_given import check_tokenizer
 from gaugelasso.cli.evaluation import TEXT_OPTIONS, describe_figures, describe_text
 from gaugelasso.cli.output import print_line
@@ -37,9 +37,7 @@ def import_(
             "--data does, and of the original too where it can be run.",
         ),
     ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=0, help="With --data: only so many tokens of it; 0: all.")
-    ] = 0,
+    tokens: TextTokens = 0,
     length: Annotated[
         int,
         typer.Option(min=0, help="With --data: tokens of a window; 0: 512, or the context."),
