@@ -18,9 +18,9 @@ Methods, each with the same tokens, rate, schedule, and distillation from the or
 - plain: nothing goes
 
 A row has method, seed, ratio, fma, bytes, bits_per_byte on the first --tokens of the validation
-text, tokens and seconds; a row of the same method, ranking, seed and ratio is replaced. The first
-row is that of the original. A run that was stopped goes on. --prompts names a file that gets the
-most likely continuations of ten prompts, for people to read.
+text, tokens and seconds; a row of the same method, ranking, seed, ratio and share of distillation
+is replaced. The first row is that of the original. A run that was stopped goes on. --prompts names
+a file that gets the most likely continuations of ten prompts, for people to read.
 """
 
 import argparse
@@ -297,7 +297,7 @@ def write_row(given: argparse.Namespace, row: dict[str, Any], device: str) -> No
     """Add a row to the results, in place of one of the same settings."""
     path: Path = given.results
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    same = ("method", "seed", "ratio", "ranking")
+    same = ("method", "seed", "ratio", "ranking", "distill")
     rows = [old for old in rows if any(old.get(key) != row.get(key) for key in same)]
     make_folder(path.parent)
     write_json(path, {**environment(device), "rows": [*rows, row]})
