@@ -94,6 +94,8 @@ def test_half_precision_keeps_norms_in_float32(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", stock())
     folder = export(run, "gguf", tmp_path / "out", dtype="float16").folder
     settings, _, kinds = read(folder / "model.gguf")
+    # 18 sites and 11 filters, padded to a block of llama.cpp.
+    assert settings["llama.embedding_length"] == settings["llama.feed_forward_length"] == 32
     assert settings["general.file_type"] == 1
     norms = {name for name in kinds if "norm" in name}
     assert len(norms) == 5

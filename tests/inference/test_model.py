@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError
 from gaugelasso.inference import Form, InferenceModel
+from gaugelasso.inference.attention import BLOCK
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES, GENERATIVE, without_operators
@@ -45,6 +46,17 @@ def test_outputs_are_the_trained_models(case: Case) -> None:
         served = InferenceModel(model, dtype=dtype, forms=form)
         assert served.dtype == dtype
         assert deviation(served(inputs), whole) < WITHIN[dtype], form
+
+
+@torch.inference_mode()
+def test_torch_compile_makes_one_graph_of_it() -> None:
+    """After a break each operator would be a graph of its own, and of many few are compiled."""
+    sizes = {"heads": 2, "d_k": 4, "d_v": 4, "d_f": 8, "inputs": 9, "outputs": 9}
+    spec = TransformerSpec.uniform(width=8, layers=1, length=BLOCK + 1, **sizes)
+    served = InferenceModel(Transformer(spec), forms=Form("gather", "scatter", "blocks"))
+    tokens = torch.randint(9, (2, BLOCK + 1))
+    compiled = torch.compile(served, fullgraph=True, backend="eager")
+    assert deviation(compiled(tokens), served(tokens)) < 1e-5
 
 
 @pytest.mark.parametrize("form", GPU_FORMS, ids=str)

@@ -44,10 +44,11 @@ def _none(form: str, path: Path) -> str:
     return f"form {form!r} holds stock Llama models, and {str(path)!r} is none"
 
 
-def stock_sizes(source: Source, form: str) -> Sizes:
+def stock_sizes(source: Source, form: str, unit: int | None = None) -> Sizes:
     """The settings of the Llama that the model is; UserError says which operator is in the way.
 
-    transformers wants a width that is a multiple of the heads. Sites of zeros are added for it.
+    The width and the filters are multiples of `unit`. Without one the filters stay as they are, and
+    the width is a multiple of the heads, as transformers wants it. What is missing is zeros.
     """
     spec, model = source.spec, source.model
     where = _none(form, source.run)
@@ -67,14 +68,14 @@ def stock_sizes(source: Source, form: str) -> Sizes:
             f"{where}: no rope_theta gives the RoPE frequencies of operators.{attention.name}, "
             "plain or scaled by linear or llama3; choose hf, onnx, pt2 or native"
         )
-    width = -(-len(spec.sites) // attention.heads) * attention.heads
+    width = _filled(len(spec.sites), unit or attention.heads)
     return Sizes(
         width=width,
         layers=len(spec.operators) // 2,
         heads=attention.heads,
         kv_heads=attention.kv_heads,
         d_k=attention.values,
-        d_f=mlp.filters,
+        d_f=_filled(mlp.filters, unit or 1),
         vocabulary=spec.inputs,
         length=spec.length,
         rope=rope,
@@ -82,6 +83,10 @@ def stock_sizes(source: Source, form: str) -> Sizes:
         eps=spec.eps / _level(model.classifier.read, width) or EPS,
         bias=spec.attention_bias,
     )
+
+
+def _filled(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def stock_weights(
@@ -126,9 +131,10 @@ def stock_weights(
             for what, bias in zip(BIASED, (*biases, value), strict=True):
                 put(f"{what} bias", bias.flatten(), depth)
         put("mlp gain", _norm(mlp.read, sizes.width), depth)
-        put_reading("gate", mlp.gate.T, depth)
-        put_reading("up", mlp.up.T, depth)
-        put("down", widened((mlp.down * mlp.write.scale).T, 0, sizes.width), depth)
+        put_reading("gate", widened(mlp.gate.T, 0, sizes.d_f), depth)
+        put_reading("up", widened(mlp.up.T, 0, sizes.d_f), depth)
+        down = widened(mlp.down * mlp.write.scale, 0, sizes.d_f)
+        put("down", widened(down.T, 0, sizes.width), depth)
     return found
 
 

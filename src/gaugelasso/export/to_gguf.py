@@ -1,6 +1,8 @@
 """One GGUF file with a stock Llama and its tokenizer, for llama.cpp and its relatives.
 
-Matrices are in the chosen precision, norms in float32. Read back by this package's own importer.
+Matrices are in the chosen precision, norms in float32. Rows are padded with zeros to multiples of 32:
+in llama.cpp others are slow, and its quantised types need blocks of 32. Read back by this package's
+own importer.
 """
 
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ from gaugelasso.importing.rope import FACTORS, Rope
 from gaugelasso.inference import InferenceModel
 
 NAME = "model.gguf"
+# Of numbers in a row.
+_BLOCK = 32
 # Numbers by which a file says in which type most of its tensors are.
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 
@@ -41,7 +45,7 @@ def write_gguf(source: Source, folder: Path, dtype: torch.dtype, device: str, sa
 def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
     """The bytes of the file, part by part."""
     check_causal_lm(source, "gguf")
-    sizes = stock_sizes(source, "gguf")
+    sizes = stock_sizes(source, "gguf", _BLOCK)
     if sizes.bias:
         raise UserError(
             f"form 'gguf' holds no biases of queries, keys and values, which {str(source.run)!r} "

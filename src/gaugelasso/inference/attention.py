@@ -149,5 +149,5 @@ def _attend_blocks(
             every.masked_fill_(~rows, -math.inf)
         weights = scores.sub_(scores.amax(2, keepdim=True)).exp2_()
         share = torch.bmm(weights, v[:, first:last]).view(-1, repeats, size, d_v + 1)
-        torch.div(share[..., :d_v], share[..., d_v:], out=mixed[:, :, start:stop])
+        mixed[:, :, start:stop] = share[..., :d_v] / share[..., d_v:]
     return mixed.view(batch, heads, length, d_v)
