@@ -114,6 +114,7 @@ def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing, fu
 
 def test_graphed_and_plain_steps_of_torch_pruning_agree(run: Path) -> None:
     """Step by step from the same state, with regularisation and in the rounds."""
+    pytest.importorskip("torch_pruning")
     plan = torch_pruning_runs.plan_of(run, "group-norm", reg=0.5)
     plain, other = (
         torch_pruning_runs.start(run, plan, name, changes=changes(graph))

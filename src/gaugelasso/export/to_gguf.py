@@ -1,8 +1,8 @@
 """One GGUF file with a stock Llama and its tokenizer, for llama.cpp and its relatives.
 
-Matrices are in the chosen precision, norms in float32. Rows are padded with zeros to multiples of 32:
-in llama.cpp others are slow, and its quantised types need blocks of 32. Read back by this package's
-own importer.
+Matrices are in the chosen precision, norms in float32. Rows are padded with zeros to a multiple of
+32: others are slow in llama.cpp, and its quantised types need blocks of 32. Read back by this
+package's own importer.
 """
 
 from collections.abc import Iterator
