@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import one_shot
+from benchmarks import one_shot, one_shot_scores
 from benchmarks.smollm2 import all_kept, fma_of, state_of
 
 from gaugelasso.models import Transformer
@@ -48,13 +48,13 @@ def model(base: Path) -> Transformer:
 
 
 def test_slopes_are_sums_of_weight_times_gradient(model: Transformer, task: Tokens) -> None:
-    moments = one_shot.calibrate(model, task, WINDOWS, SEED)
+    moments = one_shot_scores.calibrate(model, task, WINDOWS, SEED)
     wanted: dict[str, torch.Tensor] = {}
     for index in range(WINDOWS):
         model.zero_grad()
         inputs, targets = task.batch(1, Draw(SEED, index), "cpu")
         task.loss(model(inputs), targets).backward()
-        for name, part in one_shot.writers(model).items():
+        for name, part in one_shot_scores.writers(model).items():
             leaf = "down" if part.axis.endswith("d_f") else "out"
             gradient = model.operators[name].get_parameter(leaf).grad
             assert gradient is not None
@@ -69,13 +69,13 @@ def test_slopes_are_sums_of_weight_times_gradient(model: Transformer, task: Toke
 def test_what_others_compute_too_is_written_by_them(
     model: Transformer, task: Tokens, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    monkeypatch.setattr(one_shot, "RIDGE", 1e-6)
+    monkeypatch.setattr(one_shot_scores, "RIDGE", 1e-6)
     name, part = next((n, p) for n, p in model.operators.items() if isinstance(p, SwiGLU))
     with torch.no_grad():
         for matrix in (part.up, part.gate):
             matrix[:, 1] = matrix[:, 0]
     state = state_of(model)
-    moments = one_shot.calibrate(model, task, WINDOWS, SEED)
+    moments = one_shot_scores.calibrate(model, task, WINDOWS, SEED)
     keeps = all_kept(model)
     keeps[f"operators.{name}.d_f"][1] = False
     inputs, _ = task.batch(2, Draw(SEED), "cpu")
@@ -101,10 +101,10 @@ def test_all_rankings_reach_the_work_and_rows_are_kept(
     one_shot.main(words)
     rows = json.loads(out.read_text())["rows"]
     assert [row["method"] for row in rows[:1]] == ["original"]
-    assert len(rows) == 1 + 2 * len(one_shot.RANKINGS)
+    assert len(rows) == 1 + 2 * len(one_shot_scores.RANKINGS)
     most = fma_of(model) / 1.05
     assert all(0.8 * most < row["fma"] <= most for row in rows[1:])
-    assert len({row["bits_per_byte"] for row in rows}) > len(one_shot.RANKINGS)
+    assert len({row["bits_per_byte"] for row in rows}) > len(one_shot_scores.RANKINGS)
     one_shot.main(words)
     assert json.loads(out.read_text())["rows"] == rows
     one_shot.main([*words, "--rounds", "2", "--rankings", "fisher", "--compensated", "yes"])
