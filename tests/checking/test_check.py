@@ -1,7 +1,6 @@
 """A sound model passes the check; each seeded mistake is a failure that says what to change."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,55 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gaugelasso
-from gaugelasso import Axis, AxisTable, CheckResult, Compressible, Cost, Slot
+from gaugelasso import Axis, AxisTable, Cost, Slot
 from gaugelasso.models import Transformer, TransformerSpec
+from tests.checking.cases import Net, only_failure, report
 from tests.examples import example
-
-BATCH = torch.linspace(-1, 1, 48).view(8, 6), torch.linspace(-1, 2, 24).view(8, 3)
-
-
-class Net(Compressible):
-    """down(f(up x + bias)) for an activation f; subclasses make one mistake each."""
-
-    activation = staticmethod(F.relu)
-    axis = Axis(
-        "hidden", "hidden", (Slot("up", 1),), (Slot("down"),), (Slot("bias", power=1),), owner="net"
-    )
-    costs: tuple[Cost, ...] = (Cost("matmul", 9, ("hidden",)),)
-    fixed: tuple[Slot, ...] = (Slot("up", 0), Slot("down", 1))
-    required = frozenset({"net"})
-
-    def __init__(self, hidden: int = 8):
-        super().__init__()
-        torch.manual_seed(0)
-        self.up = nn.Parameter(torch.randn(6, hidden) * 0.4)
-        self.bias = nn.Parameter(torch.zeros(hidden))
-        self.down = nn.Parameter(torch.randn(hidden, 3) * 0.4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(x @ self.up + self.bias) @ self.down
-
-    def axis_table(self) -> AxisTable:
-        matrices = {"up": 1, "down": 1}
-        return AxisTable(
-            (self.axis,), self.fixed, matrices, costs=self.costs, required=self.required
-        )
-
-    def structure(self) -> dict:
-        return {"hidden": self.up.shape[1]}
-
-
-def report(model: Compressible, batch: Any = BATCH) -> CheckResult:
-    return gaugelasso.check(model, batch, steps=150)
-
-
-def only_failure(model: Compressible, check: str) -> str:
-    """The message of the one failure, which must be of this part of the check."""
-    result = report(model)
-    assert not result
-    assert [finding.check for finding in result.failures] == [check], str(result)
-    return f"{result.failures[0].subject}: {result.failures[0].message}"
-
 
 # --- sound models ------------------------------------------------------------------------
 
@@ -354,90 +308,3 @@ def test_a_wrong_factor_and_a_forgotten_constant() -> None:
     assert [finding.subject for finding in result.failures] == ["hidden", "total"]
     assert "saves 9 FMA per token by count, and 7 by the table" in result.failures[0].message
     assert "Cost('matmul', 9, ())" in only_failure(Constant(), "cost")
-
-
-# --- rebuilding --------------------------------------------------------------------------
-
-
-def test_a_constant_of_the_first_width_that_the_structure_does_not_hold() -> None:
-    class Scaled(Net):
-        def __init__(self, hidden: int = 8) -> None:
-            super().__init__(hidden)
-            self.scale = hidden**-0.5
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.scale
-
-    message = only_failure(Scaled(), "rebuild")
-    assert message.startswith("hidden: a cut model that from_structure(structure()) builds has")
-    assert "a scale that the constructor computes from a width" in message
-
-
-def test_a_buffer_holds_such_a_constant() -> None:
-    """Also one that `state_dict` leaves out: a checkpoint has every buffer."""
-
-    class Scaled(Net):
-        fixed = (*Net.fixed, Slot("scale"))
-
-        def __init__(self, hidden: int = 8) -> None:
-            super().__init__(hidden)
-            self.register_buffer("scale", torch.tensor([hidden**-0.5]), persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.scale
-
-    result = report(Scaled())
-    assert result.passed, str(result)
-    assert "rebuild" in {finding.check for finding in result.findings}
-
-
-def test_a_structure_that_does_not_follow_a_cut() -> None:
-    class Stale(Net):
-        def structure(self) -> dict:
-            return {"hidden": 8}
-
-    message = only_failure(Stale(), "rebuild")
-    assert "has lost indices of this axis" in message
-    assert "structure() must describe every width" in message
-
-
-def test_a_model_that_is_never_rebuilt_gets_a_note() -> None:
-    class Plain(Net):
-        def structure(self) -> dict:
-            return {"units": self.up.shape[1]}
-
-    result = report(Plain())
-    assert result.passed
-    (note,) = (finding for finding in result.findings if finding.level == "note")
-    assert note.check == "rebuild"
-    assert "unexpected keyword argument 'units'" in note.message
-
-
-# --- training ----------------------------------------------------------------------------
-
-
-def test_a_training_that_ends_in_nan() -> None:
-    class Root(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + (0 * self.bias.sum().sqrt() if self.training else 0)
-
-    assert "NaN or infinite in step" in only_failure(Root(), "training")
-
-
-def test_a_training_that_fails() -> None:
-    class Fragile(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training and self.up.shape[1] < 4:
-                raise RuntimeError("too narrow")
-            return super().forward(x)
-
-    message = only_failure(Fragile(), "training")
-    assert "RuntimeError: too narrow" in message
-    assert "at the widths {'hidden': " in message
-
-
-def test_passes_are_one_row_and_failures_are_each_one() -> None:
-    module = example("encoder")
-    rows = gaugelasso.check(module.build(), module.batch(2), module.loss, steps=20).rows()
-    assert len([row for row in rows if row[0] == "gauge"]) == 1
-    assert rows[1][:3] == ("gauge", "pass", "15 axes")
