@@ -12,6 +12,7 @@ import torch
 
 from gaugelasso.export import export
 from gaugelasso.importing.folder import write_imported
+from gaugelasso.importing.gguf import parse
 from gaugelasso.inference import InferenceModel
 from gaugelasso.runs.checkpoint import load_model
 from tests.export.sources import greedy, stock, write_run
@@ -61,6 +62,23 @@ def test_a_cut_stock_model_continues_a_text_alike(tmp_path: Path) -> None:
     assert model.tokenize(b"The ", add_bos=False) == PROMPT
     assert continued(model, 8) == greedy(stock(), [PROMPT], 8)[0]
     assert model.token_eos() == 255  # no byte of a text
+
+
+def test_llama_cpp_quantises_a_cut_stock_model(tmp_path: Path) -> None:
+    """18 columns and 11 filters: only padded rows have whole blocks."""
+    done = export(write_run(tmp_path / "run", stock()), "gguf", dtype="float16")
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    paths = [str(done.folder / name).encode() for name in ("model.gguf", "small.gguf")]
+    assert llama_cpp.llama_model_quantize(*paths, settings) == 0
+    _, tensors = parse(np.fromfile(done.folder / "small.gguf", np.uint8))
+    # The rows of what attention writes are as long as its heads: 24.
+    matrices = {n: t.format.name for n, t in tensors.items() if "norm" not in n}
+    assert {name for name, kind in matrices.items() if kind == "Q8_0"} == {
+        name for name in matrices if "attn_output" not in name
+    }
+    # Of 8 bits the rounding is this large here; other weights would give several times as much.
+    logits_agree(done.folder / "small.gguf", InferenceModel(stock().eval()), 1.0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}])
