@@ -177,6 +177,11 @@ def test_unfinished_and_damaged_runs_are_refused(gaugelasso: Command, run: Path)
         "config.json", '{"task": 3}', "config.json': damaged, 'task' is missing or is not a section"
     )
     broken(
+        "config.json",
+        '{"task": {}, "target": 5}',
+        "config.json': damaged, 'target' is not a section",
+    )
+    broken(
         weights, "short", f"ended at step {STEPS}, and its final model is lost: '{run / weights}"
     )
     summary = json.loads((run / "summary.json").read_text())

@@ -181,6 +181,25 @@ def test_half_precision(tmp_path: Path) -> None:
     assert 0 < spread_of(model, model(tokens).logits, expected) < 0.5
 
 
+@torch.inference_mode()
+def test_a_token_of_small_values_in_half_precision(tmp_path: Path) -> None:
+    """One that training hardly saw: 1 over its level is more than float16 holds."""
+    small = tiny()
+    small.embedding.table[0] *= 5e-6
+    model, tokens = loaded(exported(tmp_path, small, dtype="float16")), torch.zeros(1, 2).long()
+    expected = InferenceModel(small)(tokens)
+    assert spread_of(model, model(tokens).logits, expected) < 0.5
+
+
+def test_a_precision_that_the_model_does_not_fit_is_refused(tmp_path: Path) -> None:
+    large = tiny()
+    with torch.no_grad():
+        large.embedding.table *= 1e6
+    with pytest.raises(UserError, match="in float16 its outputs are not finite numbers"):
+        export(write_run(tmp_path / "run", large), "hf", tmp_path / "out", dtype="float16")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [

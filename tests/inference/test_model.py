@@ -101,6 +101,19 @@ def test_half_precision_differs_by_its_rounding(dtype: torch.dtype) -> None:
     assert 0 < torch.stack(error).mean().sqrt() < 1.2 * torch.stack(noise).mean().sqrt()
 
 
+@torch.inference_mode()
+def test_a_token_of_small_values_is_read_in_half_precision() -> None:
+    """One that training hardly saw: 1 over its level is more than float16 holds."""
+    spec = TransformerSpec.uniform(
+        width=8, layers=1, heads=2, d_k=4, d_v=4, d_f=8, length=4, inputs=9, outputs=9
+    )
+    model = Transformer(spec)
+    model.embedding.table[0] *= 5e-6
+    tokens = torch.tensor([[0, 3, 0, 1]])
+    served = InferenceModel(model, dtype=torch.float16)
+    assert deviation(served(tokens), model(tokens)) < 0.1
+
+
 @pytest.mark.parametrize("names", [("attention_0",), ("mlp_1",), ("attention_1", "mlp_0")])
 @torch.inference_mode()
 def test_removed_operators_are_gone(names: tuple[str, ...]) -> None:

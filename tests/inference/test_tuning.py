@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gaugelasso.errors import UserError
 from gaugelasso.inference import (
     Form,
     InferenceModel,
@@ -19,6 +20,7 @@ from gaugelasso.inference import (
 )
 from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.stream import Matrix, Read, Write
+from gaugelasso.inference.timed_parts import Parts
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
@@ -221,3 +223,12 @@ def test_a_lost_device_is_not_a_form_that_cannot_be_used(monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="an illegal memory access") as found:
         usable.works(fault, "mlp_3: fused")
     assert found.value.__notes__ == ["in mlp_3: fused"]
+
+
+def test_a_batch_that_does_not_fit_names_one_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(parts: Parts) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 90 GiB")
+
+    monkeypatch.setattr(Parts, "choose", fails)
+    with pytest.raises(UserError, match=r"a batch of 64 does not fit .*; try \d"):
+        tuned(make(CASES[0]), torch.zeros(64, 1, dtype=torch.long))

@@ -4,7 +4,8 @@ Random inputs of several batch sizes and lengths, whole and, for a model that ge
 pieces with a cache and padded on the left.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -57,7 +58,13 @@ class Comparison:
         if dtype != torch.float32:
             rounded = source.served(dtype)
             rounded = rounded.float() if in_float32 else rounded
-            own = max(self._whole_deviations(rounded), default=0.0)
+            own = _worst(self._whole_deviations(rounded))
+            if not math.isfinite(own):
+                name = str(dtype).removeprefix("torch.")
+                raise UserError(
+                    f"{str(source.run)!r}: in {name} its outputs are not finite numbers; choose "
+                    "another --dtype"
+                )
             self.limit = max(LARGEST, ROUNDING * own)
 
     def check(self, what: str, whole: Whole | None = None, step: Step | None = None) -> float:
@@ -70,7 +77,7 @@ class Comparison:
                 found += self._whole_deviations(whole)
             if step:
                 found += self._step_deviations(step)
-        worst = max(found, key=lambda each: each if each == each else torch.inf)
+        worst = _worst(found)
         if not worst <= self.limit and self.dtype == torch.float32:
             self.limit = max(LARGEST, ROUNDING * self._rounding_of_float32())
         if not worst <= self.limit:
@@ -84,7 +91,7 @@ class Comparison:
     def _rounding_of_float32(self) -> float:
         """How far the float32 inference form is off the same in float64."""
         precise = self._source.served().double()
-        return max(self._whole_deviations(lambda inputs: precise(_in_float64(inputs))), default=0.0)
+        return _worst(self._whole_deviations(lambda inputs: precise(_in_float64(inputs))))
 
     def _whole_deviations(self, whole: Whole) -> Iterator[float]:
         length = self.length
@@ -128,6 +135,11 @@ class Comparison:
 
     def _inputs(self, batch: int, size: int, seed: int) -> Tensor:
         return random_inputs(self.exact, batch, size, seed)
+
+
+def _worst(deviations: Iterable[float]) -> float:
+    """The largest, or NaN if there is one."""
+    return max(deviations, key=lambda each: each if each == each else math.inf, default=0.0)
 
 
 def _in_float64(inputs: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ class Normaliser(nn.Module):
         picked = x.index_select(-1, self.sites)
         level = picked.float().square() @ self.weight.float() + self.eps
         factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
-        return picked * factor.to(x.dtype)[..., None]
+        # A factor of a token with small values may be more than half precision holds.
+        return (picked.float() * factor[..., None]).to(x.dtype)
 
 
 class Read(Normaliser):

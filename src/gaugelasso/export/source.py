@@ -68,6 +68,8 @@ def read_source(run: Path) -> Source:
     """
     check_run_folder(run)
     config = _table(run / "config.json", "task", dict)
+    if not isinstance(config.get("target", {}), dict):
+        raise UserError(f"{str(run / 'config.json')!r}: damaged, 'target' is not a section")
     imported = config["task"].get("name") == IMPORTED
     if not imported:
         check_has_summary(run)

@@ -269,7 +269,8 @@ def normalised(picked: Tensor, weight: Tensor, eps: float) -> Tensor:
         level = level + eps
     if eps <= EPS:
         level = nn.functional.threshold(level, EPS, math.inf)
-    return picked * level.rsqrt().to(picked.dtype)
+    # A factor of a token with small values may be more than half precision holds.
+    return (wide * level.rsqrt()).to(picked.dtype)
 
 
 def stretch(sites: Tensor, align: int = 1) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from gaugelasso.inference.model import InferenceModel
 from gaugelasso.inference.products import without_onednn
 from gaugelasso.inference.stream import Matrix
 from gaugelasso.inference.timed_parts import Parts
+from gaugelasso.memory import says_what_fits
 from gaugelasso.models import Transformer
 
 ORDERS: Sequence[StreamOrder] = get_args(StreamOrder)
@@ -34,11 +35,18 @@ def tuned(
 ) -> InferenceModel:
     """The model's inference form with the fastest forms for inputs of this batch and length.
 
-    To tune for decoding, give inputs of length 1.
+    To tune for decoding, give inputs of length 1. UserError with a batch to try where the memory is
+    too small.
     """
     check_inputs(model.spec(), inputs)
-    if inputs.device.type == "cuda":
-        return _tuned_for_gpu(model, inputs, dtype, int8, repeats)
+    tune = _tuned_for_gpu if inputs.device.type == "cuda" else _tuned
+    with says_what_fits(len(inputs), inputs.device):
+        return tune(model, inputs, dtype, int8, repeats)
+
+
+def _tuned(
+    model: Transformer, inputs: Tensor, dtype: torch.dtype, int8: bool, repeats: int
+) -> InferenceModel:
     batch, length = inputs.shape[:2]
     on_cpu = inputs.device.type == "cpu"
     # A pass on a CPU is timed with one sequence, and several passes with all of them below.
