@@ -44,7 +44,7 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config.base import BaseModel
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError
-from gaugelasso.export import FORMS, STOCK, check_like_llama
+from gaugelasso.export import FORMS, STOCK, check_gguf, check_like_llama
 from gaugelasso.export import export as write_export
 from gaugelasso.report.layout import render
 from gaugelasso.runs.reading import exists
@@ -160,7 +160,7 @@ def compress(
     wanted = Wanted(data, valid, share, steps, batch, length, changes)
     with keys_as_options(wanted.options):
         if not (resume and exists(Stages(out).base)):
-            check_before_import(wanted, Stages(out).base, given.causal)
+            check_before_import(wanted, Stages(out).base, given.causal, where)
             if wanted.needs_tokenizer:
                 check_tokenizer(model)
         stages = opened(out, model, {"--data": data, "--valid": valid}, existing)
@@ -194,8 +194,11 @@ def compress(
 def _check_family(form: str, chosen: Plan) -> None:
     model = chosen.config.model
     assert isinstance(model, BaseModel)
+    spec, path = replace(model.base.spec, length=model.context), model.base.path
     if form in STOCK:
-        check_like_llama(replace(model.base.spec, length=model.context), form, model.base.path)
+        check_like_llama(spec, form, path)
+    if form == "gguf":
+        check_gguf(spec, path)
 
 
 def _measure_and_choose(

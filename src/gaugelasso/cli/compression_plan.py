@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gaugelasso.cli.compression_options import Wanted
+from gaugelasso.compress import accountings
 from gaugelasso.config import Config, changed_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.config.imported import task_of
@@ -121,7 +124,7 @@ def _sections(wanted: Wanted, base: Path, name: str, length: int) -> dict[str, d
     }
 
 
-def check_before_import(wanted: Wanted, base: Path, causal: bool) -> None:
+def check_before_import(wanted: Wanted, base: Path, causal: bool, device: str) -> None:
     """UserError if options or texts are wrong, as far as they can be checked without the model."""
     sections = _sections(wanted, base, task_of(causal), wanted.length or 1)
     # In place of what follows from the model; with a fingerprint, its folder is not read.
@@ -129,7 +132,9 @@ def check_before_import(wanted: Wanted, base: Path, causal: bool) -> None:
     vocabulary = 1 if causal else _ANY_VOCABULARY
     sections["task"] |= {"tokenizer": "unread", "vocabulary": vocabulary}
     sections["compress"] = {"lr": 1e-3}
-    task = changed_config(sections, wanted.changes, NamedBy(Path.cwd())).task
+    config = changed_config(sections, wanted.changes, NamedBy(Path.cwd()))
+    task, options = config.task, config.compress
+    accountings.chosen(options, accountings.latency(options, torch.device(device)))
     assert isinstance(task, TokenText)
     if any(path.endswith(".npy") for path in (task.path, task.valid)):
         return

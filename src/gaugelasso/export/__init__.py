@@ -17,7 +17,7 @@ from gaugelasso.export.extras import check_extra
 from gaugelasso.export.fastest import OnCpu, fastest_on_cpu
 from gaugelasso.export.source import Source, read_source
 from gaugelasso.export.stock import check_like_llama
-from gaugelasso.export.to_gguf import write_gguf
+from gaugelasso.export.to_gguf import check_gguf, write_gguf
 from gaugelasso.export.to_hf import write_hf
 from gaugelasso.export.to_llama import write_llama
 from gaugelasso.export.to_native import write_native
@@ -101,6 +101,7 @@ __all__ = [
     "Exported",
     "OnCpu",
     "Source",
+    "check_gguf",
     "check_like_llama",
     "export",
     "fastest_on_cpu",

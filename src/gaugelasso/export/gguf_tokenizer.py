@@ -4,6 +4,7 @@ A tokenizer of another kind is refused. `importing.gguf_tokenizer` is the other 
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError
@@ -37,9 +38,10 @@ _COMPARED = 64
 def tokenizer_metadata(source: Source) -> dict[str, Value]:
     """Of the run's tokenizer, of bytes for a text of bytes, or the word that there is none."""
     if source.has_tokenizer:
-        found = _of_run(source)
+        found = of_run(source.run, source.spec.inputs)
     elif source.is_text:  # without merges, the way of splitting has no effect
-        found = {"model": "gpt2", "pre": "gpt-2", **_tokens(byte_names(), {}, [], source)}
+        tokens = _tokens(byte_names(), {}, [], source.spec.inputs)
+        found = {"model": "gpt2", "pre": "gpt-2", **tokens}
         found |= {"add_bos_token": False, "bos_token_id": _NO_BYTE, "eos_token_id": _NO_BYTE}
     else:
         found = {"model": "no_vocab"}
@@ -64,9 +66,10 @@ def check_tokenizer(source: Source, written: Written) -> None:
             )
 
 
-def _of_run(source: Source) -> dict[str, Value]:
-    ours = load_tokenizer(source.run)
-    ours.check_fits(source.spec.inputs, "the model")
+def of_run(run: Path, size: int) -> dict[str, Value]:
+    """Of a run's tokenizer, for a model of so many tokens; UserError if no file holds it."""
+    ours = load_tokenizer(run)
+    ours.check_fits(size, "the model")
     data = json.loads(ours.inner.to_str())
     names = [f"[PAD{number}]" for number in range(ours.size)]
     for token, number in ours.inner.get_vocab(with_added_tokens=True).items():
@@ -75,26 +78,26 @@ def _of_run(source: Source) -> dict[str, Value]:
     types = {number: UNUSED for number in range(ours.size) if number not in used}
     for token in data["added_tokens"]:
         types[token["id"]] = TYPES[bool(token["special"])]
-    split = _split(data, source)
+    split = _split(data, run)
     merges = [each if isinstance(each, str) else " ".join(each) for each in data["model"]["merges"]]
     found: dict[str, Value] = {
         "model": "gpt2",
         "pre": split,
-        **_tokens(names, types, merges, source),
-        **_ids(ours, source, [n for n in range(source.spec.inputs) if n not in used]),
+        **_tokens(names, types, merges, size),
+        **_ids(ours, run, [number for number in range(size) if number not in used]),
     }
-    template = token_settings(source.run).get("chat_template")
-    beside = read_files(source.run, (_TEMPLATE,)).get(_TEMPLATE)
+    template = token_settings(run).get("chat_template")
+    beside = read_files(run, (_TEMPLATE,)).get(_TEMPLATE)
     if beside is not None:
         template = beside.decode(errors="replace")
     return found | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
 
 
 def _tokens(
-    names: list[str], types: dict[int, int], merges: list[str], source: Source
+    names: list[str], types: dict[int, int], merges: list[str], size: int
 ) -> dict[str, Value]:
     """As many tokens as the model has: readers compare the two."""
-    more = [f"[PAD{number}]" for number in range(len(names), source.spec.inputs)]
+    more = [f"[PAD{number}]" for number in range(len(names), size)]
     kinds = [types.get(number, NORMAL) for number in range(len(names))]
     return {
         "tokens": names + more,
@@ -103,8 +106,8 @@ def _tokens(
     }
 
 
-def _ids(ours: Tokenizer, source: Source, unused: list[int]) -> dict[str, Value]:
-    numbers = {name: named_token(ours, source.run, f"{kind}_token") for kind, name in _IDS.items()}
+def _ids(ours: Tokenizer, run: Path, unused: list[int]) -> dict[str, Value]:
+    numbers = {name: named_token(ours, run, f"{kind}_token") for kind, name in _IDS.items()}
     whole = ours.inner.encode("a", add_special_tokens=True).ids
     # Written in any case, because readers take it from `pre` where it is missing.
     adds: dict[str, Value] = {"add_bos_token": whole[:1] == [numbers["bos"]]}
@@ -115,15 +118,15 @@ def _ids(ours: Tokenizer, source: Source, unused: list[int]) -> dict[str, Value]
         numbers["eos"] = next(iter(unused), byte)
     if numbers["eos"] is None:
         raise UserError(
-            f"{str(source.run / NAME)!r} has no eos_token, and llama.cpp would end a text at "
-            f"token 11; name one in {str(source.run / SETTINGS)!r}"
+            f"{str(run / NAME)!r} has no eos_token, and llama.cpp would end a text at "
+            f"token 11; name one in {str(run / SETTINGS)!r}"
         )
     numbers["bos"] = numbers["eos"] if numbers["bos"] is None else numbers["bos"]
     found = {f"{name}_token_id": number for name, number in numbers.items() if number is not None}
     return found | adds
 
 
-def _split(data: dict[str, Any], source: Source) -> str:
+def _split(data: dict[str, Any], run: Path) -> str:
     """The name of the way in which the tokenizer splits a text into words."""
     ours = _parts(data)
     if data["model"].get("type") == "BPE":
@@ -131,7 +134,7 @@ def _split(data: dict[str, Any], source: Source) -> str:
             if _parts(json.loads(empty(tokenizers_library(), name).to_str())) == ours:
                 return name
     raise UserError(
-        f"{str(source.run / NAME)!r}: form 'gguf' holds byte-level BPE that splits a text as "
+        f"{str(run / NAME)!r}: form 'gguf' holds byte-level BPE that splits a text as "
         f"{', '.join(SPLITS)} do, and this tokenizer is another; choose llama, hf, onnx, pt2 or "
         "native"
     )

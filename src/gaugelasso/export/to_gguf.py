@@ -13,17 +13,20 @@ from torch import Tensor
 
 from gaugelasso.errors import UserError
 from gaugelasso.export.comparison import Comparison, Say
-from gaugelasso.export.gguf_tokenizer import check_tokenizer, tokenizer_metadata
+from gaugelasso.export.gguf_tokenizer import check_tokenizer, of_run, tokenizer_metadata
 from gaugelasso.export.source import Source
 from gaugelasso.export.stock import stock_sizes, stock_weights
 from gaugelasso.export.to_hf import check_causal_lm
 from gaugelasso.files.durable import write_new
 from gaugelasso.files.gguf import Value, encoded
+from gaugelasso.files.tokenizer import NAME as TOKENIZER
 from gaugelasso.importing import build
 from gaugelasso.importing.decoder import GGUF, Sizes
 from gaugelasso.importing.gguf import open_gguf
 from gaugelasso.importing.rope import FACTORS, Rope
 from gaugelasso.inference import InferenceModel
+from gaugelasso.models import TransformerSpec
+from gaugelasso.runs.reading import exists
 
 NAME = "model.gguf"
 # Of numbers in a row.
@@ -46,11 +49,7 @@ def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
     """The bytes of the file, part by part."""
     check_causal_lm(source, "gguf")
     sizes = stock_sizes(source, "gguf", _BLOCK)
-    if sizes.bias:
-        raise UserError(
-            f"form 'gguf' holds no biases of queries, keys and values, which {str(source.run)!r} "
-            "has; choose llama, hf, onnx, pt2 or native"
-        )
+    _check_no_biases(source.spec, source.run)
     weights = stock_weights(source.model, sizes, GGUF, interleaved=True)
     tensors = {name: each.to(dtype) if each.dim() > 1 else each for name, each in weights.items()}
     tensors |= _divisors(sizes)
@@ -62,6 +61,21 @@ def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
         **tokenizer_metadata(source),
     }
     return encoded(metadata, tensors)
+
+
+def check_gguf(spec: TransformerSpec, path: Path) -> None:
+    """UserError if no cut makes this stock Llama one that a file holds; `path` is where it is."""
+    _check_no_biases(spec, path)
+    if exists(path / TOKENIZER):
+        of_run(path, spec.inputs)
+
+
+def _check_no_biases(spec: TransformerSpec, path: Path) -> None:
+    if spec.attention_bias:
+        raise UserError(
+            f"form 'gguf' holds no biases of queries, keys and values, which {str(path)!r} has; "
+            "choose llama, hf, onnx, pt2 or native"
+        )
 
 
 def _settings(sizes: Sizes) -> dict[str, Value]:

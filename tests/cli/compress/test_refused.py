@@ -1,15 +1,18 @@
 """What the command `compress` refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gaugelasso.cli.compression_folder import Stages
 from gaugelasso.importing.folder import write_imported
-from tests.cli.compress.commands import OPTIONS, VOCABULARY, changed
+from tests.cli.compress.commands import OPTIONS, VOCABULARY, changed, save_trained
 from tests.command import Command, assert_user_error
 from tests.importing.bases import tiny_gguf
-from tests.tasks.tokenizers import byte_level
+from tests.importing.sources import llama, qwen2
+from tests.tasks.tokenizers import byte_level, with_fallback
 from tests.tiny_runs import contents
 
 
@@ -28,6 +31,7 @@ from tests.tiny_runs import contents
         (("--set", "compress.drop_tolerance=much"), "compress.drop_tolerance"),
         (("--set", "model.layers=3"), "model.layers = 3: the structure comes from MODEL"),
         (("--steps", "3"), "--steps 3: a final loss needs at least 20 steps"),
+        (("--set", "compress.accounting=latency"), "needs compress.profile, the table"),
         (("--device", "abacus"), "device 'abacus' is unknown"),
         (("--data", "nothing.txt"), "--data 'nothing.txt': no such file"),
         (("--data", "nothing"), "--data 'nothing': no text in this folder"),
@@ -98,6 +102,21 @@ def test_models_that_cannot_be_compressed(place: Path, gaugelasso: Command) -> N
     about.write_text(about.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
     answer = gaugelasso("compress", "model", *OPTIONS)
     assert_user_error(answer, "the architecture 'MambaForCausalLM' cannot be imported")
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(qwen2, "form 'gguf' holds no biases"), (llama, "form 'gguf' holds byte-level BPE that")],
+)
+def test_what_no_gguf_file_holds_is_refused_before_training(
+    make: Callable[..., Any], message: str, place: Path, gaugelasso: Command
+) -> None:
+    model = make(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    with_bytes = with_fallback() if make is llama else byte_level(VOCABULARY)
+    save_trained(model, with_bytes, place / "another")
+    as_gguf = ("--form", "gguf", "--set", "compress.shape=llama")
+    assert_user_error(gaugelasso("compress", "another", *changed(*as_gguf)), message)
     assert not (place / "out").exists()
 
 
