@@ -20,7 +20,6 @@ from gaugelasso.inference import (
 )
 from gaugelasso.inference.operators import Attention
 from gaugelasso.inference.stream import Matrix, Read, Write
-from gaugelasso.inference.timed_parts import Parts
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.contract.models import Case, make
 from tests.inference.cases import CASES
@@ -226,9 +225,9 @@ def test_a_lost_device_is_not_a_form_that_cannot_be_used(monkeypatch: pytest.Mon
 
 
 def test_a_batch_that_does_not_fit_names_one_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(parts: Parts) -> None:
+    def fails(*_: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 90 GiB")
 
-    monkeypatch.setattr(Parts, "choose", fails)
+    monkeypatch.setattr(tuning, "_fastest_pass", fails)
     with pytest.raises(UserError, match=r"a batch of 64 does not fit .*; try \d"):
         tuned(make(CASES[0]), torch.zeros(64, 1, dtype=torch.long))

@@ -22,7 +22,7 @@ from tests.command import assert_user_error, run_process, until
 from tests.tiny import write_tiny
 from tests.tiny_runs import assert_same_run, read
 
-# A GPU's machine that runs its own tests may lack it.
+# To run the GPU's tests, it need not be installed.
 LocalJobEnvironment = pytest.importorskip("submitit.local.local").LocalJobEnvironment
 
 pytestmark = pytest.mark.usefixtures("warm_python")

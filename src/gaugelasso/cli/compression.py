@@ -50,6 +50,7 @@ from gaugelasso.report.layout import render
 from gaugelasso.runs.reading import exists
 from gaugelasso.runs.writing import check_name
 from gaugelasso.signals import stop_requests
+from gaugelasso.tasks.stored import expand
 from gaugelasso.training.evaluation import choose_device
 from gaugelasso.training.records import Progress
 
@@ -198,7 +199,7 @@ def _check_family(form: str, chosen: Plan) -> None:
     if form in STOCK:
         check_like_llama(spec, form, path)
     if form == "gguf":
-        check_gguf(spec, path)
+        check_gguf(spec, path, expand(chosen.task.tokenizer, "task.tokenizer"))
 
 
 def _measure_and_choose(

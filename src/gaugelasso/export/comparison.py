@@ -54,6 +54,8 @@ class Comparison:
         # One input for the spread: a single position may have outputs that are nearly equal.
         with torch.inference_mode():
             self.spread = float(self.exact(self._inputs(4, self.length, 0)).std())
+        if not math.isfinite(self.spread):
+            raise UserError(f"{str(source.run)!r}: its outputs are not finite numbers")
         self.limit = LARGEST
         if dtype != torch.float32:
             rounded = source.served(dtype)
@@ -138,7 +140,7 @@ class Comparison:
 
 
 def _worst(deviations: Iterable[float]) -> float:
-    """The largest, or NaN if there is one."""
+    """The largest; NaN counts as infinite."""
     return max(deviations, key=lambda each: each if each == each else math.inf, default=0.0)
 
 

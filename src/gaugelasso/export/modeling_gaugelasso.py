@@ -79,10 +79,11 @@ class Normaliser(nn.Module):
 
     def normalised(self, x: Tensor) -> Tensor:
         picked = x.index_select(-1, self.sites)
-        level = picked.float().square() @ self.weight.float() + self.eps
-        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
         # A factor of a token with small values may be more than half precision holds.
-        return (picked.float() * factor[..., None]).to(x.dtype)
+        wide = picked.to(torch.promote_types(x.dtype, torch.float32))
+        level = wide.square() @ self.weight.to(wide.dtype) + self.eps
+        factor = torch.where(level > EPS, level.clamp(min=EPS).rsqrt(), 0.0)
+        return (wide * factor[..., None]).to(x.dtype)
 
 
 class Read(Normaliser):

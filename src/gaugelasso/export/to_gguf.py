@@ -1,8 +1,8 @@
 """One GGUF file with a stock Llama and its tokenizer, for llama.cpp and its relatives.
 
-Matrices are in the chosen precision, norms in float32. Rows are padded with zeros to a multiple of
-32: others are slow in llama.cpp, and its quantised types need blocks of 32. Read back by this
-package's own importer.
+Matrices are in the chosen precision, norms in float32. The stream and the filters are padded with
+zeros to multiples of 32: other widths are slow in llama.cpp, and its quantised types need blocks of
+32. Read back by this package's own importer.
 """
 
 from collections.abc import Iterator
@@ -63,11 +63,15 @@ def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
     return encoded(metadata, tensors)
 
 
-def check_gguf(spec: TransformerSpec, path: Path) -> None:
-    """UserError if no cut makes this stock Llama one that a file holds; `path` is where it is."""
+def check_gguf(spec: TransformerSpec, path: Path, tokenizer: Path) -> None:
+    """UserError if no cut makes this stock Llama one that a file holds, with this tokenizer.
+
+    `path` is where the model is. The tokenizer is a folder, or its file there.
+    """
     _check_no_biases(spec, path)
-    if exists(path / TOKENIZER):
-        of_run(path, spec.inputs)
+    folder = tokenizer.parent if tokenizer.name == TOKENIZER else tokenizer
+    if exists(folder / TOKENIZER):
+        of_run(folder, spec.inputs)
 
 
 def _check_no_biases(spec: TransformerSpec, path: Path) -> None:

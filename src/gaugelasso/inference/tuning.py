@@ -35,18 +35,13 @@ def tuned(
 ) -> InferenceModel:
     """The model's inference form with the fastest forms for inputs of this batch and length.
 
-    To tune for decoding, give inputs of length 1. UserError with a batch to try where the memory is
-    too small.
+    To tune for decoding, give inputs of length 1. UserError with a batch to try where the whole
+    batch needs more memory than there is.
     """
     check_inputs(model.spec(), inputs)
-    tune = _tuned_for_gpu if inputs.device.type == "cuda" else _tuned
-    with says_what_fits(len(inputs), inputs.device):
-        return tune(model, inputs, dtype, int8, repeats)
-
-
-def _tuned(
-    model: Transformer, inputs: Tensor, dtype: torch.dtype, int8: bool, repeats: int
-) -> InferenceModel:
+    if inputs.device.type == "cuda":
+        with says_what_fits(len(inputs), inputs.device):
+            return _tuned_for_gpu(model, inputs, dtype, int8, repeats)
     batch, length = inputs.shape[:2]
     on_cpu = inputs.device.type == "cpu"
     # A pass on a CPU is timed with one sequence, and several passes with all of them below.
@@ -60,10 +55,11 @@ def _tuned(
     best = InferenceModel(model, dtype=dtype, int8=int8, forms=found[onednn][0])
     best.timings = found[onednn][2]
     best.onednn = onednn
-    if on_cpu and length == 1:
-        _fit_step_(best, inputs, repeats)
-    if on_cpu and batch > 1:
-        best.tokens_per_pass = _fastest_pass(best, inputs, repeats)
+    with says_what_fits(batch, inputs.device):
+        if on_cpu and length == 1:
+            _fit_step_(best, inputs, repeats)
+        if on_cpu and batch > 1:
+            best.tokens_per_pass = _fastest_pass(best, inputs, repeats)
     return best
 
 

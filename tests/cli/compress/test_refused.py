@@ -12,7 +12,7 @@ from tests.cli.compress.commands import OPTIONS, VOCABULARY, changed, save_train
 from tests.command import Command, assert_user_error
 from tests.importing.bases import tiny_gguf
 from tests.importing.sources import llama, qwen2
-from tests.tasks.tokenizers import byte_level, with_fallback
+from tests.tasks.tokenizers import byte_level, save, with_fallback
 from tests.tiny_runs import contents
 
 
@@ -118,6 +118,13 @@ def test_what_no_gguf_file_holds_is_refused_before_training(
     as_gguf = ("--form", "gguf", "--set", "compress.shape=llama")
     assert_user_error(gaugelasso("compress", "another", *changed(*as_gguf)), message)
     assert not (place / "out").exists()
+
+
+def test_a_form_is_checked_with_the_tokenizer_of_the_task(place: Path, gaugelasso: Command) -> None:
+    save(with_fallback(), place / "fallback" / "tokenizer.json")
+    other = ("--set", "task.tokenizer=fallback", "--form", "gguf", "--set", "compress.shape=llama")
+    answer = gaugelasso("compress", "model", *changed(*other))
+    assert_user_error(answer, "'fallback/tokenizer.json': form 'gguf' holds byte-level BPE that")
 
 
 def test_several_processes_are_refused(
