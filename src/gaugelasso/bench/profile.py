@@ -19,7 +19,7 @@ from gaugelasso.bench.operations import Action, Actions, Setting, actions, unit
 from gaugelasso.compress.latency import Latency, at_widths, check_operations
 from gaugelasso.compress.pricing import total_fma
 from gaugelasso.compress.time_table import Circumstances, TimeTable, Timing
-from gaugelasso.inference import tuned
+from gaugelasso.inference import InferenceModel, tuned
 from gaugelasso.inference.clocks import call_times, graph_times
 from gaugelasso.inference.folded import GPU_ALIGN
 from gaugelasso.inference.products import without_onednn
@@ -54,10 +54,11 @@ class Profile:
         batch, length = inputs.shape[:2]
         self.model, self.inputs, self.decode = model, inputs[:, :1] if decode else inputs, decode
         self.device = inputs.device
+        if decode:
+            InferenceModel(model).check_generates()
         # The switches of the whole model; forms are chosen for each operation below.
         self.served = tuned(model, self.inputs, dtype=dtype)
         if decode:
-            self.served.check_generates()
             self.served.step_by_numpy_(False)  # the table has the operations of PyTorch
         part = self.served.tokens_per_pass
         together = batch if part is None or decode else max(1, part // length)
