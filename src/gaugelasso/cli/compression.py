@@ -199,7 +199,8 @@ def _check_family(form: str, chosen: Plan) -> None:
     if form in STOCK:
         check_like_llama(spec, form, path)
     if form == "gguf":
-        check_gguf(spec, path, expand(chosen.task.tokenizer, "task.tokenizer"))
+        given = chosen.task.tokenizer  # empty for arrays of tokens
+        check_gguf(spec, path, expand(given, "task.tokenizer") if given else None)
 
 
 def _measure_and_choose(

@@ -63,12 +63,14 @@ def content(source: Source, dtype: torch.dtype) -> Iterator[bytes | memoryview]:
     return encoded(metadata, tensors)
 
 
-def check_gguf(spec: TransformerSpec, path: Path, tokenizer: Path) -> None:
+def check_gguf(spec: TransformerSpec, path: Path, tokenizer: Path | None) -> None:
     """UserError if no cut makes this stock Llama one that a file holds, with this tokenizer.
 
     `path` is where the model is. The tokenizer is a folder, or its file there.
     """
     _check_no_biases(spec, path)
+    if tokenizer is None:
+        return
     folder = tokenizer.parent if tokenizer.name == TOKENIZER else tokenizer
     if exists(folder / TOKENIZER):
         of_run(folder, spec.inputs)
