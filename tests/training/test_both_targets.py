@@ -21,9 +21,7 @@ from gaugelasso.training.records import RunRecord, outcome_of
 from tests.command import Command, assert_user_error
 from tests.tiny import tiny, write_tiny
 from tests.tiny_runs import assert_same_run, keep_images, read
-from tests.training.test_own_loop import STEPS, image, loop, other_target
-from tests.training.test_own_loop import rows as loop_rows
-from tests.training.test_targets import (
+from tests.training.target_runs import (
     BRIEF,
     KILLED,
     QUICK,
@@ -31,6 +29,8 @@ from tests.training.test_targets import (
     course_of,
     start,
 )
+from tests.training.test_own_loop import STEPS, image, loop, other_target
+from tests.training.test_own_loop import rows as loop_rows
 
 BOTH = TargetConfig(loss=1.7, metric=0.3)
 
