@@ -56,8 +56,14 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above and below else None
 
 
+def _held_out_loss(run: Mapping[str, Any]) -> float | None:
+    """The loss of all held-out data: of both halves, or as early runs have it, which split none."""
+    test, selection = run["loss"], run.get("selection_loss")
+    return test if test is None or selection is None else (test + selection) / 2
+
+
 def _perplexity(run: Mapping[str, Any]) -> float | None:
-    return None if run["loss"] is None else math.exp(run["loss"])
+    return None if (loss := _held_out_loss(run)) is None else math.exp(loss)
 
 
 def _cofi(name: str) -> Key:
@@ -166,6 +172,7 @@ CELLS: dict[str, Cell] = {
     "compression_median": _median(compression_of, ratio, wide=False),
     "compression_median_range": _median(compression_of, ratio),
     "loss": _mean(lambda run: run["loss"], figure),
+    "held_out_loss": _mean(_held_out_loss, figure),
     "loss_range": _range(lambda run: run["loss"], lambda value: f"{value:.2g}"),
     "metric": _mean(lambda run: run["metric"], _score),
     "metric_median": _median(lambda run: run["metric"], _score, wide=False),

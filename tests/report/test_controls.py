@@ -111,6 +111,7 @@ def test_a_run_has_all_that_tables_need(found: Comparison) -> None:
         for key in ("seed", "steps", "fma_initial", "fma_final", "loss", "wall_s"):
             assert row[key] == summary[key]
         assert row["training_work"] == summary["training_work"]
+        assert row["selection_loss"] == summary["selection_loss"]
         assert row["training_fma"] == summary["training_work"]["total"]
         assert row["metric"] == summary["metric"]["value"]
         assert row["structure"] == summary["structure"]

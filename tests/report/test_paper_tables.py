@@ -167,6 +167,14 @@ def test_a_figure_that_a_run_lacks_is_a_dash() -> None:
     assert cells == dict.fromkeys(CELLS, "—") | known
 
 
+def test_a_loss_of_all_held_out_data_is_the_mean_of_the_halves() -> None:
+    # Early runs have one figure for all of them.
+    runs = [{"loss": 1.2, "selection_loss": 1.0}, {"loss": 1.1}]
+    assert CELLS["held_out_loss"](runs[:1]) == CELLS["held_out_loss"](runs[1:]) == "1.1"
+    assert CELLS["perplexity"](runs[:1]) == CELLS["perplexity"](runs[1:]) == "3.004"
+    assert CELLS["loss"](runs[:1]) == "1.2"
+
+
 def change(root: Path, **ours: object) -> None:
     """Replace what the first row says of ours."""
     paper = json.loads((root / PAPER).read_text())
@@ -206,7 +214,7 @@ ORIGIN = {"command": "python x", "commit": "c", "hardware": "h", "date": "d"}
 
 def test_further_seeds_of_another_file_are_in_the_row(root: Path) -> None:
     path = root / "results" / "controls" / "charlm.json"
-    assert not path.exists()
+    path.unlink(missing_ok=True)
     row = "L* = ln 3, 12L, D = 576"
     before = line_of(build(root), "tab:text-transformer", row)
     assert "4 of 5 seeds not run" in before

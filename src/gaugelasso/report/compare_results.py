@@ -76,6 +76,8 @@ def control_result(run: Run) -> dict[str, Any]:
     work = entry_in(summary)
     return {
         **run_result(run),
+        # Beside `loss`, of the test data: both give that of all held-out data.
+        "selection_loss": summary.get("selection_loss"),
         # Of the run and of the runs that it needs: the run's own alone does not compare methods.
         "training_fma": work["total"],
         TRAINING_WORK: work,
