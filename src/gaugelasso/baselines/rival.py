@@ -1,8 +1,10 @@
 """The trainer of a method that begins with the model of a finished run, and has a plan of its own.
 
-The plan is in a file beside the run's config, and a resumed run must have the same.
+The plan is in a file beside the run's config, and a resumed run must have the same. So must its
+source have the same model, in whatever folder it is by then.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -25,6 +27,9 @@ from gaugelasso.training.run_driver import RunDriver
 from gaugelasso.training.state import RunState
 from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.trainer import Trainer
+
+# The key of a plan's file for the model that the method began with. `run` only says where it was.
+_FINGERPRINT = "run_sha256"
 
 
 class Plan(Protocol):
@@ -58,16 +63,17 @@ class RivalTrainer(Trainer):
         on_progress: Callable[[Progress], None] | None = None,
     ):
         self.source = source
-        whole = {"run": str(source.run), **plan.to_dict()}
+        options = plan.to_dict()
         self.first_batch = source.batches
         if existing == "resume" and exists(out / self.plan_file):
-            before = _same_plan(out / self.plan_file, whole)
+            before = _same_plan(out / self.plan_file, source, options)
             # Runs of early versions began with the first batch of the full model.
             self.first_batch = before.get("batches", 0)
         structure = TrainedModel.of(source.run)
         super().__init__(config, out, existing, on_progress, structure=structure)
         if not self.compressor.steps:
-            self.folder.write(self.plan_file, {**whole, "batches": self.first_batch})
+            begun = {"run": str(source.run), _FINGERPRINT: source.fingerprint}
+            self.folder.write(self.plan_file, {**begun, **options, "batches": self.first_batch})
             self.record.training_fma, self.record.wall_s = source.training_fma, source.wall_s
 
     def method_driver(self, state: RunState) -> PlainDriver:
@@ -118,12 +124,13 @@ def check_length(plan: Plan) -> None:
         )
 
 
-def _same_plan(path: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The content of a plan's file; UserError unless it has the values of `plan`."""
+def _same_plan(path: Path, source: Source, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The content of a plan's file; UserError unless it is of this source and has these options."""
     before = read_json(path)
     if not isinstance(before, dict):
         raise UserError(f"{str(path)!r}: not the plan of a run; start another with --out")
-    for key, value in plan.items():
+    _check_source(path, source, before)
+    for key, value in options.items():
         old = before.get(key)
         if old != value:
             raise UserError(
@@ -131,3 +138,18 @@ def _same_plan(path: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{old!r}; give the same, or choose another --out"
             )
     return before
+
+
+def _check_source(path: Path, source: Source, before: Mapping[str, Any]) -> None:
+    """UserError unless the source has the model that the run of this plan began with."""
+    was = before.get("run")
+    if _FINGERPRINT in before:
+        same = before[_FINGERPRINT] == source.fingerprint
+    else:  # plans of early versions: the path is all that they have
+        same = os.path.realpath(str(was)) == os.path.realpath(source.run)
+    if not same:
+        raise UserError(
+            f"--resume: the model in {str(source.run)!r} is not the one that the run in "
+            f"{str(path.parent)!r} began with, which was in {was!r}; give the run with that model, "
+            "or choose another --out"
+        )

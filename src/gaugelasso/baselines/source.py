@@ -11,7 +11,7 @@ from gaugelasso.config.plain import PLAIN_KEYS, PRESSURE_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.runs.checkpoint import last, load_model, load_structure
+from gaugelasso.runs.checkpoint import load_model, load_structure, required
 from gaugelasso.runs.reading import check_has_summary, read_json
 from gaugelasso.runs.structures import Structure
 
@@ -30,16 +30,20 @@ class TrainedModel(Structure):
 
 @dataclass(frozen=True)
 class Source:
-    """A finished run. Its training counts as the first part of the method's training."""
+    """A finished run. Its training counts as the first part of the method's training.
+
+    `fingerprint` identifies the model that it ended with, wherever the folder is.
+    """
 
     run: Path
     summary: Mapping[str, Any]
+    fingerprint: str
 
     @classmethod
     def of(cls, run: Path) -> "Source":
         check_has_summary(run)
-        last(run)  # raises if the weights that the run ended with are lost
-        return cls(run, read_json(run / "summary.json", finite=False))
+        ended = required(run)  # raises if the weights that the run ended with are lost
+        return cls(run, read_json(run / "summary.json", finite=False), ended.fingerprint())
 
     @property
     def training_fma(self) -> float:

@@ -258,7 +258,8 @@ def _opened(path: Path) -> Checkpoint:
     return Checkpoint(path, step)
 
 
-def _found(folder: Path | str) -> Checkpoint:
+def required(folder: Path | str) -> Checkpoint:
+    """As `last`; UserError if there is no checkpoint."""
     found = last(folder)
     if found is None:
         raise UserError(f"{str(folder)!r} holds no checkpoint")
@@ -268,7 +269,7 @@ def _found(folder: Path | str) -> Checkpoint:
 def load_structure(path: Path | str) -> Structure:
     """Read the structure of a run, of a checkpoint, or of a JSON file (alone or as a key)."""
     path = Path(path)
-    return _found(path).structure() if is_folder(path) else Structure.read(path)
+    return required(path).structure() if is_folder(path) else Structure.read(path)
 
 
 def load_spec(path: Path | str) -> TransformerSpec:
@@ -283,9 +284,9 @@ def load_model(folder: Path | str, device: str = "cpu") -> Compressible:
     intact. Returns a `Transformer`, or a `Compressible` of the class that was saved. That class is
     imported from where it was, with a line in the log, but never from the run folder itself.
     """
-    return _found(folder).model(device)
+    return required(folder).model(device)
 
 
 def load_state(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the state of training and the optimizer's tensors."""
-    return _found(folder).state()
+    return required(folder).state()
