@@ -105,6 +105,29 @@ def change_summary(run: Path, **changes: Any) -> Path:
     return run
 
 
+def test_methods_that_began_with_other_kinds_of_models_stay_apart(tmp_path: Path) -> None:
+    """Of a plain model its steps count too; runs of early versions do not name their method."""
+    sources = [
+        {"method": "plain", "steps": 100}, {"method": "plain", "steps": 100},
+        {"method": "plain", "steps": 200}, {"method": "compression", "steps": 90},
+        {"method": None, "steps": 95}, {"method": "cofi", "steps": 90},
+    ]  # fmt: skip
+    for seed, source in enumerate(sources):
+        run = run_at(tmp_path / str(seed), 200, 0.03, seed=seed, method="post-hoc")
+        change_summary(run, source={**source, "training_fma": 30_000.0})
+    found = compared(tmp_path)
+    assert {name: [one.run.seed for one in members] for name, members in found.methods.items()} == {
+        "post-hoc (source.method = plain, source.steps = 100)": [0, 1],
+        "post-hoc (source.method = plain, source.steps = 200)": [2],
+        "post-hoc (source.method = compression)": [3, 4],
+        "post-hoc (source.method = cofi)": [5],
+    }
+    conditions = {
+        method["method"]: method["conditions"] for method in compare_results(found)["methods"]
+    }
+    assert conditions["post-hoc (source.method = cofi)"]["source.steps"] is None
+
+
 def test_training_work_includes_the_runs_that_a_method_needs(tmp_path: Path) -> None:
     """A rival of an early version, too: its figure includes the full model."""
     work = {"own": 40_000.0, "before": 60_000.0, "total": 100_000.0, "needs": "the full model"}

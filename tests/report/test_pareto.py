@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import pareto, write_pareto
+from gaugelasso.report.data import condition_labels, load_run
 from gaugelasso.report.figure import GREY
 from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
 from gaugelasso.runs.reading import OWN_LOOP
@@ -64,6 +65,18 @@ def test_folders_name_the_conditions_if_many_settings_differ(tmp_path: Path) -> 
         config["model"]["heads"] = 4
         (run / "config.json").write_text(json.dumps(config))
     assert [*load_points(folders)] == [str(tmp_path / "wide"), str(tmp_path / "small")]
+
+
+def test_a_key_that_one_run_lacks_still_separates_the_others(tmp_path: Path) -> None:
+    """As runs of an early version lack a setting that came later."""
+    run_at(tmp_path / "early", 100, 0.1)
+    for name, value in (("off", 0), ("on", 500)):
+        changes = {"compress": {"exchange": value}}
+        run_at(tmp_path / name, 200, 0.1, changes=changes)
+    runs = [load_run(tmp_path / name) for name in ("early", "off", "on")]
+    expected = [f"compress.exchange = {value}" for value in ("none", 0, 500)]
+    assert condition_labels(runs) == expected
+    assert condition_labels(runs[::-1]) == expected[::-1]
 
 
 def test_methods_of_equal_settings_are_conditions_of_their_own(tmp_path: Path) -> None:

@@ -169,12 +169,11 @@ def condition_labels(
     `conditions` has that of each run, its settings by default.
     """
     given = [settings(run) for run in runs] if conditions is None else conditions
-    common = [key for key in given[0] if all(key in one for one in given)]
-    varied = [key for key in common if len({repr(one[key]) for one in given}) > 1]
+    varied = _varied(given)
     # What is not set is left out, unless nothing is set.
-    named = [[key for key in varied if one[key] is not None] or varied for one in given]
+    named = [[key for key in varied if one.get(key) is not None] or varied for one in given]
     long = [
-        ", ".join(f"{key} = {_short_value(one[key])}" for key in keys)
+        ", ".join(f"{key} = {_short_value(one.get(key))}" for key in keys)
         for one, keys in zip(given, named, strict=True)
     ]
     if max(map(len, named)) <= _KEYS_SHOWN:
@@ -188,6 +187,12 @@ def condition_labels(
     if max(map(len, named)) <= _KEYS_MOST:
         return long
     return [_with_others(groups[label]) for label in long]
+
+
+def _varied(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys with several values. Runs without a key, as of early versions, add none to it."""
+    keys = dict.fromkeys(key for one in given for key in one)
+    return [key for key in keys if len({repr(one[key]) for one in given if key in one}) > 1]
 
 
 def _with_others(paths: Sequence[Path]) -> str:

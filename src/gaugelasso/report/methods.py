@@ -132,10 +132,21 @@ def conditions(run: Run) -> dict[str, Any]:
     given, found = options(run), settings(run)
     if given:
         found = {k: v for k, v in found.items() if not k.startswith(_SET_BY_OPTIONS)}
-    source = (run.summary or {}).get("source", {})
-    if source.get("method") == _PLAIN:  # how long the model was trained that the method began with
-        given["source.steps"] = source.get("steps")
-    return found | given
+    return found | given | _beginning(run)
+
+
+def _beginning(run: Run) -> dict[str, Any]:
+    """The kind of model that a method began with, if it began with one.
+
+    Steps are of a plain model only: a compressed one may end when it has its target, so that its
+    seeds differ a little in their steps.
+    """
+    source = (run.summary or {}).get("source")
+    if source is None:
+        return {}
+    method = source.get("method") or OWN
+    steps = source.get("steps") if method == _PLAIN else None
+    return {"source.method": method, "source.steps": steps}
 
 
 def options(run: Run) -> dict[str, Any]:
