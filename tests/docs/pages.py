@@ -25,6 +25,7 @@ PYTHON_API = DOCS / "reference" / "python-api.md"
 OWN_TASK = DOCS / "how-to" / "own-task.md"
 OWN_LOOP = DOCS / "how-to" / "own-loop.md"
 OWN_MODEL = DOCS / "how-to" / "own-model.md"
+CONTROLS = DOCS / "how-to" / "controls.md"
 SERVING = DOCS / "how-to" / "serving.md"
 WHERE_THINGS_ARE = DOCS / "development" / "where-things-are.md"
 SECTIONS: dict[str, Any] = {

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import shlex
 import tomllib
 import types
 import typing
@@ -24,6 +25,7 @@ from tests.docs.pages import (
     COMMAND_LINE,
     COMMANDS,
     CONFIGURATION,
+    CONTROLS,
     OWN_MODEL,
     PAGES,
     PYTHON,
@@ -31,6 +33,7 @@ from tests.docs.pages import (
     SECTIONS,
     Block,
     blocks,
+    commands,
     page_id,
     read,
     rows,
@@ -78,6 +81,21 @@ def test_automatic_values_are_those_of_the_example() -> None:
         assert tomllib.loads(f"value = {value.strip('`')}")["value"] == pytest.approx(
             resolved[section][name]
         ), key
+
+
+def test_the_full_model_is_trained_as_the_compressed_run_is() -> None:
+    """Rivals take rates and phases from it, and are compared with that run."""
+    (line,) = (line for line in commands("gaugelasso", [CONTROLS]) if "compress.rho=0" in line)
+    _, name, *arguments = shlex.split(line)
+    given = COMMANDS[name].make_context(name, arguments).params
+    changes = dict(change.split("=", 1) for change in given["set_"])
+    full, demo = (load_config(ROOT / given["config"], each).to_dict() for each in (changes, {}))
+    assert {
+        f"{section}.{key}"
+        for section, values in demo.items()
+        for key, value in values.items()
+        if full[section][key] != pytest.approx(value)
+    } == {"compress.solver", "target.loss", "target.hold"}
 
 
 def test_every_task_is_described() -> None:
@@ -139,9 +157,9 @@ def test_every_option_of_a_command_is_described(name: str) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    # A block without a language is one that no test looks at.
+    # A block without a language, or one that is indented, is one that no test looks at.
     for page in PAGES:
-        assert len(blocks(page)) == len(re.findall(r"^```", read(page), re.M)) / 2, page.name
+        assert len(blocks(page)) == len(re.findall(r"^ *```", read(page), re.M)) / 2, page.name
 
 
 def error_templates() -> list[str]:
