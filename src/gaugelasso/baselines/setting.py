@@ -33,8 +33,8 @@ class Bar:
         return loss is not None and loss <= self.limit
 
 
-def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
-    """Return the loss that a baseline must reach; UserError if the run has none, or no right to it.
+def loss_of(run: Path, summary: Mapping[str, Any], what: str = "a baseline") -> float:
+    """Return the loss that `what` must reach; UserError if the run has none, or no right to it.
 
     It is the loss on selection data: test data decide nothing.
     """
@@ -47,12 +47,12 @@ def loss_of(run: Path, summary: Mapping[str, Any]) -> float:
             known += f", its metric is {reached} and target.metric is {metric}"
             key = "another target"
         raise UserError(
-            f"{str(run)!r} missed its target{known}; a baseline needs a run that held its target, "
+            f"{str(run)!r} missed its target{known}; {what} needs a run that held its target, "
             f"so train it again with more steps or {key}"
         )
     if not isinstance(loss, int | float) or not math.isfinite(loss):
         raise UserError(
-            f"{str(run / 'summary.json')!r}: no selection_loss, which decides what a baseline must "
+            f"{str(run / 'summary.json')!r}: no selection_loss, which decides what {what} must "
             "reach; runs of version 0.1.0 lack it, train the run again"
         )
     return float(loss)

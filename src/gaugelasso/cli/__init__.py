@@ -33,6 +33,7 @@ from gaugelasso.cli.output import check_output_complete, console, errors, steady
 from gaugelasso.cli.profiles import profile
 from gaugelasso.cli.reports import advise, info, pareto, report
 from gaugelasso.cli.rivals import cofi, prune, torch_pruning
+from gaugelasso.cli.squeezing import squeeze
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as
 from gaugelasso.errors import UserError, out_of_memory
@@ -56,6 +57,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "show": show,
     "sweep": sweep,
     "baseline": baseline,
+    "squeeze": squeeze,
     "retrain": retrain,
     "prune": prune,
     "cofi": cofi,

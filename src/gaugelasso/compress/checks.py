@@ -164,20 +164,25 @@ def check_prices(state: ModelState) -> None:
         )
 
 
+def least_work(model: Compressible, options: CompressorOptions) -> float:
+    """What no cut of the model leads below, by the accounting.
+
+    0 for milliseconds: a measured time may be shorter at a larger width.
+    """
+    if options.accounting == "latency":
+        return 0.0
+    cost = accountings.chosen(options, None)
+    return least_cost(model.axis_table(), cost, named_tensors(model))
+
+
 def check_work_target(
     name: str, target: float, model: Compressible, options: CompressorOptions
 ) -> None:
-    """UserError if no cut of the model leads to so little; 0 names nothing.
-
-    Of milliseconds nothing is said: a measured time may be shorter at a larger width.
-    """
-    if not target or options.accounting == "latency":
-        return
-    cost = accountings.chosen(options, None)
-    least = least_cost(model.axis_table(), cost, named_tensors(model))
-    if target < least:
+    """UserError if no cut of the model leads to so little; 0 names nothing."""
+    if target and target < (least := least_work(model, options)):
+        unit = accountings.chosen(options, None).unit
         raise UserError(
-            f"{name} = {target:g}: no cut leads below {least:,.0f} {cost.unit}, what the parts "
+            f"{name} = {target:g}: no cut leads below {least:,.0f} {unit}, what the parts "
             "that must stay cost with one channel each; name more"
         )
 

@@ -1,0 +1,155 @@
+"""Smaller models that keep a loss: trained from the structure of a run, each to a named work.
+
+A try begins with the smallest structure that has the loss so far, new weights, and a work per token
+below that structure's. It costs little, because the model is small from its first step on.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gaugelasso.baselines.setting import Bar
+from gaugelasso.compress.checks import least_work
+from gaugelasso.config import Config, run_config
+from gaugelasso.config.base import BaseModel
+from gaugelasso.config.target import TargetConfig
+from gaugelasso.errors import UserError
+from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.sweeps.arms import Arm, failures_message
+from gaugelasso.sweeps.sweep import Plan, run_sweep
+
+# A smaller step than this is within what two trainings of one model differ by.
+_LEAST_STEP = 0.9
+
+Row = dict[str, Any]
+
+
+def squeeze_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:
+    """Return the config of the tries: that of the run, with its final work as the target.
+
+    UserError if a change is of what a try takes from its run, for a run with pretrained weights,
+    and for one without pressure.
+    """
+    for key, value in changes.items():
+        if key == "train.seed" or key.startswith(("task.", "model.", "target.")):
+            raise UserError(
+                f"--set {key}={value}: squeeze takes {key} from its run; other keys of [compress] "
+                "and [train] can be set"
+            )
+    if isinstance(run_config(run).model, BaseModel):
+        raise UserError(
+            f"{str(run)!r} began with pretrained weights, and squeeze trains new ones; name a "
+            "smaller work with gaugelasso compress, or target.fma, instead"
+        )
+    config = run_config(run, changes)
+    if config.compress.solver == "fixed" and not config.compress.rho:
+        raise UserError(
+            f"{str(run)!r} was trained without pressure (compress.solver = 'fixed' with "
+            "compress.rho = 0), by which squeeze removes channels; add "
+            "--set compress.solver=conservative"
+        )
+    return replace(config, target=TargetConfig(fma=float(summary["fma_final"])))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a try must have on selection data: the loss, and a metric where the run names one."""
+
+    bar: Bar
+    metric: float | None = None
+    lower_is_better: bool = False
+
+    def reached_by(self, summary: Mapping[str, Any]) -> bool:
+        if not self.bar.reached_by(summary["selection_loss"]):
+            return False
+        found = summary.get("selection_metric")
+        if self.metric is None:
+            return True
+        if found is None:
+            return False
+        return bool(found <= self.metric if self.lower_is_better else found >= self.metric)
+
+
+class Squeeze:
+    """The tries from a run in the folder `out`. `plan` gives config, seed and processes.
+
+    What to try next follows from the tries that are finished, so the same command goes on after an
+    interruption.
+    """
+
+    def __init__(
+        self, run: Path, config: Config, out: Path, goal: Goal, plan: Plan, step: float
+    ):  # fmt: skip
+        self.config, self.out, self.goal, self.plan = config, out, goal, plan
+        self.step, self.rows = step, list[Row]()
+        self.first = self._row(run)
+
+    def run(self, rounds: int, console: Console, on_row: Callable[[Row], None]) -> Row:
+        """Return the row of the smallest model that has the loss, which may be the run itself."""
+        best, step = self.first, self.step
+        for _ in range(rounds):
+            if not (arms := self._arms(best, step)):
+                break
+            found = self._train(best, arms, console)
+            for row in found:
+                on_row(row)
+            self.rows += found
+            smaller = [row for row in found if row["held"] and row["work"] < best["work"]]
+            if smaller:
+                best = min(smaller, key=lambda row: row["work"])
+            elif (step := math.sqrt(step)) > _LEAST_STEP:
+                break
+        return best
+
+    def _arms(self, best: Row, step: float) -> list[Arm]:
+        """What to try next, by falling work: one for each job, without those that were tried."""
+        least = least_work(load_model(Path(best["folder"])), self.config.compress)
+        works = [best["work"] * step**number for number in range(1, self.plan.jobs + 1)]
+        arms = [self._arm(best, work) for work in works if work >= least]
+        tried = {Path(row["folder"]).parent for row in self.rows}
+        return [arm for arm in arms if arm.folder not in tried]
+
+    def _arm(self, best: Row, work: float) -> Arm:
+        named = f"{work:.0f}" if work >= 1000 else f"{work:.6g}"
+        # The same work from another structure is another try.
+        folder = self.out / f"{named}-from-{best['work']:.0f}"
+        changes = (f"target.fma={named}",)
+        return Arm(f"work {named}", changes, folder, ("--structure", best["folder"]))
+
+    def _train(self, best: Row, arms: Sequence[Arm], console: Console) -> list[Row]:
+        """Return the rows of tries, trained where they are not finished."""
+        (seed,) = self.plan.seeds
+        wanted = [arm for arm in arms if not exists(arm.run_folder(seed) / "summary.json")]
+        # A try that does not reach its work exits as if it failed, and has a summary all the same.
+        outcomes = run_sweep(replace(self.plan, arms=wanted), console) if wanted else []
+        if failed := failures_message([one for one in outcomes if not one.ended], 1):
+            raise UserError(
+                f"{failed}; its log is beside its folder. Give the command again to go on, or "
+                "change a setting with --set and another --out"
+            )
+        return [self._row(arm.run_folder(seed), best["folder"]) for arm in arms]
+
+    def _row(self, folder: Path, origin: str | None = None) -> Row:
+        path = folder / "summary.json"
+        summary = read_json(path, finite=False)
+        try:
+            return {
+                "folder": str(folder),
+                "from": origin,
+                "work": float(summary["fma_final"]),
+                "parameters": summary["parameters_final"],
+                "selection_loss": summary["selection_loss"],
+                "loss": summary["loss"],
+                "metric": summary["metric"]["value"],
+                "held": self.goal.reached_by(summary),
+                "training_fma": summary["training_fma"],
+                "wall_s": summary["wall_s"],
+            }
+        except (KeyError, TypeError) as error:
+            text = f"{str(path)!r}: not a summary of a run ({error} is missing)"
+            raise UserError(text) from None
