@@ -1,6 +1,5 @@
 """The command squeeze: smaller models from the structure of a run, at the same loss."""
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,15 @@ from rich.console import Console
 from gaugelasso.baselines import squeeze
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.baselines.squeeze import Goal, Squeeze
-from gaugelasso.cli import app
-from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import run_config
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.sweeps.arms import ArmOutcome
 from gaugelasso.sweeps.sweep import Plan
+from tests.baselines.in_process import train_here
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import contents, finished, read
 
 STEPS = ("--set", "train.steps=60", "--set", "train.warmup=4", "--set", "train.cooldown=20")
-
-
-def train_here(plan: Plan, console: Console) -> list[ArmOutcome]:
-    """In this process; a try that does not reach its work raises at its end."""
-    plan.prepare(None)
-    for arm in plan.arms:
-        with contextlib.suppress(TargetMissed):
-            app([*plan.words(arm, plan.seeds[0])[3:], "--resume"], standalone_mode=False)
-    return [ArmOutcome(arm, list(plan.seeds)) for arm in plan.arms]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gaugelasso import Compressor, UserError, load_model
+from gaugelasso.baselines import squeeze
 from gaugelasso.cli import controls
 from gaugelasso.config import load_config, run_config
 from gaugelasso.plugins import NamedBy, Reference
@@ -316,6 +317,21 @@ def test_a_found_structure_is_retrained(
     again = read(run / "retrained" / "seed8" / "summary.json")
     assert again["method"] == "from scratch"
     assert again["structure"] == read(run / "summary.json")["structure"]
+
+
+def test_a_model_of_the_user_is_squeezed(
+    gaugelasso: Command, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finish(own)
+    monkeypatch.setattr(squeeze, "run_sweep", train_here)
+    monkeypatch.chdir("/")
+    words = ("--loss", "1e9", "--rounds", "1", "--set", "train.steps=200")
+    assert gaugelasso("squeeze", run, *words)[0] == 0
+    _, tried = read(run / "squeezed" / "squeeze.json")["rows"]
+    hidden = [
+        read(Path(one) / "summary.json")["structure"]["hidden"] for one in (run, tried["folder"])
+    ]
+    assert hidden[1] < hidden[0]
 
 
 def test_a_model_of_the_user_is_pruned(gaugelasso: Command, own: Path) -> None:
