@@ -1,6 +1,7 @@
 """The command squeeze: smaller models from the structure of a run, at the same loss."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +113,24 @@ def test_runs_that_cannot_be_squeezed_are_refused(gaugelasso: Command, run: Path
     assert list(contents(out)) == ["structure.json"]
 
 
-def search(run: Path, jobs: int, least: float, patch: pytest.MonkeyPatch) -> Squeeze:
-    """A search in which a model has as much work as it names, and the loss from `least` on."""
+def search(
+    run: Path, jobs: int, least: float, patch: pytest.MonkeyPatch, seeds: Sequence[int] = (3,)
+) -> Squeeze:
+    """A search in which a model has as much work as it names, and the loss from `least` on.
+
+    Each further seed needs a hundred less.
+    """
 
     def trained(plan: Plan, console: Console) -> list[ArmOutcome]:
         for arm in plan.arms:
             work = float(arm.changes[0].removeprefix("target.fma="))
-            folder = arm.run_folder(plan.seeds[0])
-            folder.mkdir(parents=True)
-            loss = 0.5 if work >= least else 2.0
-            summary = read(run / "summary.json")
-            summary |= {"fma_final": work, "selection_loss": loss}
-            (folder / "summary.json").write_text(json.dumps(summary))
+            for place, seed in enumerate(plan.seeds):
+                folder = arm.run_folder(seed)
+                folder.mkdir(parents=True)
+                loss = 0.5 if work >= least - 100 * place else 2.0
+                summary = read(run / "summary.json")
+                summary |= {"fma_final": work, "selection_loss": loss, "seed": seed}
+                (folder / "summary.json").write_text(json.dumps(summary))
         return [ArmOutcome(arm, list(plan.seeds)) for arm in plan.arms]
 
     patch.setattr(squeeze, "run_sweep", trained)
@@ -131,7 +138,7 @@ def search(run: Path, jobs: int, least: float, patch: pytest.MonkeyPatch) -> Squ
     patch.setattr(squeeze, "least_work", lambda *_: 100.0)
     summary = read(run / "summary.json") | {"fma_final": 1000.0}
     (run / "summary.json").write_text(json.dumps(summary))
-    plan = Plan(run / "config.toml", [3], [], jobs)
+    plan = Plan(run / "config.toml", seeds, [], jobs)
     goal = Goal(Bar(1.0))
     return Squeeze(run, run_config(run), run / "squeezed", goal, plan, 0.7)
 
@@ -162,6 +169,16 @@ def test_jobs_try_several_works_at_once(run: Path, monkeypatch: pytest.MonkeyPat
     found = search(run, 9, 900.0, monkeypatch)
     found.run(1, Console(), lambda _: None)
     assert min(works(found)) == 118
+
+
+def test_one_of_the_seeds_must_have_the_loss(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = search(run, 4, 550.0, monkeypatch, seeds=(3, 4))
+    best = found.run(1, Console(), lambda _: None)
+    # Four jobs of two seeds try two works at once.
+    assert works(found) == [700, 700, 490, 490]
+    assert [row["held"] for row in found.rows] == [True, True, False, True]
+    assert (round(best["work"]), best["seed"]) == (490, 4)
+    assert Path(best["folder"]).name == "seed4"
 
 
 def test_a_named_metric_must_hold_too() -> None:

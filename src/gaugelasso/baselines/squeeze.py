@@ -1,7 +1,8 @@
 """Smaller models that keep a loss: trained from the structure of a run, each to a named work.
 
-A try begins with the smallest structure that has the loss so far, new weights, and a work per token
-below that structure's. It costs little, because the model is small from its first step on.
+A try is a run of one work and one seed. It begins with the smallest structure that has the loss so
+far, new weights, and a work per token below that structure's. It costs little, because the model is
+small from its first step on.
 """
 
 import math
@@ -76,7 +77,7 @@ class Goal:
 
 
 class Squeeze:
-    """The tries from a run in the folder `out`. `plan` gives config, seed and processes.
+    """The tries from a run in the folder `out`. `plan` gives config, seeds and processes.
 
     What to try next follows from the tries that are finished, so the same command goes on after an
     interruption.
@@ -87,6 +88,7 @@ class Squeeze:
     ):  # fmt: skip
         self.config, self.out, self.goal, self.plan = config, out, goal, plan
         self.step, self.rows = step, list[Row]()
+        self._at_once = max(1, plan.jobs // len(plan.seeds))
         self.first = self._row(run)
 
     def run(self, rounds: int, console: Console, on_row: Callable[[Row], None]) -> Row:
@@ -107,9 +109,9 @@ class Squeeze:
         return best
 
     def _arms(self, best: Row, step: float) -> list[Arm]:
-        """What to try next, by falling work: one for each job, without those that were tried."""
+        """What to try next, by falling work, without what was tried; seeds share the jobs."""
         least = least_work(load_model(Path(best["folder"])), self.config.compress)
-        works = [best["work"] * step**number for number in range(1, self.plan.jobs + 1)]
+        works = [best["work"] * step**number for number in range(1, self._at_once + 1)]
         arms = [self._arm(best, work) for work in works if work >= least]
         tried = {Path(row["folder"]).parent for row in self.rows}
         return [arm for arm in arms if arm.folder not in tried]
@@ -123,16 +125,20 @@ class Squeeze:
 
     def _train(self, best: Row, arms: Sequence[Arm], console: Console) -> list[Row]:
         """Return the rows of tries, trained where they are not finished."""
-        (seed,) = self.plan.seeds
-        wanted = [arm for arm in arms if not exists(arm.run_folder(seed) / "summary.json")]
+        folders = {arm: [arm.run_folder(seed) for seed in self.plan.seeds] for arm in arms}
+        wanted = [arm for arm, runs in folders.items() if not all(map(_is_finished, runs))]
         # A try that does not reach its work exits as if it failed, and has a summary all the same.
         outcomes = run_sweep(replace(self.plan, arms=wanted), console) if wanted else []
-        if failed := failures_message([one for one in outcomes if not one.ended], 1):
+        lost = [
+            replace(one, failed=[seed for seed in one.failed if seed not in one.ended])
+            for one in outcomes
+        ]
+        if failed := failures_message(lost, len(self.plan.seeds)):
             raise UserError(
-                f"{failed}; its log is beside its folder. Give the command again to go on, or "
-                "change a setting with --set and another --out"
+                f"{failed}; their logs are beside their folders. Give the command again to go on, "
+                "or change a setting with --set and another --out"
             )
-        return [self._row(arm.run_folder(seed), best["folder"]) for arm in arms]
+        return [self._row(folder, best["folder"]) for runs in folders.values() for folder in runs]
 
     def _row(self, folder: Path, origin: str | None = None) -> Row:
         path = folder / "summary.json"
@@ -141,6 +147,7 @@ class Squeeze:
             return {
                 "folder": str(folder),
                 "from": origin,
+                "seed": summary["seed"],
                 "work": float(summary["fma_final"]),
                 "parameters": summary["parameters_final"],
                 "selection_loss": summary["selection_loss"],
@@ -153,3 +160,7 @@ class Squeeze:
         except (KeyError, TypeError) as error:
             text = f"{str(path)!r}: not a summary of a run ({error} is missing)"
             raise UserError(text) from None
+
+
+def _is_finished(run: Path) -> bool:
+    return exists(run / "summary.json")

@@ -29,7 +29,7 @@ RESULT = "squeeze.json"
 def squeeze(
     run: RunPath,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Most rounds; each round tries one work for each job.")
+        int, typer.Option(min=1, help="Most rounds; each tries works that fall by the step.")
     ] = 6,
     step: Annotated[
         float, typer.Option(help="Share of the work that a try keeps: above 0 and below 0.9.")
@@ -38,6 +38,9 @@ def squeeze(
         float | None,
         typer.Option(help="Loss to keep on selection data.", show_default="that of the run"),
     ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Seeds of each work, from the run's on; one must keep it.")
+    ] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
     set_: Changes = None,
     out: Out = None,
@@ -46,7 +49,8 @@ def squeeze(
     """Train smaller models from the structure of a run, as long as they keep its loss.
 
     Each try begins with the smallest structure that has the loss so far and with new weights, and
-    has the steps and data of the run. The same command goes on after an interruption. The default
+    has the steps and data of the run. A round tries one work for each job, or for each `--seeds`
+    jobs. The same command goes on after an interruption. The default
     output folder is "squeezed" in RUN.
 
     Example: gaugelasso squeeze runs/demo
@@ -71,8 +75,9 @@ def squeeze(
     about = comment("smaller models from the structure of a run")
     text = f"{about}\n{to_toml(settings.to_dict())}"
     with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
+        numbers = range(settings.train.seed, settings.train.seed + seeds)
         plan = Plan(
-            folder / CONFIG, [settings.train.seed], [], jobs, device=device, existing="resume",
+            folder / CONFIG, numbers, [], jobs, device=device, existing="resume",
             on_gpu=where.startswith("cuda"), to_go_on="run the command again",
         )  # fmt: skip
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")

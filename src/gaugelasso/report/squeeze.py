@@ -17,6 +17,7 @@ def squeeze_table(data: Data) -> str:
     rows = [
         [
             "run" if row["from"] is None else str(place),
+            str(row["seed"]),
             number(row["work"], counted),
             known(row["selection_loss"], figure),
             known(row["loss"], figure),
@@ -26,10 +27,10 @@ def squeeze_table(data: Data) -> str:
         ]
         for place, row in enumerate(data["rows"])
     ]
-    headers = ["try", noun(counted), "selection loss", "test loss", data["metric"],
+    headers = ["try", "seed", noun(counted), "selection loss", "test loss", data["metric"],
                "training work", "the loss"]  # fmt: skip
     title = f"Smaller models at a selection loss of {figure(data['limit'])}"
-    return to_markdown(Table(title, headers, rows, left=(0, 6)))
+    return to_markdown(Table(title, headers, rows, left=(0, 7)))
 
 
 def squeeze_sentence(data: Data) -> str:
