@@ -80,7 +80,7 @@ class PlainDriver(Driver):
 
     # --- decisions --------------------------------------------------------------------------
 
-    def observe(self, losses: Sequence[float]) -> None:
+    def observe(self, losses: Sequence[float], due: bool) -> None:
         """The record has them."""
 
     def decision_due(self) -> bool:

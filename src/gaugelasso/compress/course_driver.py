@@ -77,8 +77,11 @@ class CourseDriver(Driver):
     def allowance(self, pressed_loss: float) -> float | None:
         return self.course.allowance(pressed_loss)
 
-    def observe(self, losses: Sequence[float]) -> None:
-        self.course.observe(losses)
+    def observe(self, losses: Sequence[float], due: bool) -> None:
+        if due:
+            self.course.observe(losses)
+        else:
+            self.course.defer(losses)
 
     def before_step(self) -> None:
         self.compressor.cut_share = self.course.cut_share

@@ -116,8 +116,12 @@ class Driver(ABC):
         return 1.0
 
     @abstractmethod
-    def observe(self, losses: Sequence[float]) -> None:
-        """Take in the training losses of the last steps."""
+    def observe(self, losses: Sequence[float], due: bool) -> None:
+        """Take in the training losses of the last steps.
+
+        Not `due`: the run stops between two due steps. They are for the next due one, where a run
+        that does not stop reads them.
+        """
 
     @abstractmethod
     def decision_due(self) -> bool:
@@ -161,12 +165,13 @@ class Driver(ABC):
         """Read the losses, look after failing steps, log, decide and save, if it is due.
 
         `stopping`: the run is about to stop here, so that losses are read and saved in any case.
+        The run that is resumed must be the one that never stopped, so nothing else is done early.
         """
         decides = self.decision_due()
         due = decides or self.log.due()
         if not due and not stopping:
             return
-        self.read_losses()
+        self.read_losses(due)
         if due:
             self.compressor.scalars.reset_streak_()
             if self.streak >= self._skip_limit:
@@ -176,12 +181,12 @@ class Driver(ABC):
         keep = self.decide(decides)
         self.log.save(keep, due)
 
-    def read_losses(self) -> None:
+    def read_losses(self, due: bool = True) -> None:
         """Take in the losses since the last call, and how many steps were skipped."""
         pending = [each.reshape(()).float() for each in self._losses]
         losses = torch.stack(pending).tolist() if pending else []
         self._losses.clear()
-        self.observe(losses)
+        self.observe(losses, due)
         skipped, self.failing, self.streak = self.compressor.scalars.counts()
         if skipped - self.skipped < len(losses):
             self.step_succeeded()

@@ -67,7 +67,7 @@ class PressedRun(Driver):
     def where(self) -> str:
         return self._state.where()
 
-    def observe(self, losses: Sequence[float]) -> None:
+    def observe(self, losses: Sequence[float], due: bool) -> None:
         """The record has them, and `rollback` reads it."""
 
     # --- decisions --------------------------------------------------------------------------

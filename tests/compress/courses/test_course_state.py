@@ -57,6 +57,8 @@ DAMAGED: list[tuple[str, Any]] = [
     ("recent", ["a"]),
     ("recent", [math.nan]),
     ("recent", [None]),
+    ("deferred", None),
+    ("deferred", [math.nan]),
     ("trials", {}),
     ("trials", [1]),
     ("trials", [{}]),

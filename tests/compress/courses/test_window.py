@@ -51,6 +51,18 @@ def test_the_loss_is_a_mean_of_the_last_finite_ones() -> None:
     assert len(window.recent) == 60
 
 
+def test_losses_that_are_deferred_decide_nothing_before_the_next_are_read() -> None:
+    at_once, later = LossWindow(named=0.1), LossWindow(named=0.1)
+    losses = noisy(0.2)
+    at_once.observe(losses)
+    fresh = (later.loss, later.aim)
+    later.defer(losses[:150])
+    later.defer([math.nan, *losses[150:190]])
+    assert (later.loss, later.aim, later.first_loss) == (*fresh, None)
+    later.observe(losses[190:])
+    assert later == at_once
+
+
 def test_the_aim_stays_below_by_the_noise_of_selection_data() -> None:
     course = LossWindow(named=0.1)
     assert course.aim == pytest.approx(0.1 * (1 - LEAST_ROOM))

@@ -15,11 +15,12 @@ _GIVEN = ("named", "goal", "steps", "lr", "warmup", "anneal", "least_rate", "by_
 # The keys of a trial's row.
 _TRIAL = ("step", "fma", "loss_before", "pressed_loss", "selection_loss")
 _LARGEST = 1e300
+_LISTS = ("recent", "deferred", "trials")
 # Fields that older checkpoints do not have.
 _ADDED: dict[str, Any] = {
     "present_fma": None, "cut_at": 0, "rungs": [], "given_up": False, "start_at": None,
     "start_fma": None, "start_loss": None, "slower": 1.0, "looked_at": 0,
-    "checked": True,
+    "checked": True, "deferred": [],
 }  # fmt: skip
 
 
@@ -95,7 +96,8 @@ class CourseState(LossWindow):
         """What a checkpoint keeps; JSON has no infinity."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         finite = {k: None if v == math.inf else v for k, v in values.items() if k not in _GIVEN}
-        return {**finite, "recent": list(self.recent), "trials": list(self.trials)}
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return {**finite, **lists}
 
     def load_(self, values: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave; UserError if it did not, and nothing is changed."""
@@ -117,8 +119,8 @@ class CourseState(LossWindow):
 
     def _is_sound(self, name: str, value: Any) -> bool:
         """Whether a field can have this value; None stands for a number not known yet."""
-        if name in ("recent", "trials"):
-            sound = is_number if name == "recent" else _is_trial
+        if name in _LISTS:
+            sound = _is_trial if name == "trials" else is_number
             return isinstance(value, list) and all(sound(each) for each in value)
         if name == "stage":
             return value in get_args(Stage)

@@ -29,6 +29,8 @@ class LossWindow:
     named: float
     recent: list[float] = field(default_factory=list)
     first_loss: float | None = None
+    # Losses that the next `observe` takes in with its own.
+    deferred: list[float] = field(default_factory=list)
     # The standard error of the last measurement on selection data; 0 if it is not known.
     error: float = 0.0
 
@@ -39,10 +41,15 @@ class LossWindow:
 
     def observe(self, losses: Sequence[float]) -> None:
         """Take in the training losses of the last steps."""
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        if self.first_loss is None and finite:
-            self.first_loss = finite[0]
-        self.recent = [*self.recent, *finite][-NOISE_WINDOW:]
+        self.defer(losses)
+        if self.first_loss is None and self.deferred:
+            self.first_loss = self.deferred[0]
+        self.recent = [*self.recent, *self.deferred][-NOISE_WINDOW:]
+        self.deferred = []
+
+    def defer(self, losses: Sequence[float]) -> None:
+        """Keep losses for the next `observe`: until then they decide nothing."""
+        self.deferred = [*self.deferred, *(loss for loss in losses if math.isfinite(loss))]
 
     @property
     def loss(self) -> float:
