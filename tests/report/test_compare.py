@@ -352,6 +352,34 @@ def test_latency_measures_the_models(gaugelasso: Command, tmp_path: Path) -> Non
     assert "median of 3 on cpu, 1 thread" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--results", "a-folder"], "output 'a-folder' cannot be written: Is a directory"),
+        (["--results", "a-file/r.json"], "'a-file/r.json' cannot be written: Not a directory"),
+        (["--out", "a-file"], "'a-file/compare.json' cannot be written: Not a directory"),
+    ],
+    ids=["a folder", "below a file", "out"],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_measurement(
+    gaugelasso: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    two_methods(tmp_path / "runs", seeds=1)
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-file").touch()
+    before = contents(tmp_path)
+    measured: list[object] = []
+    monkeypatch.setattr("gaugelasso.cli.comparisons._measure", lambda *_: measured.append(1))
+    monkeypatch.chdir(tmp_path)
+    assert_user_error(gaugelasso("compare", "runs", "--latency", *options), message)
+    assert contents(tmp_path) == before
+    assert not measured
+
+
 def test_a_busy_machine_is_reported(
     gaugelasso: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.run import Run
 from gaugelasso.report.timing import busy
 from gaugelasso.runs.environment import environment
-from gaugelasso.runs.writing import check_name
+from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 
 
@@ -57,10 +57,11 @@ def compare(
         raise UserError("--device is for --latency; give both or none")
     loaded = load_runs(runs)
     make_comparison(loaded, against)  # raises for runs that cannot be compared, before measuring
-    for path in filter(None, (out, results)):
-        check_name(path)
+    folder = out or common_folder(runs) / "compare"
+    for path in filter(None, (folder / "compare.json", results)):
+        check_writable(path)
     found = make_comparison(loaded, against, *_measure(loaded, device, repeats, latency))
-    files = write_methods(found, out or common_folder(runs) / "compare", results)
+    files = write_methods(found, folder, results)
     if console.is_terminal:
         render(compare_table(found), console)
     else:  # a log file has no width to fit a table to
