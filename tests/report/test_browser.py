@@ -145,6 +145,25 @@ def test_the_page_fits_a_phone_and_has_a_dark_form(
     assert color == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
 
 
+# Titles of the tables, and where the first column begins and the last one ends.
+EDGES = """Object.fromEntries([...document.querySelectorAll('.wide tr:last-child')].map(row => [
+  row.closest('figure').previousElementSibling.textContent,
+  [row.firstChild.getBoundingClientRect().left, row.lastChild.getBoundingClientRect().right]]))"""
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_phone_shows_the_figures_of_every_table(tab: Browser, tmp_path: Path, seeds: int) -> None:
+    runs = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in range(seeds)]
+    tab.open(page_of(tmp_path, *runs), width=390, height=844)
+    assert tab.value(EDGES)["Before and after"][1] <= 390
+    # The others may be scrolled, and then their rows still have a name.
+    tab.value("document.querySelectorAll('.wide').forEach(each => { each.scrollLeft = 1e6 })")
+    edges = tab.value(EDGES)
+    assert {"Saturation", "Largest drops (at most 20)"} <= edges.keys()
+    for title, (left, right) in edges.items():
+        assert 0 <= left < right <= 390, title
+
+
 def test_a_model_of_the_user_has_a_row_for_each_axis(tab: Browser, tmp_path: Path) -> None:
     narrow = {"hidden.0": 3, "a.long.name.of.an.axis": 8}
     run = make_run(tmp_path / "r", events=[event(40, 1000.0, 400.0, {"hidden.0": 5}, [], narrow)])
