@@ -186,7 +186,7 @@ def test_the_runs_of_a_baseline_have_the_schedule_of_the_run(run: Path) -> None:
     [
         ("task.length=8", "--set task.length=8: a baseline takes task.length from its run"),
         ("train.steps=8", "a baseline takes train.steps from its run"),
-        ("train.seed=8", "a baseline takes train.seed from its run"),
+        ("train.seed=8", "--set train.seed=8: leave it out; seeds are given by --seeds"),
         ("compress.rho=1", "a baseline has no pressure and makes no use of compress.rho"),
         ("compress.trsut=1", "unknown key compress.trsut"),
     ],

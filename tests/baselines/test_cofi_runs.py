@@ -99,6 +99,9 @@ def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Pa
     ("options", "message"),
     [
         ((), "--fma and --parameters: give one of them; none is given"),
+        (("--fma", "0"), "--fma 0: must be a finite number above 0"),
+        (("--fma", "-1"), "--fma -1: must be a finite number above 0"),
+        (("--fma", "nan"), "--fma nan: must be a finite number above 0"),
         (("--fma", "1e9"), "--fma 1e+09: must be above 0 and below the 624 of the model"),
         (("--parameters", "0"), "--parameters 0: must be above 0 and below the"),
         (("--fma", "3"), "--fma 3 cannot be reached by masks of"),

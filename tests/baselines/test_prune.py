@@ -334,6 +334,8 @@ def test_the_command_writes_a_run_that_reports_know(gaugelasso: Command, run: Pa
         ((), "--fma and --loss: give one of them; none is given"),
         (("--fma", "9", "--loss", "1"), "give one of them; both are given"),
         (("--fma", "nan"), "--fma nan: must be a finite number above 0"),
+        (("--loss", "nan"), "--loss nan: must be a finite number"),
+        (("--loss", "inf"), "--loss inf: must be a finite number"),
         (("--fma", "1e9"), "has 624 FMA per token already"),
         (("--fma", "2"), "--fma 2 cannot be reached by pruning"),
         (("--fma", "2"), "the nearest is"),

@@ -88,6 +88,7 @@ def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> 
     assert_user_error(gaugelasso(*wrong), "retrain takes train.steps from its run")
     for key, message in (
         ("model.width=4", "retrain takes model.width from its run"),
+        ("train.seed=4", "--set train.seed=4: leave it out; seeds are given by --seeds"),
         (
             "compress.rho=3",
             "--set compress.rho=3: retrain has no pressure and makes no use of compress.rho",

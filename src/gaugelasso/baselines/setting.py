@@ -104,7 +104,9 @@ def plain_settings(
     # A met work target, or a second anneal, moved the start of the cooldown.
     cooldown = config.train.cooldown if frozen is None else steps - frozen
     for key, value in changes.items():
-        if key in PLAIN_KEYS or key == "train.seed" or key.partition(".")[0] in taken:
+        if key == "train.seed":
+            raise UserError(f"--set {key}={value}: leave it out; seeds are given by --seeds")
+        if key in PLAIN_KEYS or key.partition(".")[0] in taken:
             others = "other keys of [compress] and [train] can be set"
             free = others if "model" in taken else f"the keys of [model] and {others}"
             raise UserError(f"--set {key}={value}: {what} takes {key} from its run; {free}")

@@ -1,5 +1,6 @@
 """Commands of rival methods, which begin with a trained model: prune, cofi, torch-pruning."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -94,7 +95,9 @@ def prune(
     Example: gaugelasso prune runs/full --loss 0.1 --corrective 10 --finetune 10000
     """
     _check_one_of(fma, "loss", loss)
-    _check_finite(fma)
+    _check_work(fma)
+    if loss is not None and not math.isfinite(loss):
+        raise UserError(f"--loss {loss:g}: must be a finite number")
     if rounds is not None and fma is None:
         raise UserError(
             f"--rounds {rounds}: with --loss, rounds go on to the ceiling; leave it out"
@@ -166,6 +169,7 @@ def cofi(
     Example: gaugelasso cofi runs/full --parameters 5e6 --warmup 5000 --prune 40000 --finetune 25000
     """
     _check_one_of(fma, "parameters", parameters)
+    _check_work(fma)
     for name, value, most in (("distill", distill, 1.0), ("mask-rate", mask_rate, 10.0)):
         if not 0 <= value <= most:
             raise UserError(f"--{name} {value:g}: must be a number from 0 to {most:g}")
@@ -231,8 +235,8 @@ def torch_pruning(
 
     Example: gaugelasso torch-pruning runs/full --fma 200000 --mode group-norm --sparse 20000
     """
-    _check_finite(fma)
-    if reg is not None and not 0 <= reg < float("inf"):
+    _check_work(fma)
+    if reg is not None and not 0 <= reg < math.inf:
         raise UserError(f"--reg {reg:g}: must be a finite number of at least 0")
     for name, value in (("sparse", sparse), ("reg", reg)):
         if value is not None and mode == "magnitude":
@@ -266,8 +270,8 @@ def _run(title: str, folder: Path, resume: bool, build: Callable[[Shown], Traine
         trainer.run()
 
 
-def _check_finite(fma: float | None) -> None:
-    if fma is not None and not 0 < fma < float("inf"):
+def _check_work(fma: float | None) -> None:
+    if fma is not None and not 0 < fma < math.inf:
         raise UserError(f"--fma {fma:g}: must be a finite number above 0")
 
 
