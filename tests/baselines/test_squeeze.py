@@ -1,7 +1,9 @@
 """The command squeeze: smaller models from the structure of a run, at the same loss."""
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def test_where_no_try_keeps_the_loss_the_run_stays(gaugelasso: Command, run: Pat
     assert code == 0
     assert result["smallest"] == str(run)
     assert [row["held"] for row in result["rows"]] == [False, False]
-    assert "No smaller model keeps the loss: the run stays the smallest" in output
+    assert "No smaller model has the target, and the run of " in output
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,8 @@ def test_where_no_try_keeps_the_loss_the_run_stays(gaugelasso: Command, run: Pat
         (("--set", "train.seed=4"), "squeeze takes train.seed from its run"),
         (("--set", "target.loss=1"), "squeeze takes target.loss from its run"),
         (("--set", "model.width=4"), "squeeze takes model.width from its run"),
+        (("--set", "compress.accounting=bytes"), "squeeze takes compress.accounting from its run"),
+        (("--set", "train.final_batches=1"), "squeeze takes train.final_batches from its run"),
     ],
 )
 def test_bad_options_are_refused(
@@ -113,9 +117,55 @@ def test_runs_that_cannot_be_squeezed_are_refused(gaugelasso: Command, run: Path
     assert list(contents(out)) == ["structure.json"]
 
 
+def test_what_is_no_folder_for_tries_stays_as_it_is(gaugelasso: Command, run: Path) -> None:
+    before = contents(run)
+    assert_user_error(gaugelasso("squeeze", run, "--out", run), "is a run folder; choose another")
+    shutil.rmtree(run / "checkpoints")
+    assert gaugelasso("squeeze", run)[0] == 2
+    assert contents(run) == {k: v for k, v in before.items() if not k.startswith("checkpoints")}
+
+
+@pytest.mark.parametrize(("named", "held"), [(0.1, True), (1.1, False)])
+def test_a_metric_that_the_run_names_must_hold(
+    gaugelasso: Command, run: Path, named: float, held: bool
+) -> None:
+    config = read(run / "config.json")
+    config["target"] |= {"metric": named, "loss": None, "hold": "final"}
+    (run / "config.json").write_text(json.dumps(config))
+    assert gaugelasso("squeeze", run, "--loss", "9", "--rounds", "1", *STEPS)[0] == 0
+    _, tried = read(run / "squeezed" / "squeeze.json")["rows"]
+    assert read(Path(tried["folder"]) / "summary.json")["selection_metric"] > 0.1
+    assert tried["held"] is held
+
+
+def test_a_try_that_diverges_misses(
+    gaugelasso: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other seed decides; where every seed fails, the command says so."""
+
+    def one_fails(plan: Plan, console: Console) -> list[ArmOutcome]:
+        done = train_here(replace(plan, seeds=plan.seeds[:1]), console)
+        return [replace(one, failed=list(plan.seeds[1:])) for one in done]
+
+    monkeypatch.setattr(squeeze, "run_sweep", one_fails)
+    words = ("squeeze", run, "--loss", "9", "--rounds", "1", "--seeds", "2", *STEPS)
+    code, output, err = gaugelasso(*words)
+    assert (code, err) == (0, "")
+    rows = read(run / "squeezed" / "squeeze.json")["rows"]
+    assert [row["held"] for row in rows] == [True, True, False]
+    assert (rows[2]["work"], rows[2]["loss"]) == (None, None)
+    assert "seed4: failed, see its log" in output
+    monkeypatch.setattr(
+        squeeze, "run_sweep", lambda plan, _: [ArmOutcome(plan.arms[0], failed=[3, 4])]
+    )
+    answer = gaugelasso(*words, "--step", "0.5")
+    assert_user_error(answer, "2 of 2 runs failed: work ")
+
+
 def search(
-    run: Path, jobs: int, least: float, patch: pytest.MonkeyPatch, seeds: Sequence[int] = (3,)
-) -> Squeeze:
+    run: Path, jobs: int, least: float, patch: pytest.MonkeyPatch, seeds: Sequence[int] = (3,),
+    least_work: float = 100.0,
+) -> Squeeze:  # fmt: skip
     """A search in which a model has as much work as it names, and the loss from `least` on.
 
     Each further seed needs a hundred less.
@@ -135,12 +185,16 @@ def search(
 
     patch.setattr(squeeze, "run_sweep", trained)
     patch.setattr(squeeze, "load_model", lambda _: None)
-    patch.setattr(squeeze, "least_work", lambda *_: 100.0)
+    patch.setattr(squeeze, "least_work", lambda *_: least_work)
     summary = read(run / "summary.json") | {"fma_final": 1000.0}
     (run / "summary.json").write_text(json.dumps(summary))
     plan = Plan(run / "config.toml", seeds, [], jobs)
     goal = Goal(Bar(1.0))
     return Squeeze(run, run_config(run), run / "squeezed", goal, plan, 0.7)
+
+
+def quiet(rows: list[dict[str, Any]], best: dict[str, Any]) -> None:
+    pass
 
 
 def works(found: Squeeze) -> list[int]:
@@ -151,29 +205,32 @@ def test_steps_become_smaller_where_a_try_misses(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = search(run, 1, 550.0, monkeypatch)
-    rows: list[dict[str, Any]] = []
-    best = found.run(9, Console(), rows.append)
+    rounds: list[list[dict[str, Any]]] = []
+    best = found.run(9, Console(), lambda rows, _: rounds.append(rows))
     # 490 and 490 again from 586 miss; below a tenth no step is tried.
     assert works(found) == [700, 490, 586, 490]
-    assert [row["held"] for row in rows] == [True, False, True, False]
+    assert [row["held"] for (row,) in rounds] == [True, False, True, False]
     assert round(best["work"]) == 586
     again = search(run, 1, 550.0, monkeypatch)
-    assert again.run(2, Console(), rows.append)["work"] == 700
+    assert again.run(2, Console(), quiet)["work"] == 700
 
 
 def test_jobs_try_several_works_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(run, 3, 350.0, monkeypatch)
-    assert round(found.run(1, Console(), lambda _: None)["work"]) == 490
+    assert round(found.run(1, Console(), quiet)["work"]) == 490
     assert works(found) == [700, 490, 343]
     # No cut leads below 100, so nothing is tried there.
     found = search(run, 9, 900.0, monkeypatch)
-    found.run(1, Console(), lambda _: None)
+    found.run(1, Console(), quiet)
     assert min(works(found)) == 118
+    # Where no cut leads a whole step down, a smaller one is taken.
+    found = search(run, 1, 0.0, monkeypatch, least_work=800.0)
+    assert round(found.run(1, Console(), quiet)["work"]) == 837
 
 
 def test_one_of_the_seeds_must_have_the_loss(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(run, 4, 550.0, monkeypatch, seeds=(3, 4))
-    best = found.run(1, Console(), lambda _: None)
+    best = found.run(1, Console(), quiet)
     # Four jobs of two seeds try two works at once.
     assert works(found) == [700, 700, 490, 490]
     assert [row["held"] for row in found.rows] == [True, True, False, True]

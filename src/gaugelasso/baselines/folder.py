@@ -14,8 +14,9 @@ from gaugelasso.runs.structures import STRUCTURE as NETWORK
 from gaugelasso.runs.writing import make_folder, write_json, write_text
 
 CONFIG, STRUCTURE, RESULT = "config.toml", "structure.json", "baseline.json"
-# Settings that change no step, and so may differ.
-_FREE = {("train", "device"), ("train", "threads")}
+# Settings that change no step, and so may differ. A run has its tokenizer in its own folder, which
+# may have moved.
+_FREE = {("train", "device"), ("train", "threads"), ("task", "tokenizer")}
 
 
 def _network(content: Any) -> Any:
@@ -47,6 +48,8 @@ def opened(
 def _check_same(
     folder: Path, run: Path, settings: dict[str, Any], structure: Any, what: str
 ) -> None:
+    if exists(folder / "config.json"):
+        raise UserError(f"{str(folder)!r} is a run folder; choose another --out")
     path = folder / STRUCTURE
     if exists(path) and _network(read_json(path)) != _network(structure):
         raise UserError(

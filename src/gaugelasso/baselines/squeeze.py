@@ -26,6 +26,8 @@ from gaugelasso.sweeps.sweep import Plan, run_sweep
 
 # A smaller step than this is within what two trainings of one model differ by.
 _LEAST_STEP = 0.9
+# Works and losses of other units or data do not compare with those of the run.
+_OF_THE_RUN = ("train.seed", "train.final_batches", "compress.accounting", "compress.profile")
 
 Row = dict[str, Any]
 
@@ -37,7 +39,9 @@ def squeeze_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
     and for one without pressure.
     """
     for key, value in changes.items():
-        if key == "train.seed" or key.startswith(("task.", "model.", "target.")):
+        if key in _OF_THE_RUN or key.startswith(
+            ("task.", "model.", "target.", "compress.serving_")
+        ):
             raise UserError(
                 f"--set {key}={value}: squeeze takes {key} from its run; other keys of [compress] "
                 "and [train] can be set"
@@ -66,7 +70,7 @@ class Goal:
     lower_is_better: bool = False
 
     def reached_by(self, summary: Mapping[str, Any]) -> bool:
-        if not self.bar.reached_by(summary["selection_loss"]):
+        if not self.bar.reached_by(summary.get("selection_loss")):
             return False
         found = summary.get("selection_metric")
         if self.metric is None:
@@ -91,21 +95,24 @@ class Squeeze:
         self._at_once = max(1, plan.jobs // len(plan.seeds))
         self.first = self._row(run)
 
-    def run(self, rounds: int, console: Console, on_row: Callable[[Row], None]) -> Row:
-        """Return the row of the smallest model that has the loss, which may be the run itself."""
+    def run(self, rounds: int, console: Console, on_round: Callable[[list[Row], Row], None]) -> Row:
+        """Return the row of the smallest model that has the loss, which may be the run itself.
+
+        After each round `on_round` gets its rows and the smallest so far.
+        """
         best, step = self.first, self.step
-        for _ in range(rounds):
-            if not (arms := self._arms(best, step)):
-                break
-            found = self._train(best, arms, console)
-            for row in found:
-                on_row(row)
-            self.rows += found
+        while rounds and step <= _LEAST_STEP:
+            arms = self._arms(best, step)
+            found = self._train(best, arms, console) if arms else []
             smaller = [row for row in found if row["held"] and row["work"] < best["work"]]
             if smaller:
                 best = min(smaller, key=lambda row: row["work"])
-            elif (step := math.sqrt(step)) > _LEAST_STEP:
-                break
+            else:
+                step = math.sqrt(step)
+            if arms:
+                rounds -= 1
+                self.rows += found
+                on_round(found, best)
         return best
 
     def _arms(self, best: Row, step: float) -> list[Arm]:
@@ -117,49 +124,51 @@ class Squeeze:
         return [arm for arm in arms if arm.folder not in tried]
 
     def _arm(self, best: Row, work: float) -> Arm:
-        named = f"{work:.0f}" if work >= 1000 else f"{work:.6g}"
+        named, before = (
+            f"{value:.0f}" if value >= 1000 else f"{value:.6g}" for value in (work, best["work"])
+        )
         # The same work from another structure is another try.
-        folder = self.out / f"{named}-from-{best['work']:.0f}"
-        changes = (f"target.fma={named}",)
+        folder, changes = self.out / f"{named}-from-{before}", (f"target.fma={named}",)
         return Arm(f"work {named}", changes, folder, ("--structure", best["folder"]))
 
     def _train(self, best: Row, arms: Sequence[Arm], console: Console) -> list[Row]:
-        """Return the rows of tries, trained where they are not finished."""
-        folders = {arm: [arm.run_folder(seed) for seed in self.plan.seeds] for arm in arms}
-        wanted = [arm for arm, runs in folders.items() if not all(map(_is_finished, runs))]
-        # A try that does not reach its work exits as if it failed, and has a summary all the same.
+        """Return the rows of tries, trained where they are not finished.
+
+        A try that does not reach its work exits as if it failed, and has a summary all the same.
+        One that diverged has none, and misses the loss. UserError if all runs ended so.
+        """
+        runs = [run for arm in arms for run in self._runs(arm)]
+        wanted = [arm for arm in arms if not all(map(_is_finished, self._runs(arm)))]
         outcomes = run_sweep(replace(self.plan, arms=wanted), console) if wanted else []
-        lost = [
-            replace(one, failed=[seed for seed in one.failed if seed not in one.ended])
-            for one in outcomes
-        ]
-        if failed := failures_message(lost, len(self.plan.seeds)):
+        if not any(map(_is_finished, runs)):
+            failed = failures_message(outcomes, len(self.plan.seeds))
             raise UserError(
                 f"{failed}; their logs are beside their folders. Give the command again to go on, "
                 "or change a setting with --set and another --out"
             )
-        return [self._row(folder, best["folder"]) for runs in folders.values() for folder in runs]
+        return [self._row(run, best["folder"]) for run in runs]
 
-    def _row(self, folder: Path, origin: str | None = None) -> Row:
-        path = folder / "summary.json"
-        summary = read_json(path, finite=False)
-        try:
-            return {
-                "folder": str(folder),
-                "from": origin,
-                "seed": summary["seed"],
-                "work": float(summary["fma_final"]),
-                "parameters": summary["parameters_final"],
-                "selection_loss": summary["selection_loss"],
-                "loss": summary["loss"],
-                "metric": summary["metric"]["value"],
-                "held": self.goal.reached_by(summary),
-                "training_fma": summary["training_fma"],
-                "wall_s": summary["wall_s"],
-            }
-        except (KeyError, TypeError) as error:
-            text = f"{str(path)!r}: not a summary of a run ({error} is missing)"
-            raise UserError(text) from None
+    def _runs(self, arm: Arm) -> list[Path]:
+        return [arm.run_folder(seed) for seed in self.plan.seeds]
+
+    def _row(self, run: Path, origin: str | None = None) -> Row:
+        """The figures of a run; none if it has no summary."""
+        finished = origin is None or _is_finished(run)
+        summary = read_json(run / "summary.json", finite=False) if finished else {}
+        return {
+            "folder": str(run),
+            "from": origin,
+            "seed": summary.get("seed"),
+            "named_work": summary.get("fma_target"),
+            "work": summary.get("fma_final"),
+            "parameters": summary.get("parameters_final"),
+            "selection_loss": summary.get("selection_loss"),
+            "loss": summary.get("loss"),
+            "metric": summary.get("metric", {}).get("value"),
+            "held": self.goal.reached_by(summary),
+            "training_fma": summary.get("training_fma"),
+            "wall_s": summary.get("wall_s"),
+        }
 
 
 def _is_finished(run: Path) -> bool:

@@ -1,6 +1,7 @@
 """The command squeeze: smaller models from the structure of a run, at the same loss."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,14 @@ from gaugelasso.baselines.setting import Bar, loss_of
 from gaugelasso.baselines.squeeze import Goal, Row, Squeeze, squeeze_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
 from gaugelasso.cli.output import console, print_line
+from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_run
-from gaugelasso.report.formats import figure, known
-from gaugelasso.report.squeeze import squeeze_sentence, squeeze_table
+from gaugelasso.report.formats import figure
+from gaugelasso.report.squeeze import squeeze_sentence, squeeze_table, try_sentence
 from gaugelasso.report.toml import comment, to_toml
+from gaugelasso.runs.checkpoint import load_model
 from gaugelasso.runs.environment import environment
-from gaugelasso.runs.units import amount
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.sweep import Plan
 from gaugelasso.training.evaluation import choose_device
@@ -50,8 +52,8 @@ def squeeze(
 
     Each try begins with the smallest structure that has the loss so far and with new weights, and
     has the steps and data of the run. A round tries one work for each job, or for each `--seeds`
-    jobs. The same command goes on after an interruption. The default
-    output folder is "squeezed" in RUN.
+    jobs. The same command goes on after an interruption. The default output folder is "squeezed" in
+    RUN.
 
     Example: gaugelasso squeeze runs/demo
 
@@ -74,42 +76,39 @@ def squeeze(
     folder = out or run / "squeezed"
     about = comment("smaller models from the structure of a run")
     text = f"{about}\n{to_toml(settings.to_dict())}"
+    numbers = range(settings.train.seed, settings.train.seed + seeds)
+    plan = Plan(
+        folder / CONFIG, numbers, [], jobs, device=device, existing="resume",
+        on_gpu=where.startswith("cuda"), to_go_on="run the command again",
+    )  # fmt: skip
+    search = Squeeze(run, settings, folder, goal, plan, step)
+    load_model(run)  # raises if the weights are lost, before anything is written
+    result = partial(_result, run, settings, search)
     with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
-        numbers = range(settings.train.seed, settings.train.seed + seeds)
-        plan = Plan(
-            folder / CONFIG, numbers, [], jobs, device=device, existing="resume",
-            on_gpu=where.startswith("cuda"), to_go_on="run the command again",
-        )  # fmt: skip
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")
-        counted = settings.compress.accounting
 
-        def print_row(row: Row) -> None:
-            verb = "keeps" if row["held"] else "misses"
-            selection = known(row["selection_loss"], figure)
-            print_line(f"{amount(row['work'], counted)}: {selection} {verb} the loss")
+        def on_round(rows: list[Row], best: Row) -> None:
+            for row in rows:
+                print_line(try_sentence(row, settings.compress.accounting))
+            write_json(folder / RESULT, result(best, where))
 
-        search = Squeeze(run, settings, folder, goal, plan, step)
-        best = search.run(rounds, console, print_row)
-        result = _result(run, settings.task_name, counted, search, best)
-        result |= {"metric": settings.task.metric_name, "limit": goal.bar.limit}
-        write_json(path := folder / RESULT, {**result, **_origin(where)})
-    print_line(squeeze_table(result))
-    print_line(squeeze_sentence(result))
+        best = search.run(rounds, console, on_round)
+        write_json(path := folder / RESULT, found := result(best, where))
+    print_line(squeeze_table(found))
+    print_line(squeeze_sentence(found))
     print_line(f"squeeze: {path}")
 
 
-def _result(run: Path, task: str, counted: str, search: Squeeze, best: Row) -> dict[str, Any]:
+def _result(run: Path, config: Config, search: Squeeze, best: Row, where: str) -> dict[str, Any]:
+    origin = environment(where)
     return {
         "run": str(run),
-        "task": task,
-        "accounting": counted,
+        "task": config.task_name,
+        "metric": config.task.metric_name,
+        "accounting": config.compress.accounting,
+        "limit": search.goal.bar.limit,
         "smallest": best["folder"],
-        "training_fma": sum(row["training_fma"] for row in search.rows),
-        "wall_s": sum(row["wall_s"] for row in search.rows),
+        **{key: sum(row[key] or 0.0 for row in search.rows) for key in ("training_fma", "wall_s")},
         "rows": [search.first, *search.rows],
+        **{key: origin[key] for key in ("command", "commit", "hardware", "date")},
     }
-
-
-def _origin(where: str) -> dict[str, Any]:
-    found = environment(where)
-    return {key: found[key] for key in ("command", "commit", "hardware", "date")}

@@ -233,7 +233,7 @@ def _judged(
             "selection_metric": finite(selection.metric),
         }
     if target.kind == "fma":
-        goal = {"fma_target": target.fma}
+        goal = {"fma_target": target.fma, "selection_metric": finite(selection.metric)}
         return {"loss_target": None, **goal, "loss": loss, "held": compressor.work_target_met}
     return {"loss_target": named, "loss": loss, "held": named is None or test.loss <= named}
 
