@@ -73,6 +73,10 @@ def word_piece() -> Any:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=60, show_progress=False, special_tokens=special)
     tokenizer.train_from_iterator([WORDS], trainer)
+    # The trainer finds the same tokens in every process, and numbers them in another order.
+    tokens = [*special, *sorted(tokenizer.get_vocab().keys() - {*special})]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
     return tokenizer
 
 
