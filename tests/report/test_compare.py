@@ -1,4 +1,4 @@
-"""Methods side by side: who is compared with whom, the figures, the test, and what is refused."""
+"""Methods side by side: who is compared with whom, the figures, and what is refused."""
 
 import io
 import json
@@ -13,7 +13,6 @@ from gaugelasso.report import compare_figure, write_methods
 from gaugelasso.report.compare import Comparison, compare, compare_table, load_runs
 from gaugelasso.report.compare_figure import draw_comparison
 from gaugelasso.report.compare_results import compare_results
-from gaugelasso.report.permutation import permutation_p
 from tests.command import Command, assert_user_error
 from tests.report.folders import event, initial_widths, make_run
 from tests.tiny_runs import contents, finished
@@ -35,33 +34,6 @@ def two_methods(root: Path, seeds: int = 4) -> Path:
 
 def compared(*paths: Path, **options: Any) -> Comparison:
     return compare(load_runs(paths), **options)
-
-
-# --- the test ----------------------------------------------------------------------------
-
-
-def test_p_counts_the_exchanges_that_are_as_far_apart() -> None:
-    # 4 of 8 values: 70 ways, and only the observed one and its mirror image are so far apart.
-    assert permutation_p([1, 2, 3, 4], [11, 12, 13, 14]) == pytest.approx(2 / 70)
-    assert permutation_p([1, 2, 3, 4], [1, 2, 3, 4]) == 1.0
-    # 2 of 7 values: 21 ways, and no mirror image.
-    assert permutation_p([0, 0, 0, 0, 0], [1, 1]) == pytest.approx(1 / 21)
-
-
-def test_many_seeds_are_tested_with_random_exchanges() -> None:
-    assert permutation_p(range(10), range(100, 110)) == pytest.approx(2 / 184_756)  # all exchanges
-    # 12 against 12: of 2.7 million exchanges two are as far apart.
-    assert permutation_p(range(12), range(100, 112)) == pytest.approx(1e-5, abs=1e-5)
-    again = permutation_p([0.1 * i for i in range(12)], [0.1 * i + 0.05 for i in range(12)])
-    assert again is not None
-    assert 0.7 < again <= 1
-    assert again == permutation_p([0.1 * i for i in range(12)], [0.1 * i + 0.05 for i in range(12)])
-
-
-@pytest.mark.parametrize(("one", "other"), [(3, 3), (1, 10), (2, 5), (0, 5)])
-def test_too_few_seeds_are_not_tested(one: int, other: int) -> None:
-    found = permutation_p([0.0] * one, [9.0] * other)
-    assert (found is None) == ((one, other) != (2, 5))
 
 
 # --- figures -----------------------------------------------------------------------------
