@@ -13,6 +13,7 @@ from rich.console import Console
 from gaugelasso.baselines import squeeze
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.baselines.squeeze import Goal, Squeeze
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import run_config
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.sweeps.arms import ArmOutcome
@@ -239,11 +240,11 @@ def test_one_of_the_seeds_must_have_the_loss(run: Path, monkeypatch: pytest.Monk
 
 
 def test_a_named_metric_must_hold_too() -> None:
-    goal = Goal(Bar(1.0), 0.9)
+    goal = Goal(Bar(1.0), MetricTarget(0.9))
     assert goal.reached_by({"selection_loss": 0.5, "selection_metric": 0.95})
     assert not goal.reached_by({"selection_loss": 0.5, "selection_metric": 0.85})
     assert not goal.reached_by({"selection_loss": 0.5, "selection_metric": None})
     assert not goal.reached_by({"selection_loss": None, "selection_metric": 0.95})
-    assert Goal(Bar(1.0), 1.5, lower_is_better=True).reached_by(
+    assert Goal(Bar(1.0), MetricTarget(1.5, lower_is_better=True)).reached_by(
         {"selection_loss": 0.5, "selection_metric": 1.4}
     )

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.compress.checks import least_work
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.config.target import TargetConfig
@@ -66,18 +67,13 @@ class Goal:
     """What a try must have on selection data: the loss, and a metric where the run names one."""
 
     bar: Bar
-    metric: float | None = None
-    lower_is_better: bool = False
+    metric: MetricTarget | None = None
 
     def reached_by(self, summary: Mapping[str, Any]) -> bool:
         if not self.bar.reached_by(summary.get("selection_loss")):
             return False
         found = summary.get("selection_metric")
-        if self.metric is None:
-            return True
-        if found is None:
-            return False
-        return bool(found <= self.metric if self.lower_is_better else found >= self.metric)
+        return self.metric is None or (found is not None and self.metric.is_met(found))
 
 
 class Squeeze:

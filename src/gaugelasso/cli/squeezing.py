@@ -13,13 +13,14 @@ from gaugelasso.baselines.setting import Bar, loss_of
 from gaugelasso.baselines.squeeze import Goal, Row, Squeeze, squeeze_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
 from gaugelasso.cli.output import console, print_line
+from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import Config
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_run
 from gaugelasso.report.formats import figure
 from gaugelasso.report.squeeze import squeeze_sentence, squeeze_table, try_sentence
 from gaugelasso.report.toml import comment, to_toml
-from gaugelasso.runs.checkpoint import load_model
+from gaugelasso.runs.checkpoint import required
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.sweep import Plan
@@ -68,10 +69,9 @@ def squeeze(
     summary = loaded.summary or {}
     changes = parse_changes(set_, device)
     settings = squeeze_settings(run, summary, changes)
-    goal = Goal(
-        Bar(loss_of(run, summary, "squeeze") if loss is None else loss),
-        loaded.metric_target, loaded.metric_lower_is_better,
-    )  # fmt: skip
+    named = loaded.metric_target
+    metric = None if named is None else MetricTarget(named, loaded.metric_lower_is_better)
+    goal = Goal(Bar(loss_of(run, summary, "squeeze") if loss is None else loss), metric)
     where = choose_device(settings.train.device)
     folder = out or run / "squeezed"
     about = comment("smaller models from the structure of a run")
@@ -82,7 +82,7 @@ def squeeze(
         on_gpu=where.startswith("cuda"), to_go_on="run the command again",
     )  # fmt: skip
     search = Squeeze(run, settings, folder, goal, plan, step)
-    load_model(run)  # raises if the weights are lost, before anything is written
+    required(run)  # raises if the weights are lost, before anything is written
     result = partial(_result, run, settings, search)
     with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")
