@@ -1,29 +1,36 @@
 """Compression beside its rivals on tasks that take a CPU core a minute.
 
-    python -m benchmarks.small_rivals --out runs/small --results results/controls/small.json
+    python -m benchmarks.small_rivals --out runs/small --results results/promise/rivals.json
 
 `benchmarks.controls` does this at the paper's sizes. Here a run of `gaugelasso train` names the
-loss of its config; each rival has the work per token that this run ended with, a full model
-trained with the run's rates and phases, and its command's defaults. Finished runs are not made
-again, so the command goes on where it was stopped. A rival that refuses the work has a row too.
+loss of its config. Each rival has the work per token that this run ended with, a full model
+trained with the run's rates and phases, and its command's defaults; where it has the named loss
+on the test data, it is given half of that work as well. Finished runs are not made again, so the
+command goes on where it was stopped. A rival that refuses the work has a row too.
 """
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_arms import PLAIN
+from benchmarks.control_arms import PLAIN, ROOT
 from benchmarks.controls import row_of, uniform_settings
 from benchmarks.promise import TASKS, command
 
+from gaugelasso.config import load_config
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.arms import parse_seeds
 
 # What `target.hold` chose for the compressed run, and plain training has to name.
 RATES = {"compress": ("lr", "interval"), "train": ("lr_min", "warmup", "cooldown")}
+SHARES = (1.0, 0.5)  # of the work of the compressed run
+KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
 RIVALS = {
     "post-hoc": ("prune",),
     "cofi": ("cofi",),
@@ -48,39 +55,68 @@ def rates_of(run: Path) -> list[str]:
     return [f"{part}.{key}={config[part][key]}" for part, keys in RATES.items() for key in keys]
 
 
-def one(task: str, seed: int, out: Path) -> list[dict[str, Any]]:
-    """All methods of a task and a seed."""
-    config, base = TASKS[task][0], out / f"{task}-{seed}"
-    first, full = base / "compression", base / "full"
-    settings = [f"train.seed={seed}", "train.device=cpu"]
-    if wrong := make(first, "train", config, settings=settings):
-        raise SystemExit(f"{first}: {wrong}")
-    work = json.loads((first / "summary.json").read_text())["fma_final"]
-    plain = [*settings, *PLAIN, *rates_of(first)]
-    if wrong := make(full, "train", config, settings=plain):
-        raise SystemExit(f"{full}: {wrong}")
-    folders, refused = {"compression": first, "full": full}, {}
-    sizes = uniform_settings(config, "dims", work)
-    refused["uniform"] = make(base / "uniform", "train", config, settings=[*plain, *sizes])
-    folders["uniform"] = base / "uniform"
-    for name, (verb, *options) in RIVALS.items():
-        folders[name] = base / name
-        to = (verb, str(full), "--fma", f"{work:.0f}", *options)
-        refused[name] = make(base / name, *to, settings=[])
-    # Another seed than that of the run, whose weights made the structure.
-    folders["from scratch"] = base / "scratch" / f"seed{seed + 100}"
-    if not (folders["from scratch"] / "summary.json").exists():
-        where = ("--seeds", str(seed + 100), "--out", str(base / "scratch"))
-        command("retrain", str(first), *where)
-    rows = []
-    for name, folder in folders.items():
-        if (folder / "summary.json").exists():
-            row = row_of(name, folder)
-        else:
-            row = {"method": name, "refused": " ".join(refused.get(name, "").split())}
-        rows.append({"task": task, "work": work, **row, "seed": seed})
-    print(task, seed, *(f"{row['method']} {row.get('loss', 'refused')}" for row in rows), flush=True)
-    return rows
+@dataclass(frozen=True)
+class Place:
+    """A task and a seed, with the folder of all of its runs."""
+
+    task: str
+    seed: int
+    base: Path
+
+    @property
+    def config(self) -> str:
+        return TASKS[self.task][0]
+
+    @property
+    def named(self) -> float:
+        return load_config(ROOT / self.config).target.loss
+
+    def row(self, method: str, share: float, folder: Path, refused: str = "") -> dict[str, Any]:
+        about = {"task": self.task, "seed": self.seed, "named": self.named, "share": share}
+        if not (folder / "summary.json").exists():
+            return {**about, "method": method, "refused": " ".join(refused.split())}
+        found = row_of(method, folder)
+        return {**about, "method": method, **{key: found[key] for key in KEPT}}
+
+    def rivals(self, full: Path, plain: list[str], work: float) -> Iterator[dict[str, Any]]:
+        """Each rival at the work of the compressed run, then at less while it has the loss."""
+        for name, (verb, *options) in {"uniform": ("train",), **RIVALS}.items():
+            for share in SHARES:
+                folder = self.base / f"{share:g}" / name
+                if name == "uniform":
+                    sizes = uniform_settings(self.config, "dims", share * work)
+                    refused = make(folder, verb, self.config, settings=[*plain, *sizes])
+                else:
+                    to = (str(full), "--fma", f"{share * work:.0f}", *options)
+                    refused = make(folder, verb, *to, settings=[])
+                yield (row := self.row(name, share, folder, refused))
+                if row.get("loss", math.inf) > self.named:
+                    break
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All methods of a task and a seed."""
+        first, full = self.base / "compression", self.base / "full"
+        settings = [f"train.seed={self.seed}", "train.device=cpu"]
+        if wrong := make(first, "train", self.config, settings=settings):
+            raise SystemExit(f"{first}: {wrong}")
+        plain = [*settings, *PLAIN, *rates_of(first)]
+        if wrong := make(full, "train", self.config, settings=plain):
+            raise SystemExit(f"{full}: {wrong}")
+        work = json.loads((first / "summary.json").read_text())["fma_final"]
+        # Another seed than that of the run, whose weights made the structure.
+        scratch = self.base / "scratch" / f"seed{self.seed + 100}"
+        if not (scratch / "summary.json").exists():
+            where = ("--seeds", str(self.seed + 100), "--out", str(scratch.parent))
+            command("retrain", str(first), *where)
+        rows = [
+            self.row("compression", 1, first),
+            self.row("full", 1, full),
+            self.row("from scratch", 1, scratch),
+            *self.rivals(full, plain, work),
+        ]
+        said = (f"{row['method']} {row['share']:g} {row.get('loss', 'refused')}" for row in rows)
+        print(self.task, self.seed, *said, sep="\n    ", flush=True)
+        return rows
 
 
 def main() -> None:
@@ -95,12 +131,12 @@ def main() -> None:
     given = parser.parse_args()
     with ThreadPoolExecutor(given.jobs) as pool:
         made = [
-            pool.submit(one, task, seed, given.out.absolute())
+            pool.submit(Place(task, seed, given.out.absolute() / f"{task}-{seed}").rows)
             for seed in given.seeds
             for task in given.tasks
         ]
         rows = [row for each in made for row in each.result()]
-    write_json(given.results, {**environment("cpu"), "runs": rows})
+    write_json(given.results, {**environment("cpu"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -114,6 +114,11 @@ def test_a_finished_model_is_not_trained_again(
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
 
 
+def test_a_tolerance_without_an_end_is_refused(gaugelasso: Command, tmp_path: Path) -> None:
+    answer = gaugelasso("baseline", tmp_path / "run", "--tolerance", "inf")
+    assert_user_error(answer, "--tolerance inf: must be a finite number")
+
+
 @pytest.mark.usefixtures("in_process")
 def test_the_report_of_a_run_has_its_baseline(complete: tuple[Path, str], tmp_path: Path) -> None:
     run = shutil.copytree(complete[0], tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.tables import build
 
 from gaugelasso.baselines.cofi import parameters
-from gaugelasso.cli import app, controls
+from gaugelasso.cli import app, comparisons, controls
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
@@ -181,11 +181,13 @@ def test_another_amount_of_evaluation_is_refused(
 
 
 def test_a_results_file_of_another_task_is_not_written(
-    gaugelasso: Command, runs: Path, tmp_path: Path
+    gaugelasso: Command, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "controls" / "charlm.json"
     words = ("compare", runs / "full", runs / "post-hoc", "--out", tmp_path / "out")
-    answer = gaugelasso(*words, "--results", path)
+    # It is known before the minutes that measuring takes.
+    monkeypatch.setattr(comparisons, "_measure", lambda *_: pytest.fail("measured first"))
+    answer = gaugelasso(*words, "--latency", "--results", path)
     assert_user_error(answer, "its runs are of task 'retrieval'; write it to retrieval.json")
     assert contents(tmp_path) == {}
 

@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gaugelasso.errors import UserError
+from gaugelasso.report import write_report
 from gaugelasso.report.compare import compare_table
 from gaugelasso.report.compare_results import compare_results
 from tests.report.test_compare import change_summary, compared, run_at
@@ -66,6 +70,22 @@ def test_other_works_and_other_options_stay_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     again = rivals_at(tmp_path / "again", {0: 630.0})
     assert [*compared(one, again).methods] == ["post-hoc (fma = 600)", "post-hoc (fma = 630)"]
+
+
+def test_a_report_takes_runs_of_one_condition_alone(tmp_path: Path) -> None:
+    """Rivals have the settings of their full model, so that only their options tell them apart."""
+    runs = rivals_at(tmp_path / "runs", {0: 600.0, 1: 630.0})
+    write_report([runs], tmp_path / "close")
+    rivals_at(runs, {2: 600.0}, rounds=4)
+    with pytest.raises(UserError, match="not runs of one condition: rounds is 8 in one and 4 in"):
+        write_report([runs], tmp_path / "out")
+    sources = tmp_path / "sources"
+    for seed, method in enumerate(("plain", "compression")):
+        run = run_at(sources / str(seed), 600, 0.03, seed=seed, method="post-hoc")
+        change_summary(run, source={"method": method, "steps": 100, "training_fma": 3e4})
+    with pytest.raises(UserError, match=r"source\.method is 'plain' in one and 'compression' in"):
+        write_report([sources], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_given_or_has_no_effect_names_no_method(tmp_path: Path) -> None:

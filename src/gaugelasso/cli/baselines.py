@@ -1,5 +1,6 @@
 """The command baseline: what a run is worth against plain training of uniform models."""
 
+import math
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,7 @@ from gaugelasso.baselines.search import Search
 from gaugelasso.baselines.setting import Bar, loss_of, uniform_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
 from gaugelasso.cli.output import console, print_line
+from gaugelasso.errors import UserError
 from gaugelasso.report import write_baseline
 from gaugelasso.report.baseline import baseline_table, load_baseline, sentences, trained_table
 from gaugelasso.report.data import check_finished, load_run
@@ -60,6 +62,8 @@ def baseline(
 
     Example: gaugelasso baseline runs/main/seed42 --seeds 3 --jobs 6 --set compress.lr=2e-3
     """
+    if not math.isfinite(tolerance):
+        raise UserError(f"--tolerance {tolerance}: must be a finite number")
     loaded = load_run(run)
     check_finished([loaded])
     summary = loaded.summary or {}

@@ -14,6 +14,7 @@ from gaugelasso.report import common_folder, write_methods
 from gaugelasso.report.compare import compare as make_comparison
 from gaugelasso.report.compare import compare_table, load_runs
 from gaugelasso.report.layout import render, to_markdown
+from gaugelasso.report.results_schema import check_place
 from gaugelasso.report.run import Run
 from gaugelasso.report.timing import busy
 from gaugelasso.runs.environment import environment
@@ -58,6 +59,8 @@ def compare(
     loaded = load_runs(runs)
     make_comparison(loaded, against)  # raises for runs that cannot be compared, before measuring
     folder = out or common_folder(runs) / "compare"
+    if results is not None:
+        check_place(results, loaded[0].task)
     for path in filter(None, (folder / "compare.json", results)):
         check_writable(path)
     found = make_comparison(loaded, against, *_measure(loaded, device, repeats, latency))

@@ -23,6 +23,7 @@ from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.data import Condition, load_condition, run_folders
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
+from gaugelasso.report.methods import check_one_condition
 from gaugelasso.report.results_schema import check_results
 from gaugelasso.report.saturation import saturation_table, shares_table
 from gaugelasso.report.tables import before_after, run_tables, runs_table
@@ -59,6 +60,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> ReportFile
     from gaugelasso.report.worth import draw_baseline
 
     runs = load_condition(run_folders(folders))
+    check_one_condition(runs)
     own = bool(runs[0].own_model)
     worth = baseline_of(runs[0]) if len(runs) == 1 else None
     with _output_folder(out or common_folder(folders) / "report") as out:

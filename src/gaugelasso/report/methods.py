@@ -5,8 +5,10 @@ compared with. Only plain training needs the others: it is of the full model, or
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+from gaugelasso.errors import UserError
 from gaugelasso.report.data import condition_labels, settings
 from gaugelasso.report.goal import is_held
 from gaugelasso.report.run import Run
@@ -26,6 +28,7 @@ _UNUSED = {"loss": "rounds", "fma": "channels"}
 # Work targets at most this much apart are one condition: each seed of a rival may be given the
 # work of another run with that seed.
 _SAME_WORK = 0.1
+_WORKS = ("fma", "target", "target.fma")  # the keys of work targets
 # Settings that such a method sets from its options.
 _SET_BY_OPTIONS = ("target.", "train.steps", "train.warmup", "train.cooldown", "train.saturation")
 
@@ -71,6 +74,20 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if len(set(of)) > 1:
         return names(runs, of)
     return condition_labels(runs, [conditions(run) for run in runs])
+
+
+def check_one_condition(runs: Sequence[Run]) -> None:
+    """UserError if finished runs of one method differ in an option or in what they began with."""
+    ended = [run for run in runs if run.summary]
+    found = _joined(ended)
+    for (before, ours), (run, theirs) in pairwise(zip(ended, found, strict=True)):
+        # Works are not joined where another option differs: that one is the reason.
+        for key in sorted(ours.keys() | theirs.keys(), key=lambda key: (key in _WORKS, key)):
+            if (one := ours.get(key)) != (other := theirs.get(key)):
+                raise UserError(
+                    f"{str(before.path)!r} and {str(run.path)!r} are not runs of one condition: "
+                    f"{key} is {one!r} in one and {other!r} in the other"
+                )
 
 
 def _joined(runs: Sequence[Run]) -> list[dict[str, Any]]:

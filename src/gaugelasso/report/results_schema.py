@@ -73,10 +73,14 @@ def check_results(path: Path, data: Any) -> dict[str, Any]:
         # Those of own loops are not known.
         _check_runs(source, _list(source, found, "runs"), found.get("task") != OWN_LOOP)
     _check_methods(source, found)
-    task = found.get("task", path.stem)
-    if path.parent.name == "controls" and task != path.stem:
-        raise UserError(f"{source}: its runs are of task {task!r}; write it to {task}.json")
+    check_place(path, found.get("task", path.stem))
     return found
+
+
+def check_place(path: Path, task: str) -> None:
+    """UserError if a results file of this task belongs somewhere else."""
+    if path.parent.name == "controls" and task != path.stem:
+        raise UserError(f"{str(path)!r}: its runs are of task {task!r}; write it to {task}.json")
 
 
 def _list(source: str, data: Mapping[str, Any], key: str) -> Sequence[Any]:
