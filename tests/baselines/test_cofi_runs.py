@@ -107,6 +107,7 @@ def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Pa
         (("--fma", "3"), "--fma 3 cannot be reached by masks of"),
         (("--fma", "3"), "of one residual site without blocks"),
         (("--fma", "300", "--distill", "1.5"), "--distill 1.5: must be a number from 0 to 1"),
+        (("--fma", "300", "--mask-rate", "0"), "--mask-rate 0: must be above 0 and at most 10"),
         (("--fma", "300", "--set", "compress.anchor=1"), "makes no use of compress.anchor"),
         (("--fma", "300", "--set", "train.probe=true"), "makes no use of train.probe"),
         (("--fma", "300", "--set", "compress.accounting=bytes"), "counts no work"),

@@ -7,10 +7,13 @@ import pytest
 
 from gaugelasso.baselines.setting import plain_settings
 from gaugelasso.cli import controls
+from gaugelasso.config import run_config
+from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_run
 from gaugelasso.report.toml import to_toml
 from gaugelasso.runs.checkpoint import load_spec
 from gaugelasso.runs.training_work import total_training
+from tests.baselines import test_prune
 from tests.baselines.in_process import train_here
 from tests.command import Command, assert_user_error
 from tests.tiny_runs import contents, finished, read
@@ -109,3 +112,17 @@ def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> 
     assert contents(out) == before
     (run / "summary.json").unlink()
     assert_user_error(gaugelasso("retrain", run), "is not finished: summary.json is missing")
+
+
+def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
+    run = finished(tmp_path, compress__solver="fixed", target__loss=1e30)
+    pruned = test_prune.start(run, test_prune.to_work(run, 300), "pruned")
+    summary = pruned.run()
+    settings = plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))
+    full = read(run / "summary.json")
+    assert settings.train.steps == full["steps"] + summary["steps"]
+    assert settings.train.warmup == run_config(run).train.warmup > 0
+    assert settings.train.cooldown == summary["steps"] - summary["frozen_step"] == 8
+    run.rename(run.parent / "moved")
+    with pytest.raises(UserError, match="and which is not there; move it back"):
+        plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))

@@ -16,8 +16,10 @@ from gaugelasso.baselines.source import Source
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
+from gaugelasso.training.trainer import Trainer
 from tests.baselines import cofi_runs, test_prune, torch_pruning_runs
 from tests.command import Command, assert_user_error
+from tests.tiny import tiny
 from tests.tiny_runs import contents, final_tensors, finished, outcome, read, stop_at
 
 FMA = 300
@@ -132,3 +134,39 @@ def test_of_a_plan_without_the_model_the_folder_counts(
     monkeypatch.chdir(run.parent)
     rival("prune", Path(run.name), out, "resume").run()
     assert read(out / "summary.json")["held"]
+
+
+@pytest.mark.parametrize("whose", ["its own", "another rival's"])
+def test_the_source_is_not_overwritten(method: str, run: Path, whose: str) -> None:
+    """Nor is a folder that holds it, as a run does whose reference is the full model."""
+    if whose != "its own":
+        holder = finished(run.parent, "holder")
+        run = run.rename(holder / "reference")
+    before = contents(run.parent)
+    name = "run" if whose == "its own" else "holder"
+    with pytest.raises(UserError, match=f"{name}' is or holds .*{run.name}', which would be lost"):
+        rival(method, run, run if whose == "its own" else run.parent, "overwrite")
+    assert contents(run.parent) == before
+
+
+def test_another_command_does_not_go_on_with_a_rival(run: Path) -> None:
+    """The config is the same, so that the figures of one would get the name of the other."""
+    pytest.importorskip("torch_pruning")
+    out = run.parent / "rival"
+    rival("prune", run, out).run()
+    before = contents(out)
+    with pytest.raises(UserError, match=r"has prune\.json, so that `gaugelasso prune` began it"):
+        rival("torch-pruning", run, out, "resume")
+    with pytest.raises(UserError, match=r"has prune\.json, so that `gaugelasso prune` began it"):
+        Trainer(tiny(run.parent), out, "resume")
+    (out / "prune.json").unlink()
+    with pytest.raises(UserError, match=r"has no prune\.json, so that another command began it"):
+        rival("prune", run, out, "resume")
+    assert contents(out) == {name: before[name] for name in before if name != "prune.json"}
+
+
+def test_an_overwritten_rival_leaves_no_plan(run: Path) -> None:
+    out = killed("prune", run)
+    Trainer(tiny(run.parent), out, "overwrite").run()
+    assert not (out / "prune.json").exists()
+    Trainer(tiny(run.parent), out, "resume").run()

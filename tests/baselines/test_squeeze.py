@@ -72,6 +72,27 @@ def test_finished_tries_are_not_trained_again(
     assert read(run / "squeezed" / "squeeze.json")["rows"] == before
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--step", "0.5"), "--step: the tries in "),
+        (("--loss", "8"), "have limit = 9.0, and now it is 8.0; give the same options"),
+        (("--seeds", "2"), "have seeds = 1, and now it is 2"),
+        (("--jobs", "2"), "have at_once = 1, and now it is 2"),
+    ],
+)
+def test_other_options_do_not_replace_what_was_found(
+    gaugelasso: Command, run: Path, words: tuple[str, str], message: str
+) -> None:
+    start = ("squeeze", run, "--loss", "9", "--rounds", "1", *STEPS)
+    assert gaugelasso(*start)[0] == 0
+    before = contents(run / "squeezed")
+    assert_user_error(gaugelasso(*start, *words), message)
+    assert contents(run / "squeezed") == before
+    assert gaugelasso(*start, "--rounds", "2")[0] == 0
+    assert len(read(run / "squeezed" / "squeeze.json")["rows"]) == 3
+
+
 def test_where_no_try_keeps_the_loss_the_run_stays(gaugelasso: Command, run: Path) -> None:
     code, output, _ = gaugelasso("squeeze", run, "--loss", "-1", "--rounds", "1", *STEPS)
     result = read(run / "squeezed" / "squeeze.json")
@@ -159,7 +180,7 @@ def test_a_try_that_diverges_misses(
     monkeypatch.setattr(
         squeeze, "run_sweep", lambda plan, _: [ArmOutcome(plan.arms[0], failed=[3, 4])]
     )
-    answer = gaugelasso(*words, "--step", "0.5")
+    answer = gaugelasso(*words, "--out", run.parent / "other")
     assert_user_error(answer, "2 of 2 runs failed: work ")
 
 

@@ -290,6 +290,24 @@ def test_the_command_writes_table_picture_and_results(gaugelasso: Command, tmp_p
     assert ran not in table
 
 
+def test_a_results_file_is_replaced_only_if_told(gaugelasso: Command, tmp_path: Path) -> None:
+    runs = two_methods(tmp_path / "runs", seeds=1)
+    summary = runs / "ours" / "s0" / "summary.json"
+    before = contents(tmp_path)
+    words = ("compare", runs, "--results", summary)
+    assert_user_error(gaugelasso(*words), "already exists; add --overwrite to replace it")
+    assert contents(tmp_path) == before
+    (extra := tmp_path / "results.json").write_text("older")
+    assert gaugelasso("compare", runs, "--results", extra, "--overwrite")[0] == 0
+    assert len(json.loads(extra.read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize("loss", [1e300, 1e-320])
+def test_a_loss_beyond_a_picture_is_compared(tmp_path: Path, loss: float) -> None:
+    runs = [run_at(tmp_path / "a", 100, 0.03), run_at(tmp_path / "b", 90, loss, method="cofi")]
+    draw_comparison(compared(*runs), io.BytesIO())
+
+
 def test_a_damaged_or_unfinished_run_leaves_nothing(gaugelasso: Command, tmp_path: Path) -> None:
     runs = two_methods(tmp_path / "runs")
     summary = runs / "posthoc" / "s1" / "summary.json"

@@ -8,10 +8,13 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_condition, load_run, run_folders, settings
+from gaugelasso.report.layout import to_markdown
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import operator_count
+from gaugelasso.report.saturation import extents
+from gaugelasso.report.tables import structure_table
 from gaugelasso.runs.folder import CONFIG_SECTIONS
-from tests.report.folders import make_run
+from tests.report.folders import event, initial_widths, make_run
 
 
 def test_structure_follows_the_events(tmp_path: Path) -> None:
@@ -36,6 +39,27 @@ def test_trajectories_span_the_run(tmp_path: Path) -> None:
     steps, values = run.column("accuracy")
     assert steps[0] == 20  # rows before the first evaluation have none
     assert values[0] == pytest.approx(0.58)
+
+
+def test_a_cut_before_the_first_step_is_not_the_beginning(tmp_path: Path) -> None:
+    """As post-hoc pruning makes it: the full model is what the run began with."""
+    cut = {**initial_widths(2), "operators.mlp_0.d_f": 4}
+    run = load_run(make_run(tmp_path / "r", events=[event(0, 1000.0, 300.0, {}, [], cut)]))
+    assert run.depth_widths("d_f", 0) == [16, 16]
+    assert run.depth_widths("d_f", 1) == [4, 16]
+    assert run.fma_trajectory() == ([0, 1, 100], [1000, 300, 300])
+    (shrunk, kept) = extents([run])["d_f"]
+    assert (shrunk.initial, shrunk.final, kept.share) == (16, 4, 1)
+    assert "| initial | 8 | 4/2 | 4 | 8 | 8 | 8 | 16 | 8 |" in to_markdown(structure_table(run))
+
+
+def test_cooldown_begins_where_the_summary_knows_it(tmp_path: Path) -> None:
+    """Rows are of whole intervals; of another cooldown than the first it says nothing."""
+    for frozen, start in ((84, 84), (30, 80)):
+        path = make_run(tmp_path / str(frozen))
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps(summary | {"frozen_step": frozen}))
+        assert load_run(path).cooldown_start == start
 
 
 def test_outcome_of_a_finished_run_is_its_summary(tmp_path: Path) -> None:

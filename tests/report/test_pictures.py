@@ -117,6 +117,19 @@ def test_a_metric_that_is_the_loss_shares_its_axis(
     assert names == ["training loss", "loss target", "held-out loss (masked_mse)"]
 
 
+def test_a_single_row_is_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of one point would not be seen."""
+    run = load_run(make_run(tmp_path / "r", rows=1))
+    row = run.metrics[0] | {"step": 20, "accuracy": 0.5}
+    figures: list[Figure] = []
+    monkeypatch.setattr(training, "save", lambda figure, path: figures.append(figure))
+    draw_training([replace(run, metrics=(row,))], io.BytesIO())
+    lines = [line for axes in figures[0].axes for line in axes.lines]
+    points = [line for line in lines if len(np.asarray(line.get_xdata())) == 1]
+    names = {line.get_label() for line in points if line.get_marker() == "o"}
+    assert names == {"training loss", "accuracy", "step time (running median)"}
+
+
 def test_the_legend_explains_crosses_only_if_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ class CofiTrainer(RivalTrainer):
     """Trains a student under masks; the model of `source` is its start and its teacher."""
 
     method = "cofi"
-    plan_file = "cofi.json"
+    command = "cofi"
 
     def __init__(
         self,

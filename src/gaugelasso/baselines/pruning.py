@@ -97,7 +97,7 @@ class PruneTrainer(RivalTrainer):
     """Prunes the model of `source`. Stops between rounds, and within the fine-tuning anywhere."""
 
     method = "post-hoc"
-    plan_file = "prune.json"
+    command = "prune"
 
     def __init__(
         self,

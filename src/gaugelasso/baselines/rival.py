@@ -7,7 +7,7 @@ source have the same model, in whatever folder it is by then.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from gaugelasso.axes import Compressible
 from gaugelasso.baselines.plain_driver import PlainDriver
@@ -17,7 +17,7 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.folder import PLANS, Existing
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.training_work import total_training, training_work
 from gaugelasso.signals import StopRequest
@@ -47,11 +47,10 @@ class Plan(Protocol):
 class RivalTrainer(Trainer):
     """`source` is the run that the method begins with; its training is part of the method's.
 
-    A subclass names the method and the file of its plan, and gives the driver.
+    A subclass names the method and its command, and gives the driver.
     """
 
     method: str
-    plan_file: ClassVar[str]
 
     def __init__(
         self,
@@ -65,15 +64,16 @@ class RivalTrainer(Trainer):
         self.source = source
         options = plan.to_dict()
         self.first_batch = source.batches
-        if existing == "resume" and exists(out / self.plan_file):
-            before = _same_plan(out / self.plan_file, source, options)
+        plan_file = PLANS[self.command]
+        if existing == "resume" and exists(out / plan_file):
+            before = _same_plan(out / plan_file, source, options)
             # Runs of early versions began with the first batch of the full model.
             self.first_batch = before.get("batches", 0)
         structure = TrainedModel.of(source.run)
         super().__init__(config, out, existing, on_progress, structure=structure)
         if not self.compressor.steps:
             begun = {"run": str(source.run), _FINGERPRINT: source.fingerprint}
-            self.folder.write(self.plan_file, {**begun, **options, "batches": self.first_batch})
+            self.folder.write(plan_file, {**begun, **options, "batches": self.first_batch})
             self.record.training_fma, self.record.wall_s = source.training_fma, source.wall_s
 
     def method_driver(self, state: RunState) -> PlainDriver:

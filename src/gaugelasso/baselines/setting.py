@@ -14,6 +14,7 @@ from gaugelasso.config.plain import EVENT_KEYS, PLAIN_KEYS, PRESSURE_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.units import counts_work
 
 
@@ -96,13 +97,13 @@ def plain_settings(
 ) -> Config:
     """Return the config of plain training as the run was: no pressure, and its schedule.
 
+    A rival's steps are those of the full model too, with its warm-up. The anneal is the rival's.
     `changes` are made too; UserError if they change what `what` takes from its run, which has the
     sections `taken` as a whole, or if plain training makes no use of them.
     """
-    config = run_config(run)
-    steps, frozen = summary["steps"], summary.get("frozen_step")
+    frozen = summary.get("frozen_step")
     # A met work target, or a second anneal, moved the start of the cooldown.
-    cooldown = config.train.cooldown if frozen is None else steps - frozen
+    cooldown = run_config(run).train.cooldown if frozen is None else summary["steps"] - frozen
     for key, value in changes.items():
         if key == "train.seed":
             raise UserError(f"--set {key}={value}: leave it out; seeds are given by --seeds")
@@ -112,4 +113,22 @@ def plain_settings(
             raise UserError(f"--set {key}={value}: {what} takes {key} from its run; {free}")
         if key in (*PRESSURE_KEYS, *EVENT_KEYS):
             raise no_effect(key, value, what)
-    return plain(run_config(run, changes), steps, cooldown)
+    steps, warmup = _with_earlier(run, summary)
+    config = run_config(run, changes)
+    return plain(replace(config, train=replace(config.train, warmup=warmup)), steps, cooldown)
+
+
+def _with_earlier(run: Path, summary: Mapping[str, Any]) -> tuple[int, int]:
+    """Steps and warm-up of a run, with those of the run that it began with."""
+    steps, source = int(summary["steps"]), summary.get("source")
+    if source is None:
+        return steps, run_config(run).train.warmup
+    full = Path(source["run"])
+    found = read_json(full / "summary.json") if exists(full / "summary.json") else {}
+    if found.get("steps") != source["steps"]:
+        raise UserError(
+            f"{str(run)!r} began with the run in {str(full)!r}, whose steps and warm-up count too, "
+            "and which is not there; move it back"
+        )
+    before, warmup = _with_earlier(full, found)
+    return before + steps, warmup

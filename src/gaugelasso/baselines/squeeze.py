@@ -88,7 +88,8 @@ class Squeeze:
     ):  # fmt: skip
         self.config, self.out, self.goal, self.plan = config, out, goal, plan
         self.step, self.rows = step, list[Row]()
-        self._at_once = max(1, plan.jobs // len(plan.seeds))
+        # Works that a round tries; seeds share the jobs.
+        self.at_once = max(1, plan.jobs // len(plan.seeds))
         self.first = self._row(run)
 
     def run(self, rounds: int, console: Console, on_round: Callable[[list[Row], Row], None]) -> Row:
@@ -112,9 +113,9 @@ class Squeeze:
         return best
 
     def _arms(self, best: Row, step: float) -> list[Arm]:
-        """What to try next, by falling work, without what was tried; seeds share the jobs."""
+        """What to try next, by falling work, without what was tried."""
         least = least_work(load_model(Path(best["folder"])), self.config.compress)
-        works = [best["work"] * step**number for number in range(1, self._at_once + 1)]
+        works = [best["work"] * step**number for number in range(1, self.at_once + 1)]
         arms = [self._arm(best, work) for work in works if work >= least]
         tried = {Path(row["folder"]).parent for row in self.rows}
         return [arm for arm in arms if arm.folder not in tried]

@@ -140,7 +140,7 @@ class TorchPruningRun(PruneRun):
 class TorchPruningTrainer(PruneTrainer):
     """Prunes the model of `source` with the package torch-pruning."""
 
-    plan_file = "torch-pruning.json"
+    command = "torch-pruning"
 
     def __init__(
         self,

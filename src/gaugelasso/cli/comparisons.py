@@ -18,6 +18,7 @@ from gaugelasso.report.results_schema import check_place
 from gaugelasso.report.run import Run
 from gaugelasso.report.timing import busy
 from gaugelasso.runs.environment import environment
+from gaugelasso.runs.reading import exists
 from gaugelasso.runs.writing import check_writable
 from gaugelasso.training.evaluation import choose_device
 
@@ -39,6 +40,9 @@ def compare(
         Path | None,
         typer.Option(help="Also write the results file (JSON) here, as make tables reads it."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file of --results.")
+    ] = False,
     device: Device = None,
     repeats: Annotated[int, typer.Option(min=3, help="Timed repetitions of --latency.")] = 30,
 ) -> None:
@@ -63,6 +67,11 @@ def compare(
         check_place(results, loaded[0].task)
     for path in filter(None, (folder / "compare.json", results)):
         check_writable(path)
+    if results is not None and exists(results) and not overwrite:
+        raise UserError(
+            f"results file {str(results)!r} already exists; add --overwrite to replace it, or "
+            "choose another --results"
+        )
     found = make_comparison(loaded, against, *_measure(loaded, device, repeats, latency))
     files = write_methods(found, folder, results)
     if console.is_terminal:

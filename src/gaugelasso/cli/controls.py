@@ -33,7 +33,8 @@ def retrain(
 ) -> None:
     """Train the structure that a run found from scratch: new weights and no pressure.
 
-    Steps, data and schedule are those of the run. Each seed is a run folder below the output
+    Steps, data and schedule are those of the run, and of the full model if the run began with one
+    (prune, cofi, torch-pruning). Each seed is a run folder below the output
     folder, which is "retrained" in RUN by default. The same command goes on after an interruption.
 
     Example: gaugelasso retrain runs/demo --seeds 42-44

@@ -170,9 +170,10 @@ def cofi(
     """
     _check_one_of(fma, "parameters", parameters)
     _check_work(fma)
-    for name, value, most in (("distill", distill, 1.0), ("mask-rate", mask_rate, 10.0)):
-        if not 0 <= value <= most:
-            raise UserError(f"--{name} {value:g}: must be a number from 0 to {most:g}")
+    if not 0 <= distill <= 1:
+        raise UserError(f"--distill {distill:g}: must be a number from 0 to 1")
+    if not 0 < mask_rate <= 10:
+        raise UserError(f"--mask-rate {mask_rate:g}: must be above 0 and at most 10")
     source = _source(run)
     steps = int(source.summary["steps"])
     plan = CofiPlan(

@@ -22,6 +22,7 @@ from gaugelasso.report.squeeze import squeeze_sentence, squeeze_table, try_sente
 from gaugelasso.report.toml import comment, to_toml
 from gaugelasso.runs.checkpoint import required
 from gaugelasso.runs.environment import environment
+from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.sweep import Plan
 from gaugelasso.training.evaluation import choose_device
@@ -85,6 +86,7 @@ def squeeze(
     required(run)  # raises if the weights are lost, before anything is written
     result = partial(_result, run, settings, search)
     with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
+        _check_same(folder / RESULT, search)
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")
 
         def on_round(rows: list[Row], best: Row) -> None:
@@ -92,11 +94,37 @@ def squeeze(
                 print_line(try_sentence(row, settings.compress.accounting))
             write_json(folder / RESULT, result(best, where))
 
+        if not exists(folder / RESULT):  # what the first tries were made with
+            write_json(folder / RESULT, result(search.first, where))
         best = search.run(rounds, console, on_round)
         write_json(path := folder / RESULT, found := result(best, where))
     print_line(squeeze_table(found))
     print_line(squeeze_sentence(found))
     print_line(f"squeeze: {path}")
+
+
+def _check_same(path: Path, search: Squeeze) -> None:
+    """UserError if the tries in a folder are of other options: they would not be counted."""
+    before = read_json(path) if exists(path) else {}
+    if not isinstance(before, dict):
+        raise UserError(f"{str(path)!r}: not what squeeze writes; choose another --out")
+    for option, (key, now) in _search_options(search).items():
+        old = before.get(key, now)  # early versions wrote the limit alone
+        if old != now:
+            raise UserError(
+                f"{option}: the tries in {str(path.parent)!r} have {key} = {old!r}, and now it is "
+                f"{now!r}; give the same options, or choose another --out"
+            )
+
+
+def _search_options(search: Squeeze) -> dict[str, tuple[str, Any]]:
+    """Option -> (key of the result, value), of those that decide what is tried and what counts."""
+    return {
+        "--loss": ("limit", search.goal.bar.limit),
+        "--step": ("step", search.step),
+        "--seeds": ("seeds", len(search.plan.seeds)),
+        "--jobs": ("at_once", search.at_once),
+    }
 
 
 def _result(run: Path, config: Config, search: Squeeze, best: Row, where: str) -> dict[str, Any]:
@@ -106,7 +134,7 @@ def _result(run: Path, config: Config, search: Squeeze, best: Row, where: str) -
         "task": config.task_name,
         "metric": config.task.metric_name,
         "accounting": config.compress.accounting,
-        "limit": search.goal.bar.limit,
+        **dict(_search_options(search).values()),
         "smallest": best["folder"],
         **{key: sum(row[key] or 0.0 for row in search.rows) for key in ("training_fma", "wall_s")},
         "rows": [search.first, *search.rows],

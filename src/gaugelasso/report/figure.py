@@ -27,6 +27,7 @@ PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8a8a8a"
 # Of conditions that are drawn together: first every colour, then the next marker.
 COLORS, MARKERS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, INK), "osD^v"
 FONT, SMALL = 9.0, 8.0
+_SHOWN = (1e-100, 1e100)  # on a log axis; what is beyond is outside of the picture
 
 Curve = tuple[list[int], list[float]]
 
@@ -76,8 +77,9 @@ def log_axis(
 ) -> None:
     """A log axis over [low, high] with a few ticks at round numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+    # The limits first: a log scale would find its own, which may overflow.
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
     axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(_short_tick if base == 10 else _integer_tick))
@@ -85,9 +87,9 @@ def log_axis(
 
 def fit_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
     """A log axis with some air around the values."""
-    low, high = min(values), max(values)
-    # A loss may be negative, which a log axis cannot show.
-    if low > 0:
+    # A loss may be negative, which a log axis cannot show; and limits may not overflow.
+    if min(values) > 0:
+        low, high = np.clip([min(values), max(values)], *_SHOWN)
         air = max((high / low) ** 0.06, 1.05)
         log_axis(axes, low / air, high * air, which=which)
 
@@ -171,8 +173,14 @@ def draw_spread(
         )
     drawstyle = "steps-post" if steps else "default"
     axes.plot(
-        grid, median, color=color, linewidth=width, drawstyle=drawstyle, label=label, zorder=2.5
-    )
+        grid, median, color=color, linewidth=width, drawstyle=drawstyle, label=label, zorder=2.5,
+        marker=mark_of(grid),
+    )  # fmt: skip
+
+
+def mark_of(points: Sequence[float] | np.ndarray) -> str:
+    """The marker of a curve: a single point has no line that would show it."""
+    return "o" if len(points) == 1 else ""
 
 
 def hatched(color: str) -> dict[str, Any]:

@@ -216,10 +216,15 @@ class Run:
 
     @property
     def cooldown_start(self) -> int | None:
-        """The step at which cooldown starts, exact to one logging interval; None before it."""
-        before = 0
+        """The step at which cooldown starts; None before it.
+
+        Exact to one logging interval where the summary is of another cooldown, or not there yet.
+        """
+        before, frozen = 0, (self.summary or {}).get("frozen_step")
         for row in self.metrics:
             if row["phase"] == "cooldown":
+                if frozen is not None and before <= frozen <= row["step"]:
+                    return int(frozen)
                 return before
             before = row["step"]
         return None
@@ -239,14 +244,17 @@ class Run:
         metric = row.get(self.metric_name)
         return {"step": row["step"], "loss": row["loss"], "metric": metric, "fma": row["fma"]}
 
+    def _changes(self, key: str) -> list[tuple[int, Any]]:
+        """(step, widths or fma) at the beginning and after each event.
+
+        Step 0 is what the run began with: a rival's cut before the first step is in step 1.
+        """
+        later = [(max(event["step"], 1), event[key]) for event in self.events]
+        return [(0, self.initial[key]), *later]
+
     def widths_at(self, step: int) -> dict[str, int]:
         """Axis name -> surviving indices after `step`; a removed operator has no axes."""
-        widths = self.initial["widths"]
-        for event in self.events:
-            if event["step"] > step:
-                break
-            widths = event["widths"]
-        return widths
+        return next(widths for at, widths in reversed(self._changes("widths")) if at <= step)
 
     def depth_widths(self, kind: str, step: int) -> list[int]:
         """Width of one kind of axis in every layer after `step`; 0 where there is no operator."""
@@ -255,13 +263,12 @@ class Run:
 
     def axis_trajectory(self, axis: str) -> tuple[list[int], list[float]]:
         """(steps, widths) of one axis from step 0, constant between the points."""
-        points = [(0, self.initial["widths"]), *((e["step"], e["widths"]) for e in self.events)]
-        return self._up_to_last_step([(step, float(w.get(axis, 0))) for step, w in points])
+        points = [(step, float(w.get(axis, 0))) for step, w in self._changes("widths")]
+        return self._up_to_last_step(points)
 
     def fma_trajectory(self) -> tuple[list[int], list[float]]:
         """(steps, work per token) from step 0, constant between the points."""
-        points = [(0, self.initial["fma"]), *((e["step"], e["fma"]) for e in self.events)]
-        return self._up_to_last_step(points)
+        return self._up_to_last_step(self._changes("fma"))
 
     def _up_to_last_step(self, points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
         if points[-1][0] < self.last_step:

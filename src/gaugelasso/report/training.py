@@ -27,6 +27,7 @@ from gaugelasso.report.figure import (
     legend_above,
     log_axis,
     mark_cooldown,
+    mark_of,
     new_figure,
     save,
     spread,
@@ -82,9 +83,10 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
         right.set_ylabel(to_ascii(metric), fontsize=SMALL, color=GREEN, parse_math=False)
     # A second band would hide the first, so each seed is a thin line here.
     for one in scores if len(runs) > 1 else ():
-        right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7)
+        right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7, marker=mark_of(one[0]))
     name = f"held-out loss ({metric})" if shared else metric
-    right.plot(*score[:2], color=GREEN, linewidth=1.5, label=to_ascii(name).replace("$", r"\$"))
+    label = to_ascii(name).replace("$", r"\$")
+    right.plot(*score[:2], color=GREEN, linewidth=1.5, marker=mark_of(score[0]), label=label)
     if is_accuracy(metric):
         right.set_ylim(0, 1.03)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

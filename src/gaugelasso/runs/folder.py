@@ -12,6 +12,7 @@ checkpoints/      the newest few states, and those that held the target (see che
 reference.json    with target.above_full, the loss of the full model and where it was measured
 reference/        the run of the full model, if this run has trained it
 tokenizer.json    with the task `tokens`, its tokenizer, and other files of it
+prune.json        the plan of `prune`, cofi.json of `cofi`, torch-pruning.json of `torch-pruning`
 initial.json      structure and widths before training, and the direction of the metric
 unsaved           exists until the first checkpoint is written
 run.lock          exists while a process writes to the folder (see files/lock.py)
@@ -48,6 +49,8 @@ CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
 TENSORBOARD = "tensorboard"  # what `train --tensorboard` writes
+# The plan of a command that begins with the model of another run. The config does not name it.
+PLANS = {"prune": "prune.json", "cofi": "cofi.json", "torch-pruning": "torch-pruning.json"}
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
@@ -66,6 +69,7 @@ _FILES = (
     SERVING,
     "summary.json",
     UNSAVED,
+    *PLANS.values(),
     *tokenizer.KEPT,
 )
 
@@ -279,6 +283,26 @@ class ReadOnlyRunFolder(RunFolderBase):
 
     def close(self) -> None:
         pass
+
+
+def check_begun_by(path: Path, command: str) -> None:
+    """UserError if another command began the run in a folder: it must go on with it too.
+
+    A run that was killed before its first checkpoint may have no plan yet.
+    """
+    own, wrong = PLANS.get(command), ""
+    if own is not None and (path / own).exists():
+        return
+    for other, file in PLANS.items():
+        if (path / file).exists():
+            wrong = f"has {file}, so that `gaugelasso {other}` began it"
+    if own is not None and not wrong and any((path / CHECKPOINTS).glob("*")):
+        wrong = f"has no {own}, so that another command began it"
+    if wrong:
+        raise UserError(
+            f"--resume: the run in {str(path)!r} {wrong}; go on with that command, or choose "
+            "another --out"
+        )
 
 
 def is_free(path: Path) -> bool:

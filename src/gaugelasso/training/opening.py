@@ -53,18 +53,26 @@ def check_base(
 ) -> None:
     """UserError if the folder of model.from is missing or changed, or is the output folder.
 
-    A run that resumes has its own weights, and one with a given structure new ones.
+    Nor may what a structure comes from be lost with what is overwritten. A run that resumes has
+    its own weights, and one with a given structure new ones.
     """
+    if structure is not None and existing == "overwrite":
+        _check_kept(structure.path, repr(str(structure.path)), out)
     if not isinstance(config.model, BaseModel):
         return
-    base, output = config.model.base.path.resolve(), out.resolve()
-    if output == base or (existing == "overwrite" and output in base.parents):
-        raise UserError(
-            f"output {str(out)!r} is or holds the folder of model.from, which would be lost; "
-            "choose another --out"
-        )
+    base = config.model.base.path
+    if out.resolve() == base.resolve() or existing == "overwrite":
+        _check_kept(base, "the folder of model.from", out)
     if existing != "resume" and structure is None:
         config.model.check(config.task)
+
+
+def _check_kept(begun_with: Path, name: str, out: Path) -> None:
+    """UserError if this path is the output folder, or in it."""
+    if out.resolve() in (begun_with.resolve(), *begun_with.resolve().parents):
+        raise UserError(
+            f"output {str(out)!r} is or holds {name}, which would be lost; choose another --out"
+        )
 
 
 def check_work_named(

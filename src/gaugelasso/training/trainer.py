@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,7 +20,13 @@ from gaugelasso.compress.events import Event
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
-from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.folder import (
+    Existing,
+    ReadOnlyRunFolder,
+    RunFolder,
+    RunFolderBase,
+    check_begun_by,
+)
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.training_work import entry_of
@@ -66,6 +72,8 @@ from gaugelasso.training.structure import check_fits
 class Trainer:
     """Build with a config and a folder, then `run()`. `structure` replaces that of [model]."""
 
+    command: ClassVar[str] = "train"  # which resumes a run of this trainer
+
     def __init__(
         self,
         config: Config,
@@ -102,6 +110,8 @@ class Trainer:
         check_base(self.config, self.folder.path, existing, structure)
         check_work_named(self.config, self.device, existing, structure)
         check_name(self.folder.path)
+        if existing == "resume":
+            check_begun_by(self.folder.path, self.command)
         self._made = not self.folder.path.exists()
         self.folder = RunFolder.open(self.folder.path, existing)
 
