@@ -80,7 +80,8 @@ class Place:
         found = row_of(method, folder)
         # Nothing is quite as large as was asked: uniform models have steps, pruning has channels.
         small = found["fma_final"] <= NEAR * asked["work"]
-        holds = small and found["loss"] <= self.named
+        has_loss = found["loss"] is not None and found["loss"] <= self.named
+        holds = small and has_loss
         return {**asked, "holds": holds, **{key: found[key] for key in KEPT}}
 
     @property
@@ -116,13 +117,14 @@ class Place:
             raise SystemExit(f"{full}: {wrong}")
         # Another seed than that of the run, whose weights made the structure.
         scratch = self.base / "scratch" / f"seed{self.seed + 100}"
+        refused = ""
         if not (scratch / "summary.json").exists():
             where = ("--seeds", str(self.seed + 100), "--out", str(scratch.parent))
-            command("retrain", str(first), *where)
+            refused = command("retrain", str(first), *where).stderr[-600:]
         rows = [
             self.row("compression", 1, first),
             self.row("full", 1, full),
-            self.row("from scratch", 1, scratch),
+            self.row("from scratch", 1, scratch, refused),
             *self.rivals(full, plain),
         ]
         said = (

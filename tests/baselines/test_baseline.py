@@ -327,6 +327,15 @@ def test_a_structure_of_another_task_is_refused(gaugelasso: Command, run: Path) 
     assert contents(run) == before
 
 
+def test_the_run_of_a_structure_is_not_overwritten(gaugelasso: Command, run: Path) -> None:
+    config = run.parent / "config.toml"
+    config.write_text(to_toml(run_config(run).to_dict()))
+    before = contents(run)
+    answer = gaugelasso("train", config, "--out", run, "--structure", run, "--overwrite")
+    assert_user_error(answer, "structure.json', which the run begins with; choose another --out")
+    assert contents(run) == before
+
+
 def test_a_run_that_is_priced_in_bytes_is_compared_in_fma(tmp_path: Path) -> None:
     run = finish(tmp_path, compress__accounting="bytes")
     summary = read(run / "summary.json")

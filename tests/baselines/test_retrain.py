@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.baselines.setting import plain_settings
+from gaugelasso.baselines.squeeze import squeeze_settings
 from gaugelasso.cli import controls
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
@@ -123,6 +124,11 @@ def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
     assert settings.train.steps == full["steps"] + summary["steps"]
     assert settings.train.warmup == run_config(run).train.warmup > 0
     assert settings.train.cooldown == summary["steps"] - summary["frozen_step"] == 8
-    run.rename(run.parent / "moved")
-    with pytest.raises(UserError, match="and which is not there; move it back"):
+    again = squeeze_settings(pruned.folder.path, summary, {"compress.solver": "conservative"})
+    assert (again.train.steps, again.train.warmup) == (settings.train.steps, settings.train.warmup)
+    steps = {"compress.solver": "conservative", "train.steps": "30", "train.warmup": "3"}
+    again = squeeze_settings(pruned.folder.path, summary, steps)
+    assert (again.train.steps, again.train.warmup) == (30, 3)
+    del summary["source"]["schedule"]  # as early versions wrote it
+    with pytest.raises(UserError, match=r"no source\.schedule, .*so make the run again"):
         plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))

@@ -136,7 +136,7 @@ def test_of_a_plan_without_the_model_the_folder_counts(
     assert read(out / "summary.json")["held"]
 
 
-@pytest.mark.parametrize("whose", ["its own", "another rival's"])
+@pytest.mark.parametrize("whose", ["its own", "that of another run"])
 def test_the_source_is_not_overwritten(method: str, run: Path, whose: str) -> None:
     """Nor is a folder that holds it, as a run does whose reference is the full model."""
     if whose != "its own":
@@ -144,7 +144,7 @@ def test_the_source_is_not_overwritten(method: str, run: Path, whose: str) -> No
         run = run.rename(holder / "reference")
     before = contents(run.parent)
     name = "run" if whose == "its own" else "holder"
-    with pytest.raises(UserError, match=f"{name}' is or holds .*{run.name}', which would be lost"):
+    with pytest.raises(UserError, match=f"{name}' is or holds .*{run.name}', which the run begins"):
         rival(method, run, run if whose == "its own" else run.parent, "overwrite")
     assert contents(run.parent) == before
 

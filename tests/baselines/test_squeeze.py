@@ -93,6 +93,15 @@ def test_other_options_do_not_replace_what_was_found(
     assert len(read(run / "squeezed" / "squeeze.json")["rows"]) == 3
 
 
+def test_fewer_rounds_lose_no_try(gaugelasso: Command, run: Path) -> None:
+    words = ("squeeze", run, "--loss", "9", *STEPS)
+    assert gaugelasso(*words, "--rounds", "2")[0] == 0
+    before = read(run / "squeezed" / "squeeze.json")
+    assert gaugelasso(*words, "--rounds", "1")[0] == 0
+    after = read(run / "squeezed" / "squeeze.json")
+    assert [after[key] for key in ("rows", "smallest")] == [before["rows"], before["smallest"]]
+
+
 def test_where_no_try_keeps_the_loss_the_run_stays(gaugelasso: Command, run: Path) -> None:
     code, output, _ = gaugelasso("squeeze", run, "--loss", "-1", "--rounds", "1", *STEPS)
     result = read(run / "squeezed" / "squeeze.json")

@@ -303,9 +303,13 @@ def test_a_results_file_is_replaced_only_if_told(gaugelasso: Command, tmp_path: 
 
 
 @pytest.mark.parametrize("loss", [1e300, 1e-320])
-def test_a_loss_beyond_a_picture_is_compared(tmp_path: Path, loss: float) -> None:
+def test_a_loss_beyond_a_picture_is_drawn(gaugelasso: Command, tmp_path: Path, loss: float) -> None:
+    """Warnings of the library that draws are errors in tests."""
     runs = [run_at(tmp_path / "a", 100, 0.03), run_at(tmp_path / "b", 90, loss, method="cofi")]
-    draw_comparison(compared(*runs), io.BytesIO())
+    picture = io.BytesIO()
+    draw_comparison(compared(*runs), picture)
+    assert picture.getvalue().startswith(b"\x89PNG")
+    assert gaugelasso("pareto", *runs, "--out", tmp_path / "pareto")[0] == 0
 
 
 def test_a_damaged_or_unfinished_run_leaves_nothing(gaugelasso: Command, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import load_condition, load_run, run_folders, settings
 from gaugelasso.report.layout import to_markdown
+from gaugelasso.report.methods import check_one_condition
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import operator_count
 from gaugelasso.report.saturation import extents
@@ -190,6 +191,17 @@ def test_logging_and_unknown_settings_do_not_separate_conditions(tmp_path: Path)
     first = make_run(tmp_path / "a", seed=1)
     changes = {"train": {"eval_every": 40, "threads": 2}, "compress": {"later": 1.0}}
     assert len(load_condition([first, make_run(tmp_path / "b", seed=2, changes=changes)])) == 2
+
+
+def test_a_setting_that_a_version_lacked_does_not_separate_runs(tmp_path: Path) -> None:
+    """Two that have it and differ are found, also with a run without it between them."""
+    names = [tmp_path / name for name in "abc"]
+    for seed, (name, value) in enumerate(zip(names, (1.0, None, 2.0), strict=True)):
+        changes = {} if value is None else {"task": {"later": value}}
+        make_run(name, seed=seed, changes=changes)
+    check_one_condition([load_run(name) for name in names[:2]])
+    with pytest.raises(UserError, match=r"task\.later is 1\.0 in one and 2\.0 in the other"):
+        check_one_condition([load_run(name) for name in names])
 
 
 def test_a_repeated_seed_is_refused(tmp_path: Path) -> None:

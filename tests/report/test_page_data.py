@@ -34,6 +34,14 @@ def test_frames_restore_the_structure_after_every_event(tmp_path: Path) -> None:
     assert data["runs"][0]["final"]["fma"] == 100.0
 
 
+def test_the_slider_begins_before_a_cut_at_step_0(tmp_path: Path) -> None:
+    """As post-hoc pruning makes it: the full model is what the run began with."""
+    narrow = initial_widths(2) | {"D": 4}
+    cut = event(0, 1000.0, 500.0, {"D": 4}, [], narrow)
+    frames = page_data([load_run(make_run(tmp_path / "r", events=[cut]))])["runs"][0]["frames"]
+    assert (frames["step"], frames["fma"]) == ([0, 1], [1000.0, 500.0])
+
+
 def test_a_rollback_is_a_frame(tmp_path: Path) -> None:
     narrow = initial_widths(2) | {"D": 4}
     back = event(30, 500.0, 1000.0, {}, [], initial_widths(2)) | {"returned_to": 10}

@@ -79,6 +79,9 @@ def test_a_report_takes_runs_of_one_condition_alone(tmp_path: Path) -> None:
     rivals_at(runs, {2: 600.0}, rounds=4)
     with pytest.raises(UserError, match="not runs of one condition: rounds is 8 in one and 4 in"):
         write_report([runs], tmp_path / "out")
+    far = rivals_at(tmp_path / "far", {0: 600.0, 1: 630.0, 2: 700.0})
+    with pytest.raises(UserError, match=r"fma is 630\.0 in one and 700\.0 in the other; up to 10%"):
+        write_report([far], tmp_path / "out")
     sources = tmp_path / "sources"
     for seed, method in enumerate(("plain", "compression")):
         run = run_at(sources / str(seed), 600, 0.03, seed=seed, method="post-hoc")

@@ -17,7 +17,8 @@ from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
 from gaugelasso.errors import UserError
-from gaugelasso.runs.folder import PLANS, Existing
+from gaugelasso.runs.folder import Existing
+from gaugelasso.runs.plans import PLANS
 from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.training_work import total_training, training_work
 from gaugelasso.signals import StopRequest

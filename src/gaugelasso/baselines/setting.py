@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.baselines.source import no_effect
+from gaugelasso.baselines.source import known_schedule, no_effect
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel
 from gaugelasso.config.model import ModelConfig
@@ -14,7 +14,6 @@ from gaugelasso.config.plain import EVENT_KEYS, PLAIN_KEYS, PRESSURE_KEYS, plain
 from gaugelasso.errors import UserError
 from gaugelasso.models import same_network
 from gaugelasso.runs.checkpoint import load_spec
-from gaugelasso.runs.reading import exists, read_json
 from gaugelasso.runs.units import counts_work
 
 
@@ -113,22 +112,6 @@ def plain_settings(
             raise UserError(f"--set {key}={value}: {what} takes {key} from its run; {free}")
         if key in (*PRESSURE_KEYS, *EVENT_KEYS):
             raise no_effect(key, value, what)
-    steps, warmup = _with_earlier(run, summary)
-    config = run_config(run, changes)
-    return plain(replace(config, train=replace(config.train, warmup=warmup)), steps, cooldown)
-
-
-def _with_earlier(run: Path, summary: Mapping[str, Any]) -> tuple[int, int]:
-    """Steps and warm-up of a run, with those of the run that it began with."""
-    steps, source = int(summary["steps"]), summary.get("source")
-    if source is None:
-        return steps, run_config(run).train.warmup
-    full = Path(source["run"])
-    found = read_json(full / "summary.json") if exists(full / "summary.json") else {}
-    if found.get("steps") != source["steps"]:
-        raise UserError(
-            f"{str(run)!r} began with the run in {str(full)!r}, whose steps and warm-up count too, "
-            "and which is not there; move it back"
-        )
-    before, warmup = _with_earlier(full, found)
-    return before + steps, warmup
+    whole, config = known_schedule(run, summary), run_config(run, changes)
+    train = replace(config.train, warmup=whole["warmup"])
+    return plain(replace(config, train=train), whole["steps"], cooldown)

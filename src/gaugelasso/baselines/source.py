@@ -67,7 +67,31 @@ class Source:
     def to_dict(self) -> dict[str, Any]:
         """What the summary of a method says of it."""
         keys = ("method", "seed", "steps", "fma_final", "loss", "training_fma", "wall_s")
-        return {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
+        found = {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
+        return {**found, "schedule": schedule(self.run, self.summary)}
+
+
+def schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int] | None:
+    """Steps and warm-up of a run, with those of the run that it began with.
+
+    None if they are not known: early versions did not write those of the other run.
+    """
+    steps, source = int(summary["steps"]), summary.get("source")
+    if source is None:
+        return {"steps": steps, "warmup": run_config(run).train.warmup}
+    before = source.get("schedule")
+    return before and {"steps": before["steps"] + steps, "warmup": before["warmup"]}
+
+
+def known_schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int]:
+    """The same; UserError if it is not known."""
+    found = schedule(run, summary)
+    if found is None:
+        raise UserError(
+            f"{str(run / 'summary.json')!r}: no source.schedule, the steps and warm-up of the run "
+            "that it began with; early versions did not write it, so make the run again"
+        )
+    return found
 
 
 def no_effect(key: str, value: str, what: str) -> UserError:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from gaugelasso.baselines.setting import Bar
+from gaugelasso.baselines.source import known_schedule
 from gaugelasso.compress.checks import least_work
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import Config, run_config
@@ -52,7 +53,8 @@ def squeeze_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
             f"{str(run)!r} began with pretrained weights, and squeeze trains new ones; name a "
             "smaller work with gaugelasso compress, or target.fma, instead"
         )
-    config = run_config(run, changes)
+    whole = {f"train.{key}": str(value) for key, value in known_schedule(run, summary).items()}
+    config = run_config(run, {**whole, **changes})
     if config.compress.solver == "fixed" and not config.compress.rho:
         raise UserError(
             f"{str(run)!r} was trained without pressure (compress.solver = 'fixed' with "
@@ -92,13 +94,20 @@ class Squeeze:
         self.at_once = max(1, plan.jobs // len(plan.seeds))
         self.first = self._row(run)
 
-    def run(self, rounds: int, console: Console, on_round: Callable[[list[Row], Row], None]) -> Row:
+    def run(
+        self,
+        rounds: int,
+        console: Console,
+        on_round: Callable[[list[Row], Row], None],
+        known: int = 0,
+    ) -> Row:
         """Return the row of the smallest model that has the loss, which may be the run itself.
 
-        After each round `on_round` gets its rows and the smallest so far.
+        Rounds go on until `known` tries are counted, which are finished already, however few are
+        asked for. After each round `on_round` gets its rows and the smallest so far.
         """
         best, step = self.first, self.step
-        while rounds and step <= _LEAST_STEP:
+        while (rounds > 0 or len(self.rows) < known) and step <= _LEAST_STEP:
             arms = self._arms(best, step)
             found = self._train(best, arms, console) if arms else []
             smaller = [row for row in found if row["held"] and row["work"] < best["work"]]

@@ -56,7 +56,7 @@ def compare(
 
     Example: gaugelasso compare runs/main runs/uniform --latency --out runs/compared
 
-    Example: gaugelasso compare runs/retrieval --results results/controls/retrieval.json
+    Example: gaugelasso compare runs/main runs/cofi --results comparison.json
     """
     if not latency and device is not None:
         raise UserError("--device is for --latency; give both or none")

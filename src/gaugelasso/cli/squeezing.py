@@ -86,25 +86,26 @@ def squeeze(
     required(run)  # raises if the weights are lost, before anything is written
     result = partial(_result, run, settings, search)
     with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
-        _check_same(folder / RESULT, search)
+        tries = _known_tries(folder / RESULT, search)
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")
 
         def on_round(rows: list[Row], best: Row) -> None:
             for row in rows:
                 print_line(try_sentence(row, settings.compress.accounting))
-            write_json(folder / RESULT, result(best, where))
+            if len(search.rows) >= tries:  # else those of an earlier command are not all counted
+                write_json(folder / RESULT, result(best, where))
 
         if not exists(folder / RESULT):  # what the first tries were made with
             write_json(folder / RESULT, result(search.first, where))
-        best = search.run(rounds, console, on_round)
+        best = search.run(rounds, console, on_round, tries)
         write_json(path := folder / RESULT, found := result(best, where))
     print_line(squeeze_table(found))
     print_line(squeeze_sentence(found))
     print_line(f"squeeze: {path}")
 
 
-def _check_same(path: Path, search: Squeeze) -> None:
-    """UserError if the tries in a folder are of other options: they would not be counted."""
+def _known_tries(path: Path, search: Squeeze) -> int:
+    """How many tries a folder has; UserError if they are of other options, and would not count."""
     before = read_json(path) if exists(path) else {}
     if not isinstance(before, dict):
         raise UserError(f"{str(path)!r}: not what squeeze writes; choose another --out")
@@ -115,6 +116,7 @@ def _check_same(path: Path, search: Squeeze) -> None:
                 f"{option}: the tries in {str(path.parent)!r} have {key} = {old!r}, and now it is "
                 f"{now!r}; give the same options, or choose another --out"
             )
+    return max(0, len(before.get("rows", [])) - 1)  # the first row is that of the run
 
 
 def _search_options(search: Squeeze) -> dict[str, tuple[str, Any]]:

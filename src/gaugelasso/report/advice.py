@@ -21,6 +21,7 @@ from pathlib import Path
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_condition, run_folders
 from gaugelasso.report.goal import is_mostly_held
+from gaugelasso.report.methods import check_one_condition
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import LAYER_KINDS, Run
 from gaugelasso.report.saturation import CEILING, Extent, extents, layer_list
@@ -66,6 +67,7 @@ class Advice:
 def advise(paths: Sequence[Path]) -> Advice:
     """Advice from finished runs that differ only in their seed; over seeds, medians decide."""
     runs = load_condition(run_folders(paths))
+    check_one_condition(runs)
     check_finished(runs)
     first = runs[0]
     if first.own_model:

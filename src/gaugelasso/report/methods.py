@@ -77,16 +77,23 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def check_one_condition(runs: Sequence[Run]) -> None:
-    """UserError if finished runs of one method differ in an option or in what they began with."""
+    """UserError if finished runs of one method differ in an option or in what they began with.
+
+    Runs without an option, as of early versions, do not differ in it.
+    """
     ended = [run for run in runs if run.summary]
     found = _joined(ended)
-    for (before, ours), (run, theirs) in pairwise(zip(ended, found, strict=True)):
-        # Works are not joined where another option differs: that one is the reason.
-        for key in sorted(ours.keys() | theirs.keys(), key=lambda key: (key in _WORKS, key)):
-            if (one := ours.get(key)) != (other := theirs.get(key)):
+    # Works are not joined where another option differs: that one is the reason.
+    keys = {key for one in found for key in one}
+    for key in sorted(keys, key=lambda key: (key in _WORKS, key)):
+        having = [(run, one[key]) for run, one in zip(ended, found, strict=True) if key in one]
+        for (before, ours), (run, theirs) in pairwise(having):
+            if ours != theirs:
+                one, other = (conditions(each)[key] for each in (before, run))
+                limit = f"; up to {_SAME_WORK:.0%} is one condition" if key in _WORKS else ""
                 raise UserError(
                     f"{str(before.path)!r} and {str(run.path)!r} are not runs of one condition: "
-                    f"{key} is {one!r} in one and {other!r} in the other"
+                    f"{key} is {one!r} in one and {other!r} in the other{limit}"
                 )
 
 
@@ -96,11 +103,12 @@ def _joined(runs: Sequence[Run]) -> list[dict[str, Any]]:
     A seed that occurs twice says that the work is what is varied: such runs stay apart.
     """
     found = [conditions(run) for run in runs]
+    of_all = set[str]().union(*found).intersection(*found)
     alike: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for place, run in enumerate(runs):
         if (named := work_target(run)) is not None:
             key, work = named
-            others = sorted((k, v) for k, v in found[place].items() if k != key)
+            others = sorted((k, v) for k, v in found[place].items() if k in of_all - {key})
             alike.setdefault((key, repr(others)), []).append((work, place))
     for (key, _), group in alike.items():
         for close in _close(group):

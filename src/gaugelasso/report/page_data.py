@@ -37,7 +37,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
         "axes": [axis_name(axis) for axis in axes],
         **_layout(first, axes),
         "runs": [_run_data(run, axes, frames, points) for run in runs],
-        "thinned": any(len(_changes(run)) > frames for run in runs),
+        "thinned": any(len(_events(run)) > frames for run in runs),
     }
 
 
@@ -103,7 +103,7 @@ def _run_data(run: Run, axes: list[str], frames: int, points: int) -> dict[str, 
     }
 
 
-def _changes(run: Run) -> list[Mapping[str, Any]]:
+def _events(run: Run) -> list[Mapping[str, Any]]:
     """The events that changed a width, rollbacks among them."""
     widths = run.initial["widths"]
     found: list[Mapping[str, Any]] = []
@@ -121,7 +121,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
     width. A removed operator has width 0. `parameters` is null where no row of the log has the
     work of a frame, because another event came first.
     """
-    events = _changes(run)
+    events = _events(run)
     number = len(events)
     kept = list(range(number))
     if number > most:
@@ -137,7 +137,7 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
         widths = [event["widths"].get(axis, 0) for axis in axes]
         pairs = [(i, w) for i, (w, old) in enumerate(zip(widths, before, strict=True)) if w != old]
         changes.append([part for pair in pairs for part in pair])
-        data["step"].append(event["step"])
+        data["step"].append(max(event["step"], 1))  # as in Run: 0 is what the run began with
         data["fma"].append(event["fma"])
         data["parameters"].append(parameters.get(event["fma"]))
         data["text"].append(_event_text(event))

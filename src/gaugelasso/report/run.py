@@ -245,10 +245,8 @@ class Run:
         return {"step": row["step"], "loss": row["loss"], "metric": metric, "fma": row["fma"]}
 
     def _changes(self, key: str) -> list[tuple[int, Any]]:
-        """(step, widths or fma) at the beginning and after each event.
-
-        Step 0 is what the run began with: a rival's cut before the first step is in step 1.
-        """
+        """(step, widths or fma) of what the run began with, and after each event."""
+        # A rival cuts before the first step too.
         later = [(max(event["step"], 1), event[key]) for event in self.events]
         return [(0, self.initial[key]), *later]
 

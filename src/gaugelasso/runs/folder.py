@@ -33,6 +33,7 @@ import numpy
 from gaugelasso.errors import UserError
 from gaugelasso.files import durable, lock, tokenizer
 from gaugelasso.runs import logs
+from gaugelasso.runs.plans import PLANS
 from gaugelasso.runs.reading import SERVING, read_json
 from gaugelasso.runs.writing import (
     check_name,
@@ -49,8 +50,6 @@ CHECKPOINTS = "checkpoints"
 # The run of the full model that a run may be measured by, and what it found.
 REFERENCE, REFERENCE_FILE = "reference", "reference.json"
 TENSORBOARD = "tensorboard"  # what `train --tensorboard` writes
-# The plan of a command that begins with the model of another run. The config does not name it.
-PLANS = {"prune": "prune.json", "cofi": "cofi.json", "torch-pruning": "torch-pruning.json"}
 # Distinguishes a run that never had a checkpoint from a run that lost its checkpoints.
 UNSAVED = "unsaved"
 # The sections of a config. Only the config.json of a run has all of them.
@@ -236,14 +235,10 @@ class RunFolder(RunFolderBase):
         for log in self._logs.values():
             with writing(log.path):
                 log.truncate()
-        if not self._ended_at(step):
-            self.reopen()
-
-    def _ended_at(self, step: int) -> bool:
-        """Whether the summary is of exactly this step; then it stays until the next one."""
         with contextlib.suppress(UserError, TypeError, KeyError):
-            return bool(read_json(self.path / "summary.json")["steps"] == step)
-        return False
+            if read_json(self.path / "summary.json")["steps"] == step:
+                return  # it is of exactly this step, and stays until the next one
+        self.reopen()
 
     def reopen(self) -> None:
         for name in ("samples.npz", SERVING, "summary.json"):
@@ -283,26 +278,6 @@ class ReadOnlyRunFolder(RunFolderBase):
 
     def close(self) -> None:
         pass
-
-
-def check_begun_by(path: Path, command: str) -> None:
-    """UserError if another command began the run in a folder: it must go on with it too.
-
-    A run that was killed before its first checkpoint may have no plan yet.
-    """
-    own, wrong = PLANS.get(command), ""
-    if own is not None and (path / own).exists():
-        return
-    for other, file in PLANS.items():
-        if (path / file).exists():
-            wrong = f"has {file}, so that `gaugelasso {other}` began it"
-    if own is not None and not wrong and any((path / CHECKPOINTS).glob("*")):
-        wrong = f"has no {own}, so that another command began it"
-    if wrong:
-        raise UserError(
-            f"--resume: the run in {str(path)!r} {wrong}; go on with that command, or choose "
-            "another --out"
-        )
 
 
 def is_free(path: Path) -> bool:

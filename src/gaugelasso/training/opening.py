@@ -53,8 +53,8 @@ def check_base(
 ) -> None:
     """UserError if the folder of model.from is missing or changed, or is the output folder.
 
-    Nor may what a structure comes from be lost with what is overwritten. A run that resumes has
-    its own weights, and one with a given structure new ones.
+    Also if --overwrite could remove what the given structure comes from. Only a run that begins
+    with the weights of model.from needs a model that fits them.
     """
     if structure is not None and existing == "overwrite":
         _check_kept(structure.path, repr(str(structure.path)), out)
@@ -71,7 +71,8 @@ def _check_kept(begun_with: Path, name: str, out: Path) -> None:
     """UserError if this path is the output folder, or in it."""
     if out.resolve() in (begun_with.resolve(), *begun_with.resolve().parents):
         raise UserError(
-            f"output {str(out)!r} is or holds {name}, which would be lost; choose another --out"
+            f"output {str(out)!r} is or holds {name}, which the run begins with; choose "
+            "another --out"
         )
 
 

@@ -20,13 +20,8 @@ from gaugelasso.compress.events import Event
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.config import Config
 from gaugelasso.distributed import ALONE, Team
-from gaugelasso.runs.folder import (
-    Existing,
-    ReadOnlyRunFolder,
-    RunFolder,
-    RunFolderBase,
-    check_begun_by,
-)
+from gaugelasso.runs.folder import Existing, ReadOnlyRunFolder, RunFolder, RunFolderBase
+from gaugelasso.runs.plans import check_begun_by
 from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.structures import Structure
 from gaugelasso.runs.training_work import entry_of
@@ -111,7 +106,8 @@ class Trainer:
         check_work_named(self.config, self.device, existing, structure)
         check_name(self.folder.path)
         if existing == "resume":
-            check_begun_by(self.folder.path, self.command)
+            has_checkpoint = any(self.folder.checkpoints.glob("*"))
+            check_begun_by(self.folder.path, self.command, has_checkpoint)
         self._made = not self.folder.path.exists()
         self.folder = RunFolder.open(self.folder.path, existing)
 
