@@ -1,5 +1,6 @@
 """CoFi: masks, the control of their cost, and the dense cut."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch.func import functional_call
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.baselines.cofi import parameters
+from gaugelasso.baselines.cofi import MASK_BOUND, parameters
 from gaugelasso.baselines.cofi_cost import parameter_terms, row_products
 from gaugelasso.baselines.cofi_cut import make_dense_
 from gaugelasso.baselines.cofi_masks import Masks
@@ -36,14 +37,14 @@ def model_of(norm: str = "slow", kv_heads: int = 2, **also: bool) -> Transformer
 
 
 def masks_of(
-    model: Transformer, objective: str = "fma", rate: float = 0.05
+    model: Transformer, objective: str = "fma", rate: float = 0.05, bound: float = MASK_BOUND
 ) -> tuple[Compressor, Masks]:
     compressor = Compressor(model, 0.0, CompressorOptions(solver="fixed"))
     state = compressor.state
     terms: Any = state.plan.terms
     if objective == "parameters":
         terms = parameter_terms(state.table, named_tensors(model))
-    return compressor, Masks(model, terms, rate, seed=0)
+    return compressor, Masks(model, terms, rate, 0, bound)
 
 
 def set_(masks: Masks, closed: dict[str, list[int]], owner: str = "") -> None:
@@ -169,7 +170,30 @@ def test_multipliers_rise_by_their_rate_while_the_cost_is_above() -> None:
     for _ in range(10):
         masks.lagrangian(0.01 * masks.full).backward()
         masks.step_()
-    assert masks.multipliers.tolist() == pytest.approx([0.5, 0.5], rel=1e-3)
+    assert masks.multipliers.tolist() == pytest.approx([0.5, 0.5], rel=1e-2)
+
+
+def test_a_closed_mask_is_still_drawn_open_and_opens_again() -> None:
+    """As in the authors' code: without a bound a mask that is pressed for long stays shut."""
+    _, masks = masks_of(model_of(), rate=0.1)
+
+    def below_one() -> float:
+        drawn = torch.stack([masks.sample(masks.noise(seed)) for seed in range(200)])
+        return float((drawn < 1).float().mean())
+
+    for sign in (1.0, -1.0):  # of the gradient, as where cost, and then the task's loss, decide
+        for _ in range(400):
+            masks.logits.grad.fill_(sign)
+            masks.step_()
+        assert masks.logits.tolist() == pytest.approx([-sign * MASK_BOUND] * len(masks.logits))
+        low, high = (0.98, 0.999) if sign > 0 else (0.02, 0.1)
+        assert low < below_one() < high
+
+
+def test_without_a_bound_an_open_mask_stays_where_it_is() -> None:
+    _, masks = masks_of(model_of(), bound=math.inf)
+    masks.step_()
+    assert float(masks.logits.detach().max()) == pytest.approx(10, abs=0.05)
 
 
 def test_masks_go_on_from_their_state() -> None:

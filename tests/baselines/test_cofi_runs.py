@@ -82,7 +82,7 @@ def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Pa
     model = load_model(run)
     assert isinstance(model, Transformer)
     target = 0.8 * parameters(model)
-    phases = ("--warmup", "5", "--prune", "60", "--finetune", "5", "--mask-rate", "0.3")
+    phases = ("--warmup", "5", "--prune", "90", "--finetune", "5", "--mask-rate", "0.1")
     code, _, err = gaugelasso("cofi", run, "--parameters", str(target), *phases)
     assert (code, err) == (0, "")
     summary = read(run / "cofi" / "summary.json")

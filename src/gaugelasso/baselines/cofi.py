@@ -6,6 +6,7 @@ the weights of the full model, and learns from it to the end.
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ _logger = logging.getLogger(__name__)
 Objective = Literal["fma", "parameters"]
 # The learning rate of masks and multipliers in CoFi.
 MASK_RATE = 0.01
+# Logits of masks stay within plus and minus this in CoFi's code.
+MASK_BOUND = math.log(100)
 # The control moves around its target, and masks are rounded: a cost this much above it has met it.
 TOLERANCE = 0.02
 # The steps before the end of pruning over which the change of a multiplier is measured.
@@ -49,6 +52,7 @@ class CofiPlan:
     finetune: int
     distill: float
     mask_rate: float = MASK_RATE
+    mask_bound: float = MASK_BOUND  # 0 for none
 
     @property
     def dense_at(self) -> int:
@@ -172,7 +176,9 @@ class CofiRun(PlainDriver):
         model, seed = self.state.model, self.state.config.train.seed
         assert isinstance(model, Transformer)
         terms = cost_terms(self.compressor.state, self.plan.objective)
-        self.masks = Masks(model, terms, self.plan.mask_rate, seed)
+        self.masks = Masks(
+            model, terms, self.plan.mask_rate, seed, self.plan.mask_bound or math.inf
+        )
         if self._saved:
             self.masks.load_(self._saved)
 

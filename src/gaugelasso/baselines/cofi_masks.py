@@ -53,10 +53,19 @@ class Masks:
     """All masks of a model as one vector of logits, with the optimizer of masks and multipliers.
 
     `terms` are what is to be reduced, as products of widths. `full` is its value without masks.
+    Logits stay within plus and minus `bound`: then an open mask is drawn below 1 now and then, and
+    a closed one above 0, so that both keep a gradient of the loss.
     """
 
-    def __init__(self, model: Transformer, terms: Sequence[Product], rate: float, seed: int):
-        self._table, self._terms = model.axis_table(), terms
+    def __init__(
+        self,
+        model: Transformer,
+        terms: Sequence[Product],
+        rate: float,
+        seed: int,
+        bound: float = math.inf,
+    ):
+        self._table, self._terms, self._bound = model.axis_table(), terms, bound
         tensors = named_tensors(model)
         self._widths = self._table.widths(tensors)
         stream = self._table["D"]
@@ -166,7 +175,7 @@ class Masks:
         return self.multipliers[0] * gap + self.multipliers[1] * gap.square()
 
     def step_(self) -> None:
-        """Move masks and multipliers by their gradients, and clear these.
+        """Move masks and multipliers by their gradients, and clear these; bound the logits.
 
         Gradients that are not finite count as zero: then only the momentum moves them.
         """
@@ -176,6 +185,8 @@ class Masks:
         for optimizer in (self._descent, self._ascent):
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            self.logits.clamp_(-self._bound, self._bound)
 
     # --- on the model -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.baselines.cofi import MASK_RATE, CofiPlan
+from gaugelasso.baselines.cofi import MASK_BOUND, MASK_RATE, CofiPlan, Objective
 from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings
 from gaugelasso.baselines.post_hoc import PrunePlan
 from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
@@ -95,7 +95,6 @@ def prune(
     Example: gaugelasso prune runs/full --loss 0.1 --corrective 10 --finetune 10000
     """
     _check_one_of(fma, "loss", loss)
-    _check_work(fma)
     if loss is not None and not math.isfinite(loss):
         raise UserError(f"--loss {loss:g}: must be a finite number")
     if rounds is not None and fma is None:
@@ -107,9 +106,8 @@ def prune(
             f"--channels {channels}: with --fma, a round removes what its work needs; leave it out"
         )
     source = _source(run)
-    steps = finetune or _cooldown(run)
     given = rounds or _ROUNDS, channels or 1, corrective or (10 if fma is None else 100)
-    plan = PrunePlan(loss, fma, *given, steps)
+    plan = PrunePlan(loss, fma, *given, finetune or _cooldown(run))
     settings = prune_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "pruned", choose_existing(resume, overwrite)
     _run(
@@ -151,6 +149,10 @@ def cofi(
     mask_rate: Annotated[
         float, typer.Option(help="Learning rate of the masks and of their multipliers.")
     ] = MASK_RATE,
+    mask_bound: Annotated[
+        float,
+        typer.Option(help="Most that the logit of a mask can be, up or down; 0 for no bound."),
+    ] = MASK_BOUND,
     set_: Changes = None,
     out: Out = None,
     device: Device = None,
@@ -169,17 +171,17 @@ def cofi(
     Example: gaugelasso cofi runs/full --parameters 5e6 --warmup 5000 --prune 40000 --finetune 25000
     """
     _check_one_of(fma, "parameters", parameters)
-    _check_work(fma)
     if not 0 <= distill <= 1:
         raise UserError(f"--distill {distill:g}: must be a number from 0 to 1")
     if not 0 < mask_rate <= 10:
         raise UserError(f"--mask-rate {mask_rate:g}: must be above 0 and at most 10")
+    if not 0 <= mask_bound < math.inf:
+        raise UserError(f"--mask-bound {mask_bound:g}: must be a finite number of at least 0")
     source = _source(run)
     steps = int(source.summary["steps"])
-    plan = CofiPlan(
-        "parameters" if fma is None else "fma", fma or parameters or 0.0, warmup or steps // 14,
-        prune or 8 * steps // 14, finetune or 5 * steps // 14, distill, mask_rate,
-    )  # fmt: skip
+    phases = warmup or steps // 14, prune or 8 * steps // 14, finetune or 5 * steps // 14
+    objective: Objective = "parameters" if fma is None else "fma"
+    plan = CofiPlan(objective, fma or parameters or 0.0, *phases, distill, mask_rate, mask_bound)
     settings = cofi_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "cofi", choose_existing(resume, overwrite)
     _run(
@@ -278,8 +280,9 @@ def _check_work(fma: float | None) -> None:
 
 def _check_one_of(fma: float | None, other: str, value: float | None) -> None:
     if (fma is None) == (value is None):
-        given = "both are given" if fma is not None else "none is given"
+        given = "none is given" if fma is None else "both are given"
         raise UserError(f"--fma and --{other}: give one of them; {given}")
+    _check_work(fma)
 
 
 def _source(run: Path) -> Source:
