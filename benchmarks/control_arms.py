@@ -139,6 +139,7 @@ def retrieval(fma: float | None) -> Work:
             "post-hoc": Arm("prune", source="full", options=to),
             "post-hoc-long": Arm("prune", source="full", options=longer),
             "cofi": Arm("cofi", source="full", options=to),
+            "cofi-unbounded": Arm("cofi", source="full", options=(*to, "--mask-bound", "0")),
             "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=to),
             "torch-pruning-magnitude-long": Arm("torch-pruning", source="full", options=longer),
             "torch-pruning-group-norm": Arm(

@@ -4,9 +4,10 @@
 
 `benchmarks.controls` does this at the paper's sizes. Here a run of `gaugelasso train` names the
 loss of its config. Each rival has the work per token that this run ended with, a full model
-trained with the run's rates and phases, and its command's defaults; where it has the named loss
-on the test data, it is given half of that work as well. Finished runs are not made again, so the
-command goes on where it was stopped. A rival that refuses the work has a row too.
+trained with the run's rates and phases, and its command's defaults; pruning is followed by as many
+steps as the full model had. A rival that has the named loss on the test data is given half of that
+work as well. Finished runs are not made again, so the command goes on where it was stopped. A rival
+that refuses the work has a row too.
 """
 
 import argparse
@@ -31,12 +32,20 @@ RATES = {"compress": ("lr", "interval"), "train": ("lr_min", "warmup", "cooldown
 SHARES = (1.0, 0.5)  # of the work of the compressed run
 NEAR = 1.1  # a rival that ends with more than this of the work asked for has not reached it
 KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
+# The command of a rival, and its options beside the work. STEPS stands for those of the full model.
+STEPS = "STEPS"
 RIVALS = {
-    "post-hoc": ("prune",),
+    "post-hoc": ("prune", "--finetune", STEPS),
     "cofi": ("cofi",),
-    "torch-pruning-magnitude": ("torch-pruning",),
-    "torch-pruning-group-norm": ("torch-pruning", "--mode", "group-norm"),
-}
+    "cofi-unbounded": ("cofi", "--mask-bound", "0"),
+    "torch-pruning-magnitude": ("torch-pruning", "--finetune", STEPS),
+    "torch-pruning-isomorphic": (
+        "torch-pruning", "--ranking", "isomorphic", "--finetune", STEPS,
+    ),
+    "torch-pruning-group-norm": (
+        "torch-pruning", "--mode", "group-norm", "--finetune", STEPS,
+    ),
+}  # fmt: skip
 
 
 def make(folder: Path, *words: str, settings: list[str]) -> str:
@@ -92,6 +101,7 @@ class Place:
 
     def rivals(self, full: Path, plain: list[str]) -> Iterator[dict[str, Any]]:
         """Each rival at the work of the compressed run, then at less while it has the loss."""
+        steps = str(json.loads((full / "summary.json").read_text())["steps"])
         for name, (verb, *options) in {"uniform": ("train",), **RIVALS}.items():
             for share in SHARES:
                 folder = self.base / f"{share:g}" / name
@@ -99,7 +109,8 @@ class Place:
                     sizes = uniform_settings(self.config, "dims", share * self.work)
                     refused = make(folder, verb, self.config, settings=[*plain, *sizes])
                 else:
-                    to = (str(full), "--fma", f"{share * self.work:.0f}", *options)
+                    to = (str(full), "--fma", f"{share * self.work:.0f}")
+                    to += tuple(steps if word == STEPS else word for word in options)
                     refused = make(folder, verb, *to, settings=[])
                 row = self.row(name, share, folder, refused)
                 yield row
