@@ -5,16 +5,17 @@
 `benchmarks.controls` does this at the paper's sizes. Here a run of `gaugelasso train` names the
 loss of its config. Each rival has the work per token that this run ended with, a full model
 trained with the run's rates and phases, and its command's defaults; pruning is followed by as many
-steps as the full model had. A rival that has the named loss on the test data is given half of that
-work as well. Finished runs are not made again, so the command goes on where it was stopped. A rival
-that refuses the work has a row too.
+steps as the full model had. Compression to this work, and a uniform model of it, are also trained
+for three times the steps: the first has about the training work of the pruned models then, or less.
+What has the named loss on the test data is given half of that work as well. Finished runs are not
+made again, so the command goes on where it was stopped. A method that refuses has a row too.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from benchmarks.controls import row_of, uniform_settings
 from benchmarks.promise import TASKS, command
 
 from gaugelasso.config import load_config
+from gaugelasso.config.target import TargetConfig
+from gaugelasso.report.toml import to_toml
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.arms import parse_seeds
 
 # What `target.hold` chose for the compressed run, and plain training has to name.
 RATES = {"compress": ("lr", "interval"), "train": ("lr_min", "warmup", "cooldown")}
+MORE = 3  # times the steps
 SHARES = (1.0, 0.5)  # of the work of the compressed run
 NEAR = 1.1  # a rival that ends with more than this of the work asked for has not reached it
 KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
@@ -99,18 +103,34 @@ class Place:
         summary = json.loads((self.base / "compression" / "summary.json").read_text())
         return float(summary["fma_final"])
 
-    def rivals(self, full: Path, plain: list[str]) -> Iterator[dict[str, Any]]:
+    def with_work_named(self, share: float) -> Path:
+        """A config that names this work, with more steps."""
+        config, path = load_config(ROOT / self.config), self.base / f"{share:g}" / "work.toml"
+        train = replace(config.train, steps=MORE * config.train.steps)
+        target = TargetConfig(fma=round(share * self.work))
+        named = replace(config, target=target, train=train)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_toml(named.to_dict()))
+        return path
+
+    def rivals(self, full: Path, settings: list[str], plain: list[str]) -> Iterator[dict[str, Any]]:
         """Each rival at the work of the compressed run, then at less while it has the loss."""
-        steps = str(json.loads((full / "summary.json").read_text())["steps"])
-        for name, (verb, *options) in {"uniform": ("train",), **RIVALS}.items():
+        train = json.loads((full / "config.json").read_text())["train"]
+        longer = [f"train.{key}={MORE * train[key]}" for key in ("steps", "cooldown")]
+        trained = {"compression-long": [], "uniform-long": longer, "uniform": []}
+        for name, (verb, *options) in {**dict.fromkeys(trained, ("train",)), **RIVALS}.items():
             for share in SHARES:
                 folder = self.base / f"{share:g}" / name
-                if name == "uniform":
+                if name == "compression-long":
+                    config = self.with_work_named(share)
+                    refused = make(folder, verb, str(config), settings=settings)
+                elif name in trained:
                     sizes = uniform_settings(self.config, "dims", share * self.work)
-                    refused = make(folder, verb, self.config, settings=[*plain, *sizes])
+                    changes = [*plain, *sizes, *trained[name]]
+                    refused = make(folder, verb, self.config, settings=changes)
                 else:
                     to = (str(full), "--fma", f"{share * self.work:.0f}")
-                    to += tuple(steps if word == STEPS else word for word in options)
+                    to += tuple(str(train["steps"]) if word == STEPS else word for word in options)
                     refused = make(folder, verb, *to, settings=[])
                 row = self.row(name, share, folder, refused)
                 yield row
@@ -136,7 +156,7 @@ class Place:
             self.row("compression", 1, first),
             self.row("full", 1, full),
             self.row("from scratch", 1, scratch, refused),
-            *self.rivals(full, plain),
+            *self.rivals(full, settings, plain),
         ]
         said = (
             f"{row['method']} {row['share']:g} {row.get('fma_final', 0):.0f} {row.get('loss')}"
