@@ -183,8 +183,6 @@ def charlm(fma: float | None) -> Work:
     tuned = ("--finetune", "36000")
     # The same steps in all, some of them with regularisation.
     sparse = ("--mode", "group-norm", "--sparse", "10000", "--finetune", "26000")
-    # On small tasks this ranking is the better one.
-    alike = ("--ranking", "isomorphic")
     # The paper's schedule, and its second target: the parameters of the compressed model.
     masks = ("--warmup", "5000", "--prune", "40000", "--finetune", "25000")
     few = ("--parameters", f"{parameters_of('charlm/main.json', 42):.0f}")
@@ -206,8 +204,9 @@ def charlm(fma: float | None) -> Work:
             "post-hoc": Arm("prune", source="full", options=(*to, *tuned)),
             "cofi": Arm("cofi", source="full", options=(*to, *masks)),
             "cofi-parameters": Arm("cofi", source="full", options=(*few, *masks)),
-            "torch-pruning-magnitude": Arm(
-                "torch-pruning", source="full", options=(*to, *tuned, *alike)
+            "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=(*to, *tuned)),
+            "torch-pruning-isomorphic": Arm(
+                "torch-pruning", source="full", options=(*to, *tuned, "--ranking", "isomorphic")
             ),
             "torch-pruning-group-norm": Arm("torch-pruning", source="full", options=(*to, *sparse)),
         },

@@ -1,5 +1,6 @@
 """CoFi: runs to their target, resumed runs, and the command."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,20 @@ def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Pa
     assert gaugelasso("eval", run / "cofi", "--batches", "1")[0] == 0
 
 
+@pytest.mark.parametrize(("given", "largest"), [((), 4.605), (("--mask-bound", "0"), 10.05)])
+def test_the_command_bounds_the_masks(
+    gaugelasso: Command, run: Path, given: tuple[str, ...], largest: float
+) -> None:
+    phases = ("--warmup", "5", "--prune", "10", "--finetune", "5", "--mask-rate", "0.0001")
+    out = run.parent / "masks"
+    answer = gaugelasso("cofi", run, "--fma", "300", *phases, *given, "--out", out)
+    assert_user_error(answer, "--fma 300 was not reached")
+    means = read(out / "summary.json")["cofi"]["masks"]
+    # The mean probability that a mask is open, of families that begin open.
+    expected = 1 / (1 + math.exp(-largest + 2 / 3 * math.log(0.1 / 1.1)))
+    assert means["hidden"] == pytest.approx(expected, abs=2e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -105,8 +120,10 @@ def test_the_command_holds_the_number_of_parameters(gaugelasso: Command, run: Pa
         (("--fma", "1e9"), "--fma 1e+09: must be above 0 and below the 624 of the model"),
         (("--parameters", "0"), "--parameters 0: must be above 0 and below the"),
         (("--fma", "3"), "--fma 3 cannot be reached by masks of"),
-        (("--fma", "3"), "of one residual site without blocks"),
+        (("--fma", "3"), "of residual sites without blocks: 1 of 8"),
         (("--fma", "300", "--distill", "1.5"), "--distill 1.5: must be a number from 0 to 1"),
+        (("--fma", "300", "--mask-bound", "-1"), "--mask-bound -1: must be a finite number of at"),
+        (("--fma", "300", "--mask-bound", "inf"), "--mask-bound inf: must be a finite number of"),
         (("--fma", "300", "--mask-rate", "0"), "--mask-rate 0: must be above 0 and at most 10"),
         (("--fma", "300", "--set", "compress.anchor=1"), "makes no use of compress.anchor"),
         (("--fma", "300", "--set", "train.probe=true"), "makes no use of train.probe"),

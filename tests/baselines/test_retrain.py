@@ -130,5 +130,9 @@ def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
     again = squeeze_settings(pruned.folder.path, summary, steps)
     assert (again.train.steps, again.train.warmup) == (30, 3)
     del summary["source"]["schedule"]  # as early versions wrote it
-    with pytest.raises(UserError, match=r"no source\.schedule, .*so make the run again"):
+    early = plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))
+    assert early == settings
+    run.rename(run.parent / "moved")
+    assert squeeze_settings(pruned.folder.path, summary, steps).train.steps == 30
+    with pytest.raises(UserError, match=r"no source\.schedule, .* or make this one again"):
         plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))

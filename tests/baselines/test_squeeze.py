@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gaugelasso.baselines import squeeze
 from gaugelasso.baselines.setting import Bar
-from gaugelasso.baselines.squeeze import Goal, Squeeze
+from gaugelasso.baselines.squeeze import Goal, Squeeze, squeeze_settings
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import run_config
 from gaugelasso.runs.checkpoint import load_spec
@@ -91,6 +91,13 @@ def test_other_options_do_not_replace_what_was_found(
     assert contents(run / "squeezed") == before
     assert gaugelasso(*start, "--rounds", "2")[0] == 0
     assert len(read(run / "squeezed" / "squeeze.json")["rows"]) == 3
+
+
+def test_a_run_that_ended_early_is_tried_with_all_of_its_steps(run: Path) -> None:
+    """As one that has its loss and its work before the last step: its tries have their own end."""
+    summary = read(run / "summary.json")
+    steps = run_config(run).train.steps
+    assert squeeze_settings(run, {**summary, "steps": steps // 2}, {}).train.steps == steps
 
 
 def test_fewer_rounds_lose_no_try(gaugelasso: Command, run: Path) -> None:

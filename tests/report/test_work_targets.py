@@ -91,6 +91,17 @@ def test_a_report_takes_runs_of_one_condition_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_cofi_without_a_bound_is_another_condition(tmp_path: Path) -> None:
+    """Early versions had no bound, and did not say so."""
+    for seed, bound in enumerate(({}, {"mask_bound": 0.0}, {"mask_bound": 4.6})):
+        run = run_at(tmp_path / str(seed), 600, 0.03, seed=seed, method="cofi")
+        plan = {"objective": "fma", "target": 600.0, "reached": 600.0, "mask_rate": 0.01}
+        change_summary(run, cofi=plan | bound)
+    write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "out")
+    with pytest.raises(UserError, match=r"mask_bound is 0\.0 in one and 4\.6 in the other"):
+        write_report([tmp_path / "0", tmp_path / "2"], tmp_path / "out")
+
+
 def test_what_is_not_given_or_has_no_effect_names_no_method(tmp_path: Path) -> None:
     """A summary has all options of `prune`, also those that its target makes no use of."""
     plans = {

@@ -101,10 +101,20 @@ class Masks:
 
     @property
     def least(self) -> float:
-        """The cost of the smallest dense model: one residual site stays, and no block."""
+        """The cost of the smallest dense model: `fewest` residual sites stay, and no block."""
         blocks = {part.owner for part in self.parts if part.owner}
-        widths = {axis.name: int(axis.owner not in blocks) for axis in self._table.axes}
+        widths = {
+            axis.name: min(self.fewest, self._widths[axis.name]) * (axis.owner not in blocks)
+            for axis in self._table.axes
+        }
         return float(count(self._terms, widths))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest residual sites: as many as are expected open with all masks closed."""
+        closed = 1 / (1 + math.exp(min(self._bound, 100) + TEMPERATURE * math.log(-LOW / HIGH)))
+        size = next(part.size for part in self.parts if part.family == "hidden")
+        return max(1, size - round(size * (1 - closed)))
 
     # --- values -----------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A run of CoFi, from its options to its summary. `cofi` has the phases."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,9 @@ def cofi_settings(source: Source, plan: CofiPlan, changes: Mapping[str, str]) ->
 def _check_target(source: Source, plan: CofiPlan, config: Config) -> None:
     model = teacher_of(source.run)
     state = Compressor(model, 0.0, config.compress).state
-    masks = Masks(model, cost_terms(state, plan.objective), plan.mask_rate, seed=0)
+    masks = Masks(
+        model, cost_terms(state, plan.objective), plan.mask_rate, 0, plan.mask_bound or math.inf
+    )
     if not 0 < plan.target < masks.full:
         raise UserError(
             f"{plan.given}: must be above 0 and below the {masks.full:,.0f} of the model of "
@@ -82,7 +85,7 @@ def _check_target(source: Source, plan: CofiPlan, config: Config) -> None:
     if plan.target < (least := masks.least):
         raise UserError(
             f"{plan.given} cannot be reached by masks of {str(source.run)!r}: the nearest is "
-            f"{least:,.0f}, of one residual site without blocks"
+            f"{least:,.0f}, of residual sites without blocks: {masks.fewest} of {len(model.sites)}"
         )
 
 

@@ -29,6 +29,8 @@ from gaugelasso.training.state import RunState
 from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.trainer import Trainer
 
+# Options that the plans of early versions lack, as they were.
+_EARLY = {"mask_bound": 0.0}
 # The key of a plan's file for the model that the method began with. `run` only says where it was.
 _FINGERPRINT = "run_sha256"
 
@@ -132,7 +134,7 @@ def _same_plan(path: Path, source: Source, options: Mapping[str, Any]) -> Mappin
         raise UserError(f"{str(path)!r}: not the plan of a run; start another with --out")
     _check_source(path, source, before)
     for key, value in options.items():
-        old = before.get(key)
+        old = before.get(key, _EARLY.get(key))
         if old != value:
             raise UserError(
                 f"--resume: {key} = {value!r}, but the run in {str(path.parent)!r} began with "

@@ -12,7 +12,7 @@ from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.runs.checkpoint import load_model, load_structure, required
-from gaugelasso.runs.reading import check_has_summary, read_json
+from gaugelasso.runs.reading import check_has_summary, exists, read_json
 from gaugelasso.runs.structures import Structure
 
 
@@ -38,12 +38,14 @@ class Source:
     run: Path
     summary: Mapping[str, Any]
     fingerprint: str
+    schedule: Mapping[str, int] | None
 
     @classmethod
     def of(cls, run: Path) -> "Source":
         check_has_summary(run)
         ended = required(run)  # raises if the weights that the run ended with are lost
-        return cls(run, read_json(run / "summary.json", finite=False), ended.fingerprint())
+        summary = read_json(run / "summary.json", finite=False)
+        return cls(run, summary, ended.fingerprint(), schedule(run, summary))
 
     @property
     def training_fma(self) -> float:
@@ -68,18 +70,22 @@ class Source:
         """What the summary of a method says of it."""
         keys = ("method", "seed", "steps", "fma_final", "loss", "training_fma", "wall_s")
         found = {"run": str(self.run), **{key: self.summary.get(key) for key in keys}}
-        return {**found, "schedule": schedule(self.run, self.summary)}
+        return {**found, "schedule": self.schedule}
 
 
 def schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int] | None:
     """Steps and warm-up of a run, with those of the run that it began with.
 
-    None if they are not known: early versions did not write those of the other run.
+    None if they are not known: early versions did not write those of the other run, and it is not
+    in its folder any more.
     """
     steps, source = int(summary["steps"]), summary.get("source")
     if source is None:
         return {"steps": steps, "warmup": run_config(run).train.warmup}
     before = source.get("schedule")
+    if before is None and exists(path := Path(source["run"]) / "summary.json"):
+        found = read_json(path, finite=False)
+        before = schedule(path.parent, found) if found["steps"] == source["steps"] else None
     return before and {"steps": before["steps"] + steps, "warmup": before["warmup"]}
 
 
@@ -89,7 +95,8 @@ def known_schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int]:
     if found is None:
         raise UserError(
             f"{str(run / 'summary.json')!r}: no source.schedule, the steps and warm-up of the run "
-            "that it began with; early versions did not write it, so make the run again"
+            f"in {summary['source']['run']!r}, which early versions did not write; move that run "
+            "back there, or make this one again"
         )
     return found
 

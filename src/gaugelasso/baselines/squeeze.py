@@ -30,6 +30,8 @@ from gaugelasso.sweeps.sweep import Plan, run_sweep
 _LEAST_STEP = 0.9
 # Works and losses of other units or data do not compare with those of the run.
 _OF_THE_RUN = ("train.seed", "train.final_batches", "compress.accounting", "compress.profile")
+# What a rival's run has together with the run that it began with.
+_SCHEDULE = {"train.steps", "train.warmup"}
 
 Row = dict[str, Any]
 
@@ -53,7 +55,9 @@ def squeeze_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
             f"{str(run)!r} began with pretrained weights, and squeeze trains new ones; name a "
             "smaller work with gaugelasso compress, or target.fma, instead"
         )
-    whole = {f"train.{key}": str(value) for key, value in known_schedule(run, summary).items()}
+    whole: Mapping[str, str] = {}
+    if summary.get("source") and not changes.keys() >= _SCHEDULE:
+        whole = {f"train.{key}": str(value) for key, value in known_schedule(run, summary).items()}
     config = run_config(run, {**whole, **changes})
     if config.compress.solver == "fixed" and not config.compress.rho:
         raise UserError(

@@ -181,6 +181,8 @@ def options(run: Run) -> dict[str, Any]:
     """
     tables: list[Mapping[str, Any]] = [(run.summary or {}).get(key, {}) for key in _OPTIONS]
     found = {key: v for table in tables for key, v in table.items() if key not in _FOUND}
+    if "mask_rate" in found:  # of CoFi, whose masks had no bound in early versions
+        found.setdefault("mask_bound", 0.0)
     unused = [_UNUSED[key] for key in _UNUSED if found.get(key) is not None]
     return found | {key: None for key in unused if key in found}
 
