@@ -8,7 +8,8 @@ trained with the run's rates and phases, and its command's defaults; pruning is 
 steps as the full model had. Compression to this work, and a uniform model of it, are also trained
 for three times the steps: the first has about the training work of the pruned models then, or less.
 What has the named loss on the test data is given half of that work as well. Finished runs are not
-made again, so the command goes on where it was stopped. A method that refuses has a row too.
+made again, so the command goes on where it was stopped. A method that refuses has a row too. The
+file keeps the rows of other tasks and seeds, its commands and its note.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_arms import PLAIN, ROOT
-from benchmarks.controls import row_of, uniform_settings
+from benchmarks.controls import JOINT, row_of, uniform_settings
 from benchmarks.promise import TASKS, command
 
 from gaugelasso.config import load_config
@@ -94,8 +95,9 @@ class Place:
         # Nothing is quite as large as was asked: uniform models have steps, pruning has channels.
         small = found["fma_final"] <= NEAR * asked["work"]
         has_loss = found["loss"] is not None and found["loss"] <= self.named
-        holds = small and has_loss
-        return {**asked, "holds": holds, **{key: found[key] for key in KEPT}}
+        commit = json.loads((folder / "environment.json").read_text())["commit"]
+        kept = {key: found[key] for key in KEPT}
+        return {**asked, "holds": small and has_loss, **kept, "commit": commit}
 
     @property
     def work(self) -> float:
@@ -183,7 +185,19 @@ def main() -> None:
             for task in given.tasks
         ]
         rows = [row for each in made for row in each.result()]
-    write_json(given.results, {**environment("cpu"), "rows": rows})
+    write(given.results, rows)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows beside those that the file has of other tasks and seeds."""
+    about = environment("cpu")
+    old = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    new = {(row["task"], row["seed"]) for row in rows}
+    kept = [row for row in old["rows"] if (row["task"], row["seed"]) not in new]
+    commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
+    about["command"] = JOINT.join(dict.fromkeys(commands))
+    note = {"note": old["note"]} if "note" in old else {}
+    write_json(path, {**about, **note, "rows": [*kept, *rows]})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planned import commands_of, seeds_text
+from benchmarks.small_tables import rivals_section
 from benchmarks.table_cells import CELLS, Runs, missed_share, speed
 from benchmarks.table_sources import NOT_RUN, PAPER, Found, Sources, read
 
@@ -78,6 +79,7 @@ def build(root: Path = ROOT) -> str:
     for table in paper["layers"]:
         parts += _layers(table, sources)
     parts += _figures(paper["figures"], sources, root)
+    parts += rivals_section(root)
     parts += _definitions(paper["definitions"], root)
     return "\n".join([*parts, *_planned(paper, sources), *_commands(paper, sources)]) + "\n"
 
