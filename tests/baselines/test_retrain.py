@@ -129,6 +129,13 @@ def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
     steps = {"compress.solver": "conservative", "train.steps": "30", "train.warmup": "3"}
     again = squeeze_settings(pruned.folder.path, summary, steps)
     assert (again.train.steps, again.train.warmup) == (30, 3)
+    # Its own steps may be fewer than the full model's warm-up.
+    short = summary | {"steps": 20, "frozen_step": 2}
+    config = read(pruned.folder.path / "config.json")
+    config["train"] |= {"steps": 20, "cooldown": 18, "warmup": 0}
+    (pruned.folder.path / "config.json").write_text(json.dumps(config))
+    few = plain_settings(pruned.folder.path, short, {}, "retrain", ("task",)).train
+    assert (few.steps, few.warmup, few.cooldown) == (full["steps"] + 20, settings.train.warmup, 18)
     del summary["source"]["schedule"]  # as early versions wrote it
     early = plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))
     assert early == settings

@@ -22,7 +22,7 @@ needs_extra = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
 )
 ROW = {"step": 50, "phase": "cooldown", "loss": 0.5, "accuracy": None, "fma": 250.0, "sites": 8,
-       "lr": 0.1, "wall_s": 1.0}  # fmt: skip
+       "parameters": 90, "lr": 0.1, "wall_s": 1.0}  # fmt: skip
 
 
 def progress_at(end: int = 100, **changes: Any) -> Progress:
@@ -64,6 +64,7 @@ def test_figures_are_those_of_the_row() -> None:
         "loss/training": 0.5,
         "structure/work per token": 250.0,
         "structure/sites": 8.0,
+        "structure/parameters": 90.0,
         "training/learning rate": 0.1,
         "structure/compression": 4.0,
     }
@@ -89,8 +90,9 @@ def test_the_picture_is_drawn_where_the_structure_changed_and_time_allows(tmp_pa
     board.write(progress_at(step=20))  # the same structure
     board.write(progress_at(step=30, fma=200.0))  # drawing has taken more than its share
     board.write(progress_at(step=40, fma=200.0, wall_s=1e6))
+    board.write(progress_at(step=50, fma=200.0, parameters=80, wall_s=1e6))  # an exchange
     board.write(progress_at(step=100, fma=150.0))  # the end
-    assert [step for step, _ in Writer.last.images] == [10, 40, 100]
+    assert [step for step, _ in Writer.last.images] == [10, 40, 50, 100]
     # A resumed run replaces the rows that it takes again.
     assert Writer.last.opened == (str(tmp_path / "r" / "tensorboard"), 10)
 

@@ -1,5 +1,6 @@
 """Channel exchange: neutral in work, protected at birth, undone and resumed to the last bit."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.compress import growth, pricing
+from gaugelasso.compress import exchange, growth, pricing
 from gaugelasso.compress.checks import check_exchange
 from gaugelasso.compress.compressor import Compressor, CompressorOptions
 from gaugelasso.compress.events import Drop, Event
@@ -67,9 +68,8 @@ def test_an_exchange_costs_no_work(options: dict[str, Any], settings: dict[str, 
     # The price of one more index of a receiver, at the widths that it has now.
     dearest = max(_price(made, name) for name in event.grown) * options.get("multiple", 1)
     assert event.fma_before - event.fma < dearest
-    added = growth.grown_widths(made.state.table, event.grown)
     for name, size in made.widths.items():
-        assert size == before[name] - event.exchanged.get(name, 0) + added.get(name, 0)
+        assert size == before[name] - event.exchanged.get(name, 0) + event.grown.get(name, 0)
     assert event.widths == made.widths
     assert event.fma == made.fma
 
@@ -112,6 +112,47 @@ def test_a_hook_can_keep_what_an_exchange_would_take() -> None:
     assert event.fma == event.fma_before
 
 
+def test_what_the_receivers_have_no_room_for_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SHARE", 0.3)
+    _, free = exchanged()
+    room = growth.room
+    monkeypatch.setattr(growth, "room", lambda *given: min(room(*given), 1))
+    made = compressor()
+    prices = made.prices
+    event = made.event_()
+    assert sum(event.exchanged.values()) < sum(free.exchanged.values())
+    assert event.grown
+    lost = event.fma_before - event.fma
+    assert lost < max(float(prices[name].max()) for name in event.exchanged)
+
+
+def test_what_cannot_be_spent_for_the_most_part_is_no_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be a cut."""
+    _, event = exchanged()
+    assert event.fma < event.fma_before
+    monkeypatch.setattr(exchange, "SPENT", 1.0)
+    event = compressor().event_()
+    assert not event.exchanged
+    assert event.fma == event.fma_before
+
+
+def test_a_linear_axis_has_room_up_to_its_rank() -> None:
+    """Further indices would be a rotation of those that it has."""
+    network = model(heads=1, d_v=12)
+    axis = network.axis_table()["operators.attention_0.d_v"]
+    assert growth.rank(axis, named_tensors(network)) == 12  # of a map from 12 channels to 12
+    assert growth.room(network.axis_table(), axis, named_tensors(network)) == math.inf
+    with torch.no_grad():  # what it has is worth most
+        for name in ("value", "out"):
+            for layer in (0, 1):
+                named_tensors(network)[f"operators.attention_{layer}.{name}"].mul_(100)
+    event = compressor(network).event_()
+    assert event.grown
+    assert not any(name.endswith("d_v") for name in event.grown)
+
+
 # --- when ----------------------------------------------------------------------------------
 
 
@@ -121,6 +162,13 @@ def test_an_exchange_is_held_at_the_first_event_that_is_due() -> None:
     for made.steps in (EVERY - 1, EVERY + 3, EVERY + 9, 2 * EVERY + 2, 2 * EVERY + 3):
         events.append(made.event_())
     assert [bool(event.grown) for event in events] == [False, True, False, False, True]
+
+
+@pytest.mark.parametrize(("left", "held"), [(EVERY - 1, False), (EVERY, True)])
+def test_none_is_held_when_new_indices_would_have_no_time(left: int, held: bool) -> None:
+    made = compressor()
+    made.end = made.steps + left
+    assert bool(made.event_().grown) is held
 
 
 def test_without_exchange_nothing_is_kept_or_written_of_it() -> None:

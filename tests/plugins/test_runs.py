@@ -20,7 +20,16 @@ from gaugelasso.tasks import Draw
 from gaugelasso.training.trainer import Trainer
 from tests.baselines.test_retrain import train_here
 from tests.command import Command, assert_user_error, run_process
-from tests.tiny_runs import assert_same_run, keep_images, newest, read, rows, sign, stop_at
+from tests.tiny_runs import (
+    assert_same_run,
+    contents,
+    keep_images,
+    newest,
+    read,
+    rows,
+    sign,
+    stop_at,
+)
 
 
 def start(own: Path, name: str = "run", existing: Any = "refuse", **changes: str) -> Trainer:
@@ -295,6 +304,23 @@ def test_a_loop_of_the_user_saves_what_can_be_loaded(own: Path) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_a_structure_that_does_not_follow_a_cut_ends_the_run_at_the_first_checkpoint(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start could not see it, and the model would be lost."""
+    config = load_config(own)
+    model = config.model.build(config.task, 0)
+    saved, compressor = own.parent / "saved", Compressor(model, loss_target=9.0)
+    checkpoint.save(saved, compressor, {})
+    before = contents(saved)
+    stale = {**model.structure(), "hidden": 30}
+    monkeypatch.setattr(type(model), "structure", lambda self: stale)
+    compressor.steps = 10
+    with pytest.raises(UserError, match=r"'.*step-00000010' cannot be written: .* describe every"):
+        checkpoint.save(saved, compressor, {})
+    assert contents(saved) == before
 
 
 def test_a_process_imports_the_files_by_itself(own: Path, tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     assert advice.lines[1].startswith("Nothing to change")
 
 
+def test_a_rival_is_not_advised_on(tmp_path: Path) -> None:
+    """Its config would be trained without pressure again."""
+    run = run_with(tmp_path / "r", slim())
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"method": "post-hoc", "source": {"training_fma": 1.0}, "pruning": {}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=r"of another method \(post-hoc\), whose config does not"):
+        advise([run])
+
+
 def test_an_axis_at_its_ceiling_in_most_layers_is_widened(tmp_path: Path) -> None:
     widths = slim(3) | {f"operators.attention_{d}.d_k": 4 for d in (0, 2)}
     assert changed(advise([run_with(tmp_path / "two", widths)])) == {"d_k": (8, 12)}

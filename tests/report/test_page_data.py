@@ -42,6 +42,22 @@ def test_the_slider_begins_before_a_cut_at_step_0(tmp_path: Path) -> None:
     assert (frames["step"], frames["fma"]) == ([0, 1], [1000.0, 500.0])
 
 
+def test_two_structures_of_the_same_work_have_parameters_of_their_own(tmp_path: Path) -> None:
+    """As an exchange makes them."""
+    widths = initial_widths(2)
+    first, second = widths | {"D": 6}, widths | {"D": 6, "embedding.d_e": 4}
+    cut = event(20, 1000.0, 500.0, {"D": 2}, [], first)
+    path = make_run(tmp_path / "r", events=[cut, event(40, 500.0, 500.0, {}, [], second)])
+    log = path / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    counts = {10: 2000, 20: 900, 30: 900}
+    rows = [row | {"parameters": counts.get(row["step"], 880)} for row in rows]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    frames = page_data([load_run(path)])["runs"][0]["frames"]
+    assert frames["fma"] == [1000.0, 500.0, 500.0]
+    assert frames["parameters"] == [2000, 900, 880]
+
+
 def test_a_rollback_is_a_frame(tmp_path: Path) -> None:
     narrow = initial_widths(2) | {"D": 4}
     back = event(30, 500.0, 1000.0, {}, [], initial_widths(2)) | {"returned_to": 10}

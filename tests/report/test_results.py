@@ -19,7 +19,15 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_results_of_a_condition(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in (3, 1)]
     results = collect_results(folders)
-    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "runs"]
+    assert list(results) == [
+        "command",
+        "commit",
+        "hardware",
+        "date",
+        "accounting",
+        "metric_name",
+        "runs",
+    ]
     assert results["commit"] == "abc123"  # the same in all runs, so listed once
     assert results["command"].count("gaugelasso train demo.toml") == 2
     assert results["date"] == "2026-01-02T00:00:00+00:00/2026-01-04T00:00:00+00:00"
@@ -75,9 +83,20 @@ def test_results_as_a_markdown_table(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in (0, 10, 20)]
     lines = results_table(collect_results(folders), "retrieval").splitlines()
     assert lines[0] == "### retrieval"
-    assert lines[4] == "| 0 | 100 | 15 | 1,000 | 100 | 10.0× | 0.03 | 0.9996 | 12.5 s |"
+    assert lines[4] == "| 0 | 100 | 15 | 1,000 | 100 | 10.0× | 0.03 | 99.960% | 12.5 s |"
+    assert " | loss | accuracy | wall time |" in lines[2]
+    early = {key: value for key, value in collect_results(folders).items() if key != "metric_name"}
+    assert " | 0.03 | 0.9996 | 12.5 s |" in results_table(early, "retrieval")
     assert lines[7].startswith("| mean ± std | 100 | 15 | 1,000 | 110 ± 10 | 9.14× ± 0.83× |")
     assert "Accounting: fma. CPU, 2 cores" in lines[-1]
+
+
+def test_a_run_that_names_nothing_reached_and_holds_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", changes={"target": {"loss": 1e30}})
+    results = collect_results([run])
+    (row,) = results["runs"]
+    assert (row["target_reached_step"], row["held"]) == (None, None)
+    assert "\n| 0 | 100 | — | 1,000 |" in results_table(results, "plain")
 
 
 def test_one_run_has_no_mean(tmp_path: Path) -> None:
@@ -140,7 +159,15 @@ def two_arms(folder: Path) -> list[Condition]:
 def test_results_of_arms(tmp_path: Path) -> None:
     arms = two_arms(tmp_path)
     results = collect_arms(arms)
-    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "arms"]
+    assert list(results) == [
+        "command",
+        "commit",
+        "hardware",
+        "date",
+        "accounting",
+        "metric_name",
+        "arms",
+    ]
     assert results["date"].startswith("2026-01-01")
     assert [(arm["name"], arm["changes"]) for arm in results["arms"]] == [
         ("base", []),

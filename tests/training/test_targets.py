@@ -16,6 +16,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.advice import advise
 from gaugelasso.report.data import load_run
+from gaugelasso.report.goal import goal, is_held, is_mostly_held
 from gaugelasso.report.verdict import verdict
 from gaugelasso.tasks import MaskedAutoencoder
 from gaugelasso.training.opening import check_metric
@@ -24,6 +25,7 @@ from tests.tiny_runs import assert_same_run, keep_images, newest, read, rows, si
 from tests.training.target_runs import (
     BRIEF,
     KILLED,
+    QUICK,
     assert_a_spoiled_end_gives_way,
     course_of,
     start,
@@ -76,6 +78,32 @@ def test_work_that_is_not_reached_is_an_error_with_what_was_reached(tmp_path: Pa
     )
     with pytest.raises(UserError, match="missed its target; a baseline needs"):
         loss_of(tmp_path / "run", summary)
+
+
+@pytest.mark.parametrize(("loss", "which"), [(1.7, "fma"), (0.001, "loss")])
+def test_a_loss_does_not_make_up_for_work_that_is_missed(
+    loss: float, which: str, tmp_path: Path
+) -> None:
+    said = {
+        "fma": r"target\.fma = 11 was not reached in 60 steps",
+        "loss": r"target\.loss = 0\.001 was never .* per token, above target\.fma = 11 as well, is",
+    }[which]
+    with pytest.raises(TargetMissed, match=said):
+        start(tmp_path, TargetConfig(loss=loss, fma=11.0)).run()
+    summary, run = read(tmp_path / "run" / "summary.json"), load_run(tmp_path / "run")
+    assert (summary["held"], summary["loss_target"], summary["fma_target"]) == (False, loss, 11.0)
+    assert not is_held(run)
+    assert not is_mostly_held([run])
+    work = f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11"
+    assert f"; {work}." in verdict([run])[1]
+    assert goal([run]) == f"loss target {loss:g} and work target 11 FMA"
+
+
+def test_work_without_pressure_is_refused_at_the_start(tmp_path: Path) -> None:
+    changes = {**QUICK, "compress__solver": "fixed", "compress__rho": 0.0}
+    with pytest.raises(UserError, match=r"target\.fma = 300: nothing is cut with compress\.solver"):
+        start(tmp_path, WORK, changes=changes)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -113,5 +113,5 @@ def plain_settings(
         if key in (*PRESSURE_KEYS, *EVENT_KEYS):
             raise no_effect(key, value, what)
     whole, config = known_schedule(run, summary), run_config(run, changes)
-    train = replace(config.train, warmup=whole["warmup"])
+    train = replace(config.train, warmup=whole["warmup"], steps=whole["steps"], cooldown=cooldown)
     return plain(replace(config, train=train), whole["steps"], cooldown)

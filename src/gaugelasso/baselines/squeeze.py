@@ -59,7 +59,7 @@ def squeeze_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str
     if summary.get("source") and not changes.keys() >= _SCHEDULE:
         whole = {f"train.{key}": str(value) for key, value in known_schedule(run, summary).items()}
     config = run_config(run, {**whole, **changes})
-    if config.compress.solver == "fixed" and not config.compress.rho:
+    if config.compress.has_no_pressure:
         raise UserError(
             f"{str(run)!r} was trained without pressure (compress.solver = 'fixed' with "
             "compress.rho = 0), by which squeeze removes channels; add "

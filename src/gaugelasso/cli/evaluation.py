@@ -179,4 +179,4 @@ def describe_text(task: TokenText, data: str, tokens: int) -> str:
 
 
 def describe_figures(figures: dict[str, float], shown: str) -> str:
-    return "  ".join(f"{name} {value:.6f}" for name, value in figures.items()) + f"  ({shown})"
+    return "  ".join(f"{name} {value:.6g}" for name, value in figures.items()) + f"  ({shown})"

@@ -71,7 +71,7 @@ class TensorBoard:
         self._folder, self._writer_class = folder, writer_class
         self._writer: Any = None
         self._ended = False
-        self._drawn_fma, self._drawing_s = math.nan, 0.0
+        self._drawn, self._drawing_s = (math.nan, 0), 0.0
 
     def write(self, progress: Progress) -> None:
         """Write the figures of a row and, if the structure changed, the profile picture."""
@@ -100,11 +100,12 @@ class TensorBoard:
             self._writer = self._writer_class(str(self._folder / TENSORBOARD), purge_step=step)
         for name, value in figures(progress).items():
             self._writer.add_scalar(name, value, step)
-        changed = row["fma"] != self._drawn_fma
+        structure = row["fma"], row["parameters"]
+        changed = structure != self._drawn
         free = self._drawing_s <= _PICTURE_SHARE * row["wall_s"]
         if changed and (free or step >= progress.end):
             self._draw(step)
-            self._drawn_fma = row["fma"]
+            self._drawn = structure
         self._writer.flush()
 
     def _draw(self, step: int) -> None:

@@ -31,9 +31,13 @@ class BirthRecord:
         grace = {f"grace.{name}": until for name, until in self._until.items()}
         return {"growth_seed": self.seed, "exchanged_at": self._last, **grace}
 
-    def exchange_due_(self, step: int) -> bool:
-        """Whether an exchange is due at the event of this step; it counts as the last one then."""
-        due = step - int(self._last) >= self.every
+    def exchange_due_(self, step: int, left: float) -> bool:
+        """Whether an exchange is due at the event of this step; it counts as the last one then.
+
+        With fewer steps `left` in the run than the protection takes, new indices would come to
+        nothing, and stay: none is due then.
+        """
+        due = step - int(self._last) >= self.every and left >= self.every
         if due:
             self._last.fill_(step)
         return due

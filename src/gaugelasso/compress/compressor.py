@@ -10,6 +10,7 @@ parts of the method; the order of a step is in `device_step`, that of an event i
 `structural_event`, and the phases of a run are in `course`.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -111,9 +112,8 @@ class Compressor:
         pressed = loss_target or 0.0  # a course sets it before each step
         self.solver = RhoSolver(options.solver, pressed, options.rho)
         self.model, self.probe, self.fma_target = model, probe, fma_target
-        self.steps, self.cut_share = 0, CUT_SHARE
-        self.history: list[Event] = []
-        self.hooks: list[DropHook] = []
+        self.steps, self.end, self.cut_share = 0, math.inf, CUT_SHARE  # a driver sets the last two
+        self.history, self.hooks = list[Event](), list[DropHook]()
         self.state = ModelState(model, options, execution or ExecutionOptions(), team)
         check_prices(self.state)
         check_exchange(self.state)
@@ -216,6 +216,7 @@ class Compressor:
             cut_share=self.cut_share,
             operator_allowance=self._allowances[1],
             interval=self.options.interval,
+            left=self.end - self.steps,
         )
         event = hold_event_(self.state, self.resume_state, rules)
         self.history.append(event)

@@ -98,6 +98,16 @@ class Driver(ABC):
         """The point of the schedule: the steps taken."""
         return self.compressor.steps
 
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """The point of the schedule where the run ends, as far as it is known."""
+
+    @property
+    def steps_left(self) -> float:
+        """The steps up to there, or an estimate."""
+        return self.end - self.now
+
     @abstractmethod
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
@@ -153,6 +163,7 @@ class Driver(ABC):
         if pressed is not None:
             compressor.set_loss_target_(pressed, self.allowance(pressed))
         compressor.set_lr_(self.rate(now))
+        compressor.end = compressor.steps + self.steps_left
         self.log.step(compressor.state.plan.training_work)
 
     def note_step(self, loss: Tensor, event: Event | None) -> None:

@@ -1,5 +1,6 @@
 """Structural events as data: their rules, what hooks receive before a cut, their record."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
@@ -50,7 +51,8 @@ class EventRules:
     An index is near zero if its RMS is at most `threshold`. `pressing` says whether the loss has
     margin to its target. The event may raise the probe's loss by `loss_allowance`, and where a
     whole operator goes by `operator_allowance`. Where channels go by their harm, it cuts about
-    `cut_share` of the work. Events are held every `interval` steps, if at all.
+    `cut_share` of the work. Events are held every `interval` steps, if at all. `left` is how many
+    steps the run has left, as far as it is known.
     """
 
     step: int
@@ -63,6 +65,7 @@ class EventRules:
     cut_share: float = CUT_SHARE
     operator_allowance: float = 0.0
     interval: int = 1
+    left: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 The paper names the mechanism and does not specify it. Here, at the same work per token, axes whose
 utility per unit of work is below the mean of those that may grow give their least useful indices,
 and axes above it grow by what these paid for. Both are one change, under the guard of the event.
+What cannot be spent is not taken, but for less than the price of one index.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaugelasso.axes import Axis, named_tensors
+from gaugelasso.axes import Axis, Tensors, named_tensors, width
 from gaugelasso.compress import growth, pricing, surgery
 from gaugelasso.compress.drop import (
     Decision,
@@ -30,6 +31,8 @@ from gaugelasso.compress.selection import broadcast_decision, broadcast_keeps
 # The share of the work that one exchange moves, if one index does not cost more; and the largest
 # share that one index may cost.
 SHARE, MOST = 0.02, 0.1
+# The share of what was taken that has to be spent: else it would be a cut, not an exchange.
+SPENT = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def exchange_(state: ModelState, guard: Guard, rules: EventRules) -> Exchange:
     offered = broadcast_keeps(team, plan.offer)
     allowed = guard.keep_needed(table, tensors, offered)
     decision = broadcast_decision(team, lambda: plan.close(allowed))
-    births = team.broadcast(plan.births(decision) if team.rank == 0 and decision else {})
+    births = team.broadcast(plan.births)
     if decision is None or not births:
         return Exchange()
     assert state.births is not None
@@ -63,7 +66,7 @@ def exchange_(state: ModelState, guard: Guard, rules: EventRules) -> Exchange:
 
     if not guard.try_("exchange", change_, state.snapshot_modules):
         return Exchange()
-    return Exchange(decision.dropped(), births)
+    return Exchange(decision.dropped(), growth.grown_widths(table, births))
 
 
 def totals(
@@ -106,6 +109,7 @@ class _Plan:
         above = [name for name in able if self._yields[name] > self._mean]
         above.sort(key=self._yields.__getitem__, reverse=True)
         self._receivers = [state.table[name] for name in above]
+        self.births: dict[str, int] = {}  # what the decision of `close` pays for
 
     def _able(self, axis: Axis) -> bool:
         """Whether an axis has room, and one index of it is not too much work.
@@ -115,8 +119,13 @@ class _Plan:
         grain = self._grains[axis.name]
         if bool(self._protected[axis.name].any()):
             return False
-        room = growth.room(self._state.table, axis, self._tensors)
+        room = self._room(axis, self._tensors)
         return room >= grain and 0 < self._cost({axis.name: grain}) <= MOST * self._state.fma
+
+    def _room(self, axis: Axis, tensors: Tensors) -> float:
+        """How many new indices of an axis can have a use."""
+        free = growth.room(self._state.table, axis, tensors)
+        return min(free, growth.rank(axis, tensors) - width(axis, tensors))
 
     def _work(self, widths: Mapping[str, int], births: Mapping[str, int]) -> float:
         added = growth.grown_widths(self._state.table, births)
@@ -129,14 +138,17 @@ class _Plan:
     def offer(self) -> dict[str, Tensor]:
         """Keep-sets without the indices of axes below the mean that give least for their work.
 
-        Together they pay for one index of the first receiver, and for SHARE of the work.
+        Together they pay for one index of the first receiver, and for SHARE of the work, as far as
+        the receivers have room for it.
         """
         state = self._state
         keeps = {name: torch.ones(size, dtype=torch.bool) for name, size in self._widths.items()}
         if not self._receivers:
             return keeps
         first = self._receivers[0].name
-        budget = max(self._cost({first: self._grains[first]}), SHARE * state.fma)
+        most = max(self._cost({first: self._grains[first]}), SHARE * state.fma)
+        room = {axis.name: self._room(axis, self._tensors) for axis in self._receivers}
+        budget = self._cost(self._fill(self._widths, room, state.fma + most))
         held = self._held()
         for _, name, index in ranked(self._utility, state.prices):
             if budget <= 0:
@@ -157,31 +169,69 @@ class _Plan:
         return held
 
     def close(self, keeps: dict[str, Tensor]) -> Decision | None:
-        """What the taken indices lead to; None if nothing is left to take, or an operator goes."""
-        if not self._receivers or all(bool(keep.all()) for keep in keeps.values()):
+        """What the taken indices lead to, without those that the receivers cannot spend.
+
+        None if nothing is left to take, too little of it can be spent, or an operator goes.
+        """
+        if not self._receivers or (decision := self._closed(keeps)) is None:
+            return None
+        births = self._births(decision)
+        unspent = self._unspent(decision, births)
+        fewer = self._closed(self._given_back(keeps, unspent))
+        if fewer is not None:
+            again = self._births(fewer)
+            if (left := self._unspent(fewer, again)) < unspent:
+                decision, births, unspent = fewer, again, left
+        if unspent > (1 - SPENT) * self._unspent(decision, {}):
+            return None
+        self.births = births
+        return decision
+
+    def _closed(self, keeps: dict[str, Tensor]) -> Decision | None:
+        if all(bool(keep.all()) for keep in keeps.values()):
             return None
         given = keeps, self._rms, *self._multiples
         decision = close_and_round(self._state.table, self._tensors, *given)
         return None if decision is None or decision.removed else decision
 
-    def births(self, decision: Decision) -> dict[str, int]:
+    def _unspent(self, decision: Decision, births: Mapping[str, int]) -> float:
+        """The work that a cut saves and the births after it do not use."""
+        return float(self._state.fma - self._work(_widths(decision), births))
+
+    def _given_back(self, keeps: Mapping[str, Tensor], unspent: float) -> dict[str, Tensor]:
+        """Keep-sets with the most useful of the taken indices again that cost no more than this."""
+        fewer = {name: keep.clone() for name, keep in keeps.items()}
+        for _, name, index in reversed(ranked(self._utility, self._state.prices)):
+            price = float(self._state.prices[name][index])
+            if not fewer[name][index] and price <= unspent:
+                fewer[name][index] = True
+                unspent -= price
+        return fewer
+
+    def _births(self, decision: Decision) -> dict[str, int]:
         """As many new indices as the cut pays for: one for each receiver in turn, best first."""
-        widths = {name: int(keep.sum()) for name, keep in decision.keeps.items()}
+        widths = _widths(decision)
         # Not what the cascade took from, nor a stream together with an axis that reaches it.
         able = [axis for axis in self._receivers if widths[axis.name] == self._widths[axis.name]]
         table, left = self._state.table, named_tensors(self._state.model)
         left = surgery.cut(left, table, decision.keeps)  # it may have taken sites
-        room = {axis.name: growth.room(table, axis, left) for axis in able}
+        room = {axis.name: self._room(axis, left) for axis in able}
+        return self._fill(widths, room, self._state.fma)
+
+    def _fill(
+        self, widths: Mapping[str, int], room: Mapping[str, float], work: float
+    ) -> dict[str, int]:
+        """New indices for the axes of `room` in turn, as long as the work allows one more."""
         births: dict[str, int] = {}
+        able = list(room)
         while able:
             still = []
-            for axis in able:
-                grain = self._grains[axis.name]
-                more = {**births, axis.name: births.get(axis.name, 0) + grain}
-                fits = more[axis.name] <= room[axis.name]
-                if fits and self._apart(more) and self._work(widths, more) <= self._state.fma:
+            for name in able:
+                more = {**births, name: births.get(name, 0) + self._grains[name]}
+                fits = more[name] <= room[name]
+                if fits and self._apart(more) and self._work(widths, more) <= work:
                     births = more
-                    still.append(axis)
+                    still.append(name)
             able = still
         return births
 
@@ -190,3 +240,8 @@ class _Plan:
         table = self._state.table
         homes = {table.home(slot) for name in births for slot in table[name].linked()}
         return not homes & births.keys()
+
+
+def _widths(decision: Decision) -> dict[str, int]:
+    """Axis name -> width after the cut."""
+    return {name: int(keep.sum()) for name, keep in decision.keeps.items()}

@@ -40,6 +40,20 @@ def room(table: AxisTable, axis: Axis, tensors: Tensors) -> float:
     return math.inf if free is None else len(free)
 
 
+def rank(axis: Axis, tensors: Tensors) -> float:
+    """The most indices of a linear axis that can differ in what they do; else infinite.
+
+    The product over the axis has no higher rank than either side has other elements.
+    """
+    if axis.growth != "linear":
+        return math.inf
+    sides = (axis.side_a, axis.side_b)
+    return min(
+        sum(tensors[slot.tensor].numel() // tensors[slot.tensor].shape[slot.dim] for slot in side)
+        for side in sides
+    )
+
+
 def can_grow(table: AxisTable, axis: Axis) -> bool:
     """Whether the table says how the axis, and every axis that reaches it by links, may grow."""
     homes = [table[table.home(slot)] for slot in axis.linked()]

@@ -110,6 +110,11 @@ class CompressorOptions:
                 "use compress.removal = 'harm', or compress.shape = 'free'"
             )
 
+    @property
+    def has_no_pressure(self) -> bool:
+        """Whether nothing presses, so that nothing goes: plain training."""
+        return self.removal != "harm" and self.solver == "fixed" and not self.rho
+
     def _numbers(self, *keys: str) -> list[str]:
         """Of these options those that are not to be chosen later."""
         return [key for key in keys if getattr(self, key) is not None or not self._is_open(key)]

@@ -99,6 +99,12 @@ class Pilot(CourseDriver):
         return self.compressor.steps if self._time is None else self._time.ticks
 
     @property
+    def steps_left(self) -> float:
+        if self._time is None:
+            return super().steps_left
+        return self.compressor.steps * (self.end - self.now) / self.now if self.now else math.inf
+
+    @property
     def timed(self) -> bool:
         """Whether the run has a time budget, not a number of steps."""
         return self._time is not None
@@ -216,8 +222,8 @@ class Pilot(CourseDriver):
     def _holds(self, loss: float) -> bool:
         if (metric_held := self._metric_held()) is not None:
             return metric_held and (self.loss_target is None or loss <= self.loss_target)
-        to_work = self.loss_target is None
-        return self.compressor.work_target_met if to_work else loss <= self.course.named
+        within = self.loss_target is None or loss <= self.course.named
+        return within and (not self.compressor.fma_target or self.compressor.work_target_met)
 
     def _result_of(self, loss: float) -> Result:
         compressor, own = self.compressor, self._evaluate is not None

@@ -21,7 +21,7 @@ class Result:
     """The outcome of a compression: `held` says whether the final model has what was named.
 
     That is a loss of at most `loss_target`, a metric of at least `metric_target` (at most, where
-    lower is better), or both. Without these it is a work of at most `fma_target`.
+    lower is better), or both; or a work of at most `fma_target`, alone or with a loss.
 
     `measured_on` says where `loss` comes from: "held-out data" if the compressor had an
     `evaluate` function, else "the last training batches".
@@ -54,8 +54,8 @@ class Result:
         named = [] if self.loss_target is None else [f"named {self.loss_target:g}"]
         if self.metric_target is not None:
             named += [f"metric {self.metric:.4g}, named {self.metric_target:g}"]
-        elif self.loss_target is None:
-            named = [f"work target {self._number(self.fma_target)}"]
+        elif self.fma_target:
+            named += [f"work target {self._number(self.fma_target)}"]
         return (
             f"{self._number(self.fma_initial)} -> {self._work} ({self.compression:.1f}x), "
             f"{self.parameters_initial:,} -> {self.parameters:,} parameters; "
@@ -78,7 +78,8 @@ class Result:
                 f"ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
                 f"after {self.steps:,} steps; name {remedy}, or give more steps"
             )
-        if self.loss_target is None:
+        within = self.loss_target is None or self.loss <= self.loss_target
+        if within and self.fma_target:
             return (
                 f"fma_target = {self._number(self.fma_target)} was not reached: the model ends at "
                 f"{self._work} with a loss of {self.loss:.4g} after "

@@ -38,7 +38,7 @@ def hold_event_(state: ModelState, resume_state: ResumeState, rules: EventRules)
         cut = _cut_(state, guard, choice.decision or NOTHING, rules.step)
     prices_then = state.prices
     whole = NOTHING if by_harm else remove_operator_(state, guard, rules)
-    due = state.births is not None and state.births.exchange_due_(rules.step)
+    due = state.births is not None and state.births.exchange_due_(rules.step, rules.left)
     exchange = exchange_(state, guard, rules) if due else Exchange()
     return Event(
         step=rules.step,

@@ -81,6 +81,11 @@ def advise(paths: Sequence[Path]) -> Advice:
             "rewrite: the widths are in your code. gaugelasso report shows which axes are at their "
             "ceiling, to widen, and which collapsed, to narrow"
         )
+    if "source" in (summary := first.summary or {}):
+        raise UserError(
+            f"{str(first.path)!r} is of another method ({summary['method']}), whose config does "
+            "not compress; give a compressed run of gaugelasso train"
+        )
     if "from" in first.config["model"]:
         raise UserError(
             f"{str(first.path)!r} began with the weights of model.from = "

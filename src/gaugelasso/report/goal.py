@@ -33,7 +33,7 @@ def _named(runs: Sequence[Run]) -> list[tuple[str, str]]:
         named.append((f"{run.metric_name} target", value))
     if (parameters := run.parameter_target) is not None:
         named.append(("parameter target", count(parameters)))
-    if not named and run.fma_target:
+    if run.fma_target and run.parameter_target is None:
         form = work_format(run.accounting)
         named.append(("work target", f"{form(run.fma_target)} {noun(run.accounting)}"))
     if not named and run.config["target"].get("above_full") is not None:
@@ -67,13 +67,18 @@ def is_held(run: Run) -> bool:
     """Whether a finished run has what it names."""
     if run.loss_target is None or run.metric_target is not None:
         return bool((run.summary or {}).get("held", False))
-    return _is_within_loss(run)
+    return _is_within_loss(run) and _is_within_work(run)
 
 
 def _is_within_loss(run: Run) -> bool:
     """Whether the loss is within the one that is named."""
     loss, target = outcome(run).loss, run.loss_target
     return loss is not None and target is not None and loss <= target
+
+
+def _is_within_work(run: Run) -> bool:
+    """Whether the work is within the one that is named, if one is."""
+    return not run.fma_target or outcome(run).fma_final <= run.fma_target
 
 
 def _meets_metric(run: Run) -> bool:
@@ -87,7 +92,8 @@ def _meets_metric(run: Run) -> bool:
 def is_mostly_held(runs: Sequence[Run]) -> bool:
     """Whether the median seed has what it names."""
     above = [(outcome(run).loss, run.loss_target) for run in runs]
-    if any(target is None for _, target in above) or runs[0].metric_target is not None:
+    alone = runs[0].metric_target is None and not runs[0].fma_target
+    if any(target is None for _, target in above) or not alone:
         return statistics.median_low(map(is_held, runs))
     return statistics.median(math.inf if a is None else a - (b or 0.0) for a, b in above) <= 0
 
@@ -121,17 +127,23 @@ def ending(run: Run) -> str:
         if end.reached_step is None:
             told = f"The training loss never reached {target}; held-out loss {loss}"
         metric = "" if run.metric_target is None else f"; {_metric_ending(run)}"
-        return f"{told}{metric}.{_reference(run)}"
+        work = f"; {_work_ending(run)}" if run.fma_target else ""
+        return f"{told}{metric}{work}.{_reference(run)}"
     if run.metric_target is not None:
         return f"{_metric_ending(run)}, held-out loss {loss}."
     if run.parameter_target is not None:
         return f"{_parameter_ending(run, run.parameter_target)}; held-out loss {loss}."
     if not names_target(run):
         return f"{_NOTHING_NAMED}; held-out loss {loss}."
-    place, form = "within" if is_held(run) else "above", work_format(run.accounting)
+    return f"{_work_ending(run)}; held-out loss {loss}."
+
+
+def _work_ending(run: Run) -> str:
+    """The work that is left, and whether it is within the one that is named."""
+    place, form = "within" if _is_within_work(run) else "above", work_format(run.accounting)
     return (
-        f"{form(end.fma_final)} {unit(run.accounting)}, {place} the work target of "
-        f"{form(run.fma_target)}; held-out loss {loss}."
+        f"{form(outcome(run).fma_final)} {unit(run.accounting)}, {place} the work target of "
+        f"{form(run.fma_target)}"
     )
 
 

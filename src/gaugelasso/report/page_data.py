@@ -119,14 +119,14 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
 
     `changes` holds, flat, the index of each axis that differs from the frame before, and its
     width. A removed operator has width 0. `parameters` is null where no row of the log has the
-    work of a frame, because another event came first.
+    structure of a frame, because another event came first.
     """
     events = _events(run)
     number = len(events)
     kept = list(range(number))
     if number > most:
         kept = sorted({round((place + 1) * number / most) - 1 for place in range(most)})
-    parameters = {row["fma"]: row["parameters"] for row in run.metrics}
+    ends = [event["step"] for event in events[1:]] + [math.inf]
     first = outcome(run).parameters_initial
     data: dict[str, Any] = {"step": [0], "fma": [run.initial["fma"]], "parameters": [first]}
     data |= {"text": [""], "events": [0], "back": [False]}
@@ -139,12 +139,22 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
         changes.append([part for pair in pairs for part in pair])
         data["step"].append(max(event["step"], 1))  # as in Run: 0 is what the run began with
         data["fma"].append(event["fma"])
-        data["parameters"].append(parameters.get(event["fma"]))
+        data["parameters"].append(_parameters(run, event, ends[index]))
         data["text"].append(_event_text(event))
         data["back"].append(event.get("returned_to") is not None)
         data["events"].append(index - (kept[place - 1] if place else -1))
         before = widths
     return data | {"changes": changes}
+
+
+def _parameters(run: Run, event: Mapping[str, Any], end: float) -> int | None:
+    """Of the first row of the log from this event to the next, in step `end`; None without one.
+
+    Two structures may have the same work. A row of the event's own step may be of before it.
+    """
+    rows = (row for row in run.metrics if event["step"] <= row["step"] < end)
+    row = next((row for row in rows if row["fma"] == event["fma"]), None)
+    return None if row is None else row["parameters"]
 
 
 def _event_text(event: Mapping[str, Any]) -> str:

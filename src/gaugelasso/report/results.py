@@ -7,7 +7,9 @@ from typing import Any
 from gaugelasso.report import formats
 from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition, check_finished, load_condition
+from gaugelasso.report.goal import names_target
 from gaugelasso.report.layout import Table, to_markdown
+from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun
 
@@ -41,7 +43,7 @@ def collect_arms(arms: Sequence[Condition]) -> dict[str, Any]:
 
 def results_table(results: dict[str, Any], title: str) -> str:
     """A results file as a Markdown table: every seed, then mean ± standard deviation."""
-    runs, columns = results["runs"], _columns(results["accounting"])
+    runs, columns = results["runs"], _columns(results["accounting"], results.get("metric_name"))
     cells = [
         [formats.known(run.get(key), form) for run in runs]
         + ([formats.over_seeds([run.get(key) for run in runs], form)] if len(runs) > 1 else [])
@@ -60,8 +62,10 @@ def origin(results: dict[str, Any]) -> str:
     return note + f"commit {results['commit'] or 'unknown'}. Command: {results['command']}"
 
 
-def _columns(accounting: str) -> tuple[tuple[str, str, formats.Format], ...]:
+def _columns(accounting: str, metric: str | None) -> tuple[tuple[str, str, formats.Format], ...]:
     cost, form = noun(accounting), work_format(accounting)
+    # Early files do not hold the metric's name; five digits are enough for 99.996%.
+    score = formats.metric_format(metric, digits=3) if metric else "{:.5g}".format
     return (
         ("steps", "steps", formats.count),
         ("target_reached_step", "first batch within target", formats.count),
@@ -69,8 +73,7 @@ def _columns(accounting: str) -> tuple[tuple[str, str, formats.Format], ...]:
         ("fma_final", f"{cost} after", form),
         ("compression", "compression", formats.ratio),
         ("loss", "loss", formats.figure),
-        # A results file does not hold the metric's name; five digits are enough for 99.996%.
-        ("metric", "metric", "{:.5g}".format),
+        ("metric", metric or "metric", score),
         ("wall_s", "wall time", formats.seconds),
     )
 
@@ -78,15 +81,17 @@ def _columns(accounting: str) -> tuple[tuple[str, str, formats.Format], ...]:
 def run_result(run: Run) -> dict[str, Any]:
     """A finished run, as every results file has it."""
     summary = run.summary or {}
-    keys = ("seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression")
+    keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
     return {
-        **{key: summary[key] for key in (*keys, "loss")},
+        **{key: summary[key] for key in keys},
+        "target_reached_step": outcome(run).reached_step,
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
         # Which held-out data these figures are of; null: those that also decided (version 0.1.0).
         "evaluated_on": summary.get("evaluated_on"),
         # Summaries of early builds lack some of these.
-        **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
+        **{key: summary.get(key) for key in ("returns", "parameters_final")},
+        "held": summary.get("held") if names_target(run) else None,
         # On a GPU, a resumed run is not bit-identical to an uninterrupted one.
         "resumed": [row["step"] for row in run.resumed if row["step"] < summary["steps"]],
         "before_cooldown": run.before_cooldown,
@@ -103,6 +108,7 @@ def origin_of(runs: Sequence[Run]) -> dict[str, Any]:
         **{key: _all(runs, key) for key in ("command", "commit", "hardware")},
         "date": dates[0] if dates[0] == dates[-1] else f"{dates[0]}/{dates[-1]}",
         "accounting": "; ".join(dict.fromkeys(run.accounting for run in runs)),
+        "metric_name": "; ".join(dict.fromkeys(run.metric_name for run in runs)),
     }
 
 

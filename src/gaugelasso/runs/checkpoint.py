@@ -50,7 +50,7 @@ from gaugelasso.runs.rotation import (
     remove_older,
     step_of,
 )
-from gaugelasso.runs.structures import Structure, described_alone
+from gaugelasso.runs.structures import Structure, check_rebuildable, described_alone
 
 # Default of `save`. A run passes `train.checkpoint_keep`.
 KEPT = 2
@@ -135,8 +135,8 @@ def save(
 ) -> None:
     """Add a checkpoint to a folder, then remove all but the newest `keep`.
 
-    Those of the steps in `spare` are kept too. UserError if the checkpoint cannot be written or
-    holds a value that is not finite; then the older ones stay as they were.
+    Those of the steps in `spare` are kept too. UserError if the checkpoint cannot be written, or
+    could not be loaded, or holds a value that is not finite; then the older ones stay as they were.
     """
     path = folder / name_of(compressor.steps)
     aside = path.with_name(path.name + ".tmp")
@@ -157,6 +157,7 @@ def save(
 
 
 def _write(folder: Path, compressor: Savable, state: dict[str, Any]) -> None:
+    check_rebuildable(compressor.model)  # as at the start: a structure() may not follow a cut
     parts: dict[str, Iterable[bytes | memoryview]] = {
         "structure.json": [_json(described_alone(compressor.model))],
         "model.safetensors": encoded(named_tensors(compressor.model)),

@@ -1,5 +1,6 @@
 """What a run that missed its target says: what was named, what came out, which key to change."""
 
+import math
 from typing import Any
 
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -11,7 +12,8 @@ def missed_message(
     record: RunRecord, summary: dict[str, Any], checkpoints: str, lower_is_better: bool = False
 ) -> str:
     """For a run that missed its target; `lower_is_better` is the direction of its metric."""
-    if "fma_target" in summary:
+    named, loss = summary["loss_target"], summary["loss"]
+    if "fma_target" in summary and (named is None or (loss is not None and loss <= named)):
         return _work_missed_message(summary, checkpoints)
     if "metric_target" in summary:
         return _metric_missed_message(summary, checkpoints, lower_is_better)
@@ -22,6 +24,8 @@ def missed_message(
     key, named = "target.loss", f"target.loss = {target}"
     if reference := summary.get("reference"):
         key, named = "target.above_full", f"the loss ({reference['named']})"
+    if (work := summary.get("fma_target", math.inf)) < summary["fma_final"]:
+        kept = f"the model of {_final_work(summary)}, above target.fma = {work:g} as well,"
     return (
         f"{named} was {missed} in {summary['steps']} steps (held-out loss "
         f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "

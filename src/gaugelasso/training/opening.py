@@ -87,6 +87,11 @@ def check_work_named(
     model, target = config.model, config.target
     if not target.fma or existing == "resume" or structure is not None:
         return
+    if target.kind == "fma" and config.compress.has_no_pressure:
+        raise UserError(
+            f"target.fma = {target.fma:g}: nothing is cut with compress.solver = 'fixed' and "
+            "compress.rho = 0, which switch the penalty off; leave both out"
+        )
     built = model.build(config.task, config.train.seed)
     check_work_target("target.fma", target.fma, built, config.compress)
     if not isinstance(model, BaseModel) or target.kind != "fma":

@@ -255,9 +255,8 @@ def _judged(result: Result) -> dict[str, Any]:
         selection = None if result.metric is None else finite(result.metric)
         named = {"loss_target": result.loss_target, "metric_target": result.metric_target}
         return {**named, **loss, "selection_metric": selection}
-    if result.loss_target is None:
-        return {"loss_target": None, "fma_target": result.fma_target, **loss}
-    return {"loss_target": result.loss_target, **loss}
+    work = {"fma_target": result.fma_target} if result.fma_target else {}
+    return {"loss_target": result.loss_target, **work, **loss}
 
 
 class DiskState:

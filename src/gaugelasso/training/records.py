@@ -202,8 +202,8 @@ def about_run(config: Config, device: str, given_structure: bool = False) -> Abo
     given structure from scratch.
     """
     precision = "bfloat16" if in_bfloat16(config, device) else "float32"
-    pressure = config.compress.solver != "fixed" or config.compress.rho > 0
-    method = "compression" if pressure else "from scratch" if given_structure else "plain"
+    plain = "from scratch" if given_structure else "plain"
+    method = plain if config.compress.has_no_pressure else "compression"
     name = config.task.metric_name
     return About(config.task_name, config.train.seed, name, device, precision, method)
 
@@ -235,7 +235,11 @@ def _judged(
     if target.kind == "fma":
         goal = {"fma_target": target.fma, "selection_metric": finite(selection.metric)}
         return {"loss_target": None, **goal, "loss": loss, "held": compressor.work_target_met}
-    return {"loss_target": named, "loss": loss, "held": named is None or test.loss <= named}
+    held = named is None or test.loss <= named
+    if not target.fma:
+        return {"loss_target": named, "loss": loss, "held": held}
+    both = held and compressor.work_target_met
+    return {"loss_target": named, "fma_target": target.fma, "loss": loss, "held": both}
 
 
 def finite(value: float) -> float | None:
