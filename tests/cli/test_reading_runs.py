@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.cli import generation
+from gaugelasso.cli.evaluation import describe_figures
 from gaugelasso.config import Config, load_config
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
@@ -16,6 +17,12 @@ from gaugelasso.runs.rotation import newest_first, step_of
 from tests.command import Command, assert_user_error
 from tests.runs.test_checkpoint import STRUCTURES, WEIGHTS, Corruption
 from tests.tiny_runs import contents, sign
+
+
+def test_small_figures_keep_their_digits() -> None:
+    figures = {"loss": 6.21945e-06, "accuracy": 0.0, "perplexity": 2.5}
+    said = "loss 6.21945e-06  accuracy 0.000000  perplexity 2.500000  (all)"
+    assert describe_figures(figures, "all") == said
 
 
 def test_eval_reproduces_the_summary(gaugelasso: Command, run: Path) -> None:

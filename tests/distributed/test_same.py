@@ -54,7 +54,7 @@ def test_ranks_stop_alike_at_a_work_target(tmp_path: Path) -> None:
 
 
 def test_ranks_exchange_alike(tmp_path: Path) -> None:
-    settings = ("compress.exchange=6", "compress.trust=0.5", "train.steps=10")
+    settings = ("compress.exchange=6", "compress.trust=0.5", "train.steps=12")
     crews = Crews(tmp_path, (*CANONICAL, *settings))
     one, two = crews.finish("1", 1), crews.finish("2", 2)
     assert any(event.get("grown") for event in rows(one, "events.jsonl"))

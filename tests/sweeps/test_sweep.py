@@ -109,7 +109,8 @@ def test_runs_go_side_by_side(swept: Sweep) -> None:
 
 def test_results_have_their_shape(swept: Sweep) -> None:
     results = swept.results
-    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "runs"]
+    origin = ["command", "commit", "hardware", "date", "accounting", "metric_name"]
+    assert list(results) == [*origin, "runs"]
     assert results["command"].startswith("gaugelasso sweep ")
     assert f"--seeds {BROKEN},5,4 --jobs 2" in results["command"]
     assert results["accounting"] == "fma"
@@ -242,7 +243,8 @@ def test_an_arm_that_fails_does_not_stop_the_rest(compared: Sweep) -> None:
 
 def test_results_of_arms_have_their_shape(compared: Sweep) -> None:
     results = compared.results
-    assert list(results) == ["command", "commit", "hardware", "date", "accounting", "arms"]
+    origin = ["command", "commit", "hardware", "date", "accounting", "metric_name"]
+    assert list(results) == [*origin, "arms"]
     assert "--arm 'Lost: compress.lr=1e30' --arm 'k = 9: compress.trust=9'" in results["command"]
     first, last = results["arms"]
     assert [arm["name"] for arm in (first, last)] == ["base line", "k = 9"]

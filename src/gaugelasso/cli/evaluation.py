@@ -179,4 +179,10 @@ def describe_text(task: TokenText, data: str, tokens: int) -> str:
 
 
 def describe_figures(figures: dict[str, float], shown: str) -> str:
-    return "  ".join(f"{name} {value:.6g}" for name, value in figures.items()) + f"  ({shown})"
+    told = (f"{name} {_digits(value)}" for name, value in figures.items())
+    return f"{'  '.join(told)}  ({shown})"
+
+
+def _digits(value: float) -> str:
+    """Six decimals; of a figure that has few of them, six digits."""
+    return f"{value:.6f}" if value == 0 or abs(value) >= 0.1 else f"{value:.6g}"

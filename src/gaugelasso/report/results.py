@@ -9,7 +9,6 @@ from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition, check_finished, load_condition
 from gaugelasso.report.goal import names_target
 from gaugelasso.report.layout import Table, to_markdown
-from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun
 
@@ -81,17 +80,17 @@ def _columns(accounting: str, metric: str | None) -> tuple[tuple[str, str, forma
 def run_result(run: Run) -> dict[str, Any]:
     """A finished run, as every results file has it."""
     summary = run.summary or {}
-    keys = ("seed", "steps", "fma_initial", "fma_final", "compression", "loss")
-    return {
-        **{key: summary[key] for key in keys},
-        "target_reached_step": outcome(run).reached_step,
+    keys = ("seed", "steps", "target_reached_step", "fma_initial", "fma_final", "compression")
+    # Without a target any loss counts as reached, and as held.
+    aimless = {} if names_target(run) else {"target_reached_step": None, "held": None}
+    found = {
+        **{key: summary[key] for key in (*keys, "loss")},
         "metric": summary["metric"]["value"],
         **({"figures": figures} if (figures := summary.get("figures")) else {}),
         # Which held-out data these figures are of; null: those that also decided (version 0.1.0).
         "evaluated_on": summary.get("evaluated_on"),
         # Summaries of early builds lack some of these.
-        **{key: summary.get(key) for key in ("returns", "parameters_final")},
-        "held": summary.get("held") if names_target(run) else None,
+        **{key: summary.get(key) for key in ("held", "returns", "parameters_final")},
         # On a GPU, a resumed run is not bit-identical to an uninterrupted one.
         "resumed": [row["step"] for row in run.resumed if row["step"] < summary["steps"]],
         "before_cooldown": run.before_cooldown,
@@ -99,6 +98,7 @@ def run_result(run: Run) -> dict[str, Any]:
         "wall_s": summary["wall_s"],
         "structure": summary["structure"],
     }
+    return found | aimless
 
 
 def origin_of(runs: Sequence[Run]) -> dict[str, Any]:
