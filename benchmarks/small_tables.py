@@ -81,13 +81,15 @@ def _table(rows: Rows, seeds: Sequence[int], share: float) -> list[str]:
     heads = [f"{_TASKS[task]}, {named[task]:g}" for task in tasks]
     lines = ["| " + " | ".join(["method", *heads, "training work"]) + " |"]
     lines.append("|---" * (len(heads) + 2) + "|")
-    paid = {(r["task"], r["seed"]): r["training_fma"] for r in rows if r["method"] == "compression"}
+    trained = [row for row in rows if "training_fma" in row]
+    own = [row for row in trained if row["method"] == "compression"]
+    paid = {(row["task"], row["seed"]): row["training_fma"] for row in own}
     for method, name in _METHODS.items():
         of = [row for row in rows if row["method"] == method and row["share"] == share]
         if not of:
             continue
         cells = [_cell([r for r in of if r["task"] == task], seeds) for task in tasks]
-        made = [row for row in of if "training_fma" in row]
+        made = [r for r in of if r in trained and (r["task"], r["seed"]) in paid]
         work = [row["training_fma"] / paid[row["task"], row["seed"]] for row in made]
         spread = f"{min(work):.1f}–{max(work):.1f}" if work else DASH
         lines.append("| " + " | ".join([name, *cells, spread]) + " |")

@@ -136,6 +136,14 @@ def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
     (pruned.folder.path / "config.json").write_text(json.dumps(config))
     few = plain_settings(pruned.folder.path, short, {}, "retrain", ("task",)).train
     assert (few.steps, few.warmup, few.cooldown) == (full["steps"] + 20, settings.train.warmup, 18)
+    # Nor may a work target that was met in the warm-up leave too long an anneal.
+    config["train"] |= {"steps": 20, "cooldown": 10, "warmup": 5}
+    (pruned.folder.path / "config.json").write_text(json.dumps(config))
+    early = {key: value for key, value in summary.items() if key != "source"}
+    met = plain_settings(
+        pruned.folder.path, early | {"steps": 20, "frozen_step": 1}, {}, "retrain", ("task",)
+    )
+    assert (met.train.steps, met.train.warmup, met.train.cooldown) == (20, 5, 15)
     del summary["source"]["schedule"]  # as early versions wrote it
     early = plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))
     assert early == settings

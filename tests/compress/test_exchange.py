@@ -126,6 +126,29 @@ def test_what_the_receivers_have_no_room_for_is_not_taken(monkeypatch: pytest.Mo
     assert lost < max(float(prices[name].max()) for name in event.exchanged)
 
 
+def test_of_the_taken_indices_those_that_are_not_paid_for_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the cut there is less room than before it."""
+    monkeypatch.setattr(exchange, "SHARE", 0.3)
+    _, free = exchanged()
+    room, before = exchange._Plan._room, compressor().state.readable()
+
+    def less(plan: Any, axis: Any, tensors: Any) -> float:
+        most = room(plan, axis, tensors)
+        uncut = all(tensors[name].shape == tensor.shape for name, tensor in before.items())
+        return most if uncut else min(most, 1)
+
+    monkeypatch.setattr(exchange._Plan, "_room", less)
+    made = compressor()
+    prices = made.prices
+    event = made.event_()
+    assert event.grown
+    assert sum(event.exchanged.values()) < sum(free.exchanged.values())
+    lost = event.fma_before - event.fma
+    assert lost < max(float(prices[name].max()) for name in event.exchanged)
+
+
 def test_what_cannot_be_spent_for_the_most_part_is_no_exchange(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

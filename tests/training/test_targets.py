@@ -16,7 +16,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import write_report
 from gaugelasso.report.advice import advise
 from gaugelasso.report.data import load_run
-from gaugelasso.report.goal import goal, is_held, is_mostly_held
+from gaugelasso.report.goal import goal, is_held, is_mostly_held, misses_only_work
 from gaugelasso.report.verdict import verdict
 from gaugelasso.tasks import MaskedAutoencoder
 from gaugelasso.training.opening import check_metric
@@ -97,13 +97,24 @@ def test_a_loss_does_not_make_up_for_work_that_is_missed(
     work = f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11"
     assert f"; {work}." in verdict([run])[1]
     assert goal([run]) == f"loss target {loss:g} and work target 11 FMA"
+    with pytest.raises(UserError, match=r"and target\.fma is 11; .* more steps or other targets"):
+        loss_of(tmp_path / "run", summary)
+    assert misses_only_work([run]) is (which == "fma")
 
 
 def test_work_without_pressure_is_refused_at_the_start(tmp_path: Path) -> None:
     changes = {**QUICK, "compress__solver": "fixed", "compress__rho": 0.0}
-    with pytest.raises(UserError, match=r"target\.fma = 300: nothing is cut with compress\.solver"):
-        start(tmp_path, WORK, changes=changes)
-    assert not (tmp_path / "run").exists()
+    for target in (WORK, TargetConfig(loss=1e30, fma=300.0, hold="pressed")):
+        with pytest.raises(UserError, match=r"target\.fma = 300: nothing is cut with compress\.s"):
+            start(tmp_path, target, changes=changes)
+        assert not (tmp_path / "run").exists()
+    start(tmp_path, TargetConfig(fma=5000.0), changes=changes)  # it has this work already
+
+
+def test_a_pressed_run_that_misses_its_work_is_an_error(tmp_path: Path) -> None:
+    changes = {"train__steps": 40, "train__cooldown": 10}
+    with pytest.raises(TargetMissed, match=r"target\.fma = 11 was not reached in 40 steps"):
+        start(tmp_path, TargetConfig(loss=2.0, fma=11.0, hold="pressed"), changes=changes).run()
 
 
 @pytest.mark.parametrize(

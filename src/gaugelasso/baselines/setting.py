@@ -46,6 +46,9 @@ def loss_of(run: Path, summary: Mapping[str, Any], what: str = "a baseline") -> 
             reached = summary.get("selection_metric")
             known += f", its metric is {reached} and target.metric is {metric}"
             key = "another target"
+        if target is not None and (work := summary.get("fma_target")) is not None:
+            known += f", its work is {summary['fma_final']:g} and target.fma is {work:g}"
+            key = "other targets"
         raise UserError(
             f"{str(run)!r} missed its target{known}; {what} needs a run that held its target, "
             f"so train it again with more steps or {key}"
@@ -113,5 +116,6 @@ def plain_settings(
         if key in (*PRESSURE_KEYS, *EVENT_KEYS):
             raise no_effect(key, value, what)
     whole, config = known_schedule(run, summary), run_config(run, changes)
-    train = replace(config.train, warmup=whole["warmup"], steps=whole["steps"], cooldown=cooldown)
+    # `plain` sets the anneal, as much of it as fits.
+    train = replace(config.train, warmup=whole["warmup"], steps=whole["steps"], cooldown=0)
     return plain(replace(config, train=train), whole["steps"], cooldown)

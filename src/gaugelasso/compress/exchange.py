@@ -3,7 +3,7 @@
 The paper names the mechanism and does not specify it. Here, at the same work per token, axes whose
 utility per unit of work is below the mean of those that may grow give their least useful indices,
 and axes above it grow by what these paid for. Both are one change, under the guard of the event.
-What cannot be spent is not taken, but for less than the price of one index.
+What cannot be spent is mostly not taken, and an exchange that spends too little is left out.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_condition, run_folders
-from gaugelasso.report.goal import is_mostly_held
+from gaugelasso.report.goal import is_mostly_held, misses_only_work
 from gaugelasso.report.methods import check_one_condition
 from gaugelasso.report.outcome import outcome
 from gaugelasso.report.run import LAYER_KINDS, Run
@@ -102,7 +102,11 @@ def advise(paths: Sequence[Path]) -> Advice:
     had_event = statistics.median_high(run.had_structural_event for run in runs)
     found = extents(runs) if reached and had_event else None
     changes = [*_width_changes(first, found), *_layer_change(first, found)] if found else []
-    kept_wide = [] if held else [change.key for change in changes if change.new < change.old]
+    kept_wide = (
+        []
+        if held or misses_only_work(runs)
+        else [change.key for change in changes if change.new < change.old]
+    )
     changes = [change for change in changes if change.key not in kept_wide]
     _, sentence = verdict(runs)
     return Advice(
@@ -191,6 +195,8 @@ def _no_compression(run: Run, reached: bool) -> str:
 def _looser(run: Run) -> str:
     """The setting that asks for less."""
     target = run.config["target"]
+    if misses_only_work([run]):
+        return "a higher target.fma"
     if target.get("above_full") is not None:
         return "a higher target.above_full"
     to_loss = target["loss"] is not None and target.get("metric") is None

@@ -76,7 +76,7 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
     ]
     headers = ["step", f"{cost} after", "channels taken", "channels grown"]
     headers = [*([runs[0].told_by] if len(runs) > 1 else []), *headers]
-    note = f"An exchange lowers the {cost} by less than the price of one channel that it took."
+    note = f"An exchange mostly lowers the {cost} by less than the price of one channel it took."
     text = (len(headers) - 2, len(headers) - 1)
     return Table("Channels exchanged", headers, rows, note, text)
 

@@ -81,6 +81,14 @@ def _is_within_work(run: Run) -> bool:
     return not run.fma_target or outcome(run).fma_final <= run.fma_target
 
 
+def misses_only_work(runs: Sequence[Run]) -> bool:
+    """Whether the median seed has the named loss, and not the work that is named with it."""
+    named = runs[0].loss_target is not None and runs[0].fma_target
+    return bool(named) and statistics.median_low(
+        _is_within_loss(run) and not _is_within_work(run) for run in runs
+    )
+
+
 def _meets_metric(run: Run) -> bool:
     """Whether the metric on selection data is as named."""
     found, target = (run.summary or {}).get("selection_metric"), run.metric_target
@@ -140,7 +148,10 @@ def ending(run: Run) -> str:
 
 def _work_ending(run: Run) -> str:
     """The work that is left, and whether it is within the one that is named."""
-    place, form = "within" if _is_within_work(run) else "above", work_format(run.accounting)
+    # Alone it decides, and the method may allow a little more than is named.
+    alone = run.loss_target is None
+    within = is_held(run) if alone else _is_within_work(run)
+    place, form = "within" if within else "above", work_format(run.accounting)
     return (
         f"{form(outcome(run).fma_final)} {unit(run.accounting)}, {place} the work target of "
         f"{form(run.fma_target)}"

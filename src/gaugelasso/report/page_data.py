@@ -150,9 +150,10 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
 def _parameters(run: Run, event: Mapping[str, Any], end: float) -> int | None:
     """Of the first row of the log from this event to the next, in step `end`; None without one.
 
-    Two structures may have the same work. A row of the event's own step may be of before it.
+    Two structures may have the same work. A row of the step of a return is of before it.
     """
-    rows = (row for row in run.metrics if event["step"] <= row["step"] < end)
+    first = event["step"] + (event.get("returned_to") is not None)
+    rows = (row for row in run.metrics if first <= row["step"] < end)
     row = next((row for row in rows if row["fma"] == event["fma"]), None)
     return None if row is None else row["parameters"]
 

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,6 +21,8 @@ from gaugelasso.runs.reading import read_json
 from gaugelasso.runs.training_work import behind_structure
 
 STRUCTURE, MODEL_CLASS = "structure", "model_class"
+# Structure and shapes with which a model was found to be rebuildable: a cut changes them.
+_checked: "WeakKeyDictionary[Compressible, tuple[str, dict[str, torch.Size]]]" = WeakKeyDictionary()
 
 
 def describe(model: Compressible) -> dict[str, Any]:
@@ -117,23 +120,31 @@ def check_rebuildable(model: Compressible) -> None:
             "it could not be loaded; define the class at the top level of a Python file"
         )
     try:
-        structure = json.loads(json.dumps(model.structure(), allow_nan=False))
+        described = json.dumps(model.structure(), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{cls.__name__}.structure() is not JSON ({first_line(error)}); return a dict of "
             "numbers, strings and lists"
         ) from None
+    here = _shapes(model)
+    if _checked.get(model) == (described, here):
+        return
     source, _, name = text.rpartition(":")
-    with torch.random.fork_rng(devices=[]):
-        again = _rebuilt(cls, Reference(MODEL_CLASS, source, name), structure)
-    here, there = ({n: t.shape for n, t in named_tensors(m).items()} for m in (model, again))
-    if here != there:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        again = _rebuilt(cls, Reference(MODEL_CLASS, source, name), json.loads(described))
+    if here != (there := _shapes(again)):
         odd = sorted(n for n in here.keys() | there.keys() if here.get(n) != there.get(n))[0]
         shapes = (tuple(s[odd]) if odd in s else "missing" for s in (here, there))
         raise UserError(
             f"{cls.__name__}.from_structure(structure()) builds another network: tensor {odd!r} is "
             "{}, not {}; structure() must describe every width".format(*reversed([*shapes]))
         )
+    _checked[model] = described, here
+
+
+def _shapes(model: Compressible) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in named_tensors(model).items()}
 
 
 def _rebuilt(cls: Any, reference: Reference, structure: Any) -> Compressible:

@@ -1,6 +1,5 @@
 """What a run that missed its target says: what was named, what came out, which key to change."""
 
-import math
 from typing import Any
 
 from gaugelasso.compress.courses.metric_target import MetricTarget
@@ -13,7 +12,7 @@ def missed_message(
 ) -> str:
     """For a run that missed its target; `lower_is_better` is the direction of its metric."""
     named, loss = summary["loss_target"], summary["loss"]
-    if "fma_target" in summary and (named is None or (loss is not None and loss <= named)):
+    if misses_work(summary) and (named is None or (loss is not None and loss <= named)):
         return _work_missed_message(summary, checkpoints)
     if "metric_target" in summary:
         return _metric_missed_message(summary, checkpoints, lower_is_better)
@@ -24,13 +23,20 @@ def missed_message(
     key, named = "target.loss", f"target.loss = {target}"
     if reference := summary.get("reference"):
         key, named = "target.above_full", f"the loss ({reference['named']})"
-    if (work := summary.get("fma_target", math.inf)) < summary["fma_final"]:
-        kept = f"the model of {_final_work(summary)}, above target.fma = {work:g} as well,"
+    if misses_work(summary):
+        over = f"above target.fma = {summary['fma_target']:g} as well"
+        kept = f"the model of {_final_work(summary)}, {over},"
     return (
         f"{named} was {missed} in {summary['steps']} steps (held-out loss "
         f"{_shown(summary['loss'])}, best training loss {_shown(best)}): {kept} is in "
         f"{checkpoints!r}. Raise {key} or train.steps, or try another compress.lr"
     )
+
+
+def misses_work(summary: dict[str, Any]) -> bool:
+    """Whether a work is named, alone or with a loss, and the final model is above it."""
+    work = summary.get("fma_target")
+    return work is not None and bool(summary["fma_final"] > work)
 
 
 def _work_missed_message(summary: dict[str, Any], checkpoints: str) -> str:

@@ -81,26 +81,28 @@ def check_work_named(
 ) -> None:
     """UserError if no cut leads to the work that is named, or a pretrained model has it already.
 
-    All steps would pass in vain, or without a cut. A fresh model has still to be trained, and a
-    run that resumes may be there already.
+    Nor where nothing presses. All steps would pass in vain, or without a cut. A fresh model has
+    still to be trained, and a run that resumes may be there already.
     """
     model, target = config.model, config.target
     if not target.fma or existing == "resume" or structure is not None:
         return
-    if target.kind == "fma" and config.compress.has_no_pressure:
-        raise UserError(
-            f"target.fma = {target.fma:g}: nothing is cut with compress.solver = 'fixed' and "
-            "compress.rho = 0, which switch the penalty off; leave both out"
-        )
     built = model.build(config.task, config.train.seed)
     check_work_target("target.fma", target.fma, built, config.compress)
-    if not isinstance(model, BaseModel) or target.kind != "fma":
+    plain = config.compress.has_no_pressure
+    if not plain and (not isinstance(model, BaseModel) or target.kind != "fma"):
         return
     cost = accountings.chosen(
         config.compress, accountings.latency(config.compress, torch.device(device))
     )
     work = total_fma(built.axis_table(), cost, named_tensors(built))
-    if work <= target.fma:
+    if plain and work > target.fma:
+        raise UserError(
+            f"target.fma = {target.fma:g}: nothing is cut with compress.solver = 'fixed' and "
+            "compress.rho = 0, which switch the penalty off; leave both out, or set "
+            "target.fma = 0 for plain training"
+        )
+    if isinstance(model, BaseModel) and target.kind == "fma" and work <= target.fma:
         raise UserError(
             f"target.fma = {target.fma:g}: {model.base.title} has "
             f"{amount(work, config.compress.accounting)} in a context of {model.context:,} tokens, "

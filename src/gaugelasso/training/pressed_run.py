@@ -119,4 +119,6 @@ class PressedRun(Driver):
         return self.rollback.wanted_steps()
 
     def is_missed(self, record: RunRecord) -> bool:
-        return self.rollback.is_missed(record)
+        # The loss of a pressed run is that under pressure; the work is of the final model.
+        work = self.compressor.fma_target > 0 and not self.compressor.work_target_met
+        return work or self.rollback.is_missed(record)
