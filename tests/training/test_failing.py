@@ -212,11 +212,14 @@ def test_where_no_checkpoint_is_small_enough_a_larger_one_serves(
     """In the cooldown, the work target met; not one that a stop has left among failing steps."""
     poison(monkeypatch, range(29, 34))
     changes = {"target__fma": 400.0, "train__skip_limit": 4}
-    whole = finish(tmp_path, "whole", **changes)
+    whole, larger = tmp_path / "whole", pytest.raises(TargetMissed, match=r"target\.fma = 400 was")
+    with larger:
+        finish(tmp_path, "whole", **changes)
     assert returns(whole) == [(35, 20)]
     with Signals(31), pytest.raises(Stopped):
         finish(tmp_path, **changes)
-    start(tmp_path, existing="resume", **changes).run()
+    with larger:
+        start(tmp_path, existing="resume", **changes).run()
     assert_same_run(whole, tmp_path / "run")
 
 

@@ -253,9 +253,10 @@ def test_without_any_anneal_the_run_ends_where_the_target_is_met(tmp_path: Path)
     assert read(newest(run) / "structure.json") == summary["structure"]
 
 
-def test_an_unmet_work_target_changes_nothing(run: Path) -> None:
-    far = finish(run.parent, "far", target__fma=11.0, train__saturation=7)
-    assert rows(far, "metrics.jsonl") == rows(run, "metrics.jsonl")
+def test_an_unmet_work_target_changes_nothing_on_the_way(run: Path) -> None:
+    with pytest.raises(TargetMissed, match=r"target\.fma = 11 was not reached in 40 steps"):
+        finish(run.parent, "far", target__fma=11.0, train__saturation=7)
+    assert rows(run.parent / "far", "metrics.jsonl") == rows(run, "metrics.jsonl")
 
 
 # --- one step ------------------------------------------------------------------------
