@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"errors", "files"},
     "models": {"errors", "axes", "kernels", "files", "plugins"},
     "inference": {"errors", "memory", "kernels", "files", "models"},
-    "compress": {"errors", "axes", "kernels", "distributed", "files"},
+    "compress": {"errors", "axes", "kernels", "distributed", "files", "plugins"},
     "checking": {"axes", "compress", "errors"},
     "integrations": {"errors", "compress"},
     "runs": {

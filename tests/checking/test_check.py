@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gaugelasso
-from gaugelasso import Axis, AxisTable, Cost, Slot
+from gaugelasso import Axis, AxisTable, Compressible, Cost, Slot
 from gaugelasso.models import Transformer, TransformerSpec
 from tests.checking.cases import Net, only_failure, report
 from tests.examples import example
@@ -47,6 +47,48 @@ def test_the_transformer_passes(qwen3: bool) -> None:
     tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
     result = gaugelasso.check(Transformer(spec), (tokens, tokens))
     assert result.passed, str(result)
+
+
+class Stock(Compressible):
+    """The filters of a layer of torch, which computes it in one piece in evaluation."""
+
+    def __init__(self, hidden: int = 8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(6, 2, hidden, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def axis_table(self) -> AxisTable:
+        up = (Slot("layer.linear1.weight", 0), Slot("layer.linear1.bias", 0))
+        down = (Slot("layer.linear2.weight", 1),)
+        used = {(slot.tensor, slot.dim) for slot in (*up, *down)}
+        return AxisTable(
+            (Axis("hidden", "hidden", up, down, owner="mlp", silences=False),),
+            tuple(
+                Slot(name, dim)
+                for name, parameter in self.named_parameters()
+                for dim in range(parameter.dim())
+                if (name, dim) not in used
+            ),
+            matrices={up[0].tensor: 1, down[0].tensor: 1},
+            # Maps of queries, keys, values and results, scores and mix; then the filters.
+            costs=(Cost("matmul", 4 * 36 + 2 * 6 * 5, ()), Cost("matmul", 12, ("hidden",))),
+            required=frozenset({"mlp"}),
+            context=(5, 5.0),
+        )
+
+    def structure(self) -> dict:
+        return {"hidden": len(self.layer.linear1.weight)}
+
+
+def test_a_layer_that_torch_fuses_in_evaluation_is_counted() -> None:
+    batch = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0))
+    before = torch.backends.mha.get_fastpath_enabled()
+    result = gaugelasso.check(Stock(), (batch, batch), F.mse_loss)
+    assert result.passed, str(result)
+    assert torch.backends.mha.get_fastpath_enabled() is before
 
 
 # --- the declaration ---------------------------------------------------------------------

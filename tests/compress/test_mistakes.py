@@ -257,6 +257,13 @@ def test_the_loss_is_one_number(loss: Tensor) -> None:
     backward(compressor)
     with pytest.raises(UserError, match=r"as one number, not a torch\.\w+ tensor of shape"):
         compressor.step(loss)
+    with pytest.raises(UserError, match="must return the loss as one number, not a torch"):
+        start().step(lambda: torch.ones(4, requires_grad=True))
+
+
+def test_a_record_is_a_path() -> None:
+    with pytest.raises(TypeError, match="record = 3: must be the path of a folder"):
+        Compressor(Net(), loss_target=0.5, steps=100, record=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])

@@ -100,7 +100,7 @@ def test_a_time_budget_that_is_cut_short_is_said(clock: list[float]) -> None:
     loop = Loop(named=1e9, seconds=30.0)
     loop.step()
     clock[0] += 3.0
-    with pytest.warns(UserWarning, match=r"after 1000 of 10000 ticks"):
+    with pytest.warns(UserWarning, match=r"after 10% of the time that `seconds` names"):
         loop.compressor.finish()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gaugelasso.axes import named_tensors
+from gaugelasso.axes import Axis, AxisTable, Cost, Slot, named_tensors
 from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.pricing import ACCOUNTINGS, least_cost, total_fma
 from gaugelasso.models import InputKind, Transformer, TransformerSpec
@@ -133,6 +133,15 @@ def test_the_least_cost_is_that_of_the_smallest_model(kind: InputKind, tied: boo
     # Of bytes a lower bound: those of parts that no axis reaches do not count.
     left = total_fma(smallest.axis_table(), Memory(), named_tensors(smallest))
     assert 0 < least_cost(model.axis_table(), Memory(), named_tensors(model)) <= left
+
+
+def test_work_without_axes_counts_where_all_must_stay() -> None:
+    fixed, own = Cost("matmul", 40, ()), Cost("matmul", 3, ("hidden",))
+    hidden = Axis("hidden", "hidden", (Slot("up", 1),), (Slot("down", 0),), owner="mlp")
+    table = AxisTable((hidden,), (), matrices={}, costs=(fixed, own))
+    for required, least in ((frozenset[str](), 0), (frozenset({"mlp"}), 43)):
+        stays = replace(table, required=required)
+        assert least_cost(stays, ACCOUNTINGS["fma"], {}) == least
 
 
 def attentions(model: Transformer) -> list[Attention]:

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from gaugelasso.export import fastest_on_cpu
 from gaugelasso.inference import Captured, Form, InferenceModel, generate, tuned
 from gaugelasso.models import SpecError, Transformer, TransformerSpec
 
@@ -191,3 +193,10 @@ def test_prompts_may_be_arrays_and_tensors(served: InferenceModel) -> None:
 def test_seeds_and_stops(served: InferenceModel, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         generate(served, [[1]], 3, **options)
+
+
+@pytest.mark.parametrize("call", [InferenceModel, tuned, fastest_on_cpu])
+def test_another_model_has_no_inference_form(call: Callable[..., Any]) -> None:
+    given = (nn.Linear(2, 2), *([torch.zeros(1, 2)] if call is not InferenceModel else []))
+    with pytest.raises(TypeError, match="the model is a Linear; it needs the built-in transformer"):
+        call(*given)

@@ -1,7 +1,9 @@
 """Runs that own loops recorded: they name no seed, and are told apart by their folders."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from gaugelasso.report.advice import advise
 from gaugelasso.report.compare import compare, compare_table, load_runs
 from gaugelasso.report.data import load_condition
 from gaugelasso.report.pareto import load_points, pareto_table
-from tests.training.test_own_loop import loop
+from tests.command import Command
+from tests.tiny_runs import read
+from tests.training.test_own_loop import image, loop
 
 NOTE = "Own loops name no seed and no data"
 
@@ -64,6 +68,53 @@ def test_other_models_are_other_conditions(own: Path) -> None:
     assert len(load_points([own])) == 2
     with pytest.raises(UserError, match=r"not runs of one condition: model\.fma is .* in one"):
         load_condition([own / "a", own / "wider"])
+
+
+ON_BATCHES = "loss on the last training batches"
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_loss_is_named_by_where_it_was_measured(
+    held_out: bool, tmp_path: Path, gaugelasso: Command
+) -> None:
+    pair = run, other = tmp_path / "run", tmp_path / "other"
+    name = "held-out loss" if held_out else ON_BATCHES
+    changes: dict[str, Any] = {"evaluate": lambda: 1.25} if held_out else {}
+    loop(run, steps=20, loss_target=9.0, **changes)
+    shutil.copytree(run, other)
+    summary = read(run / "summary.json")
+    assert summary["metric"] == {"name": name, "value": summary["loss"]}
+    told = gaugelasso("info", run)[1]
+    assert f"{name[0].upper()}{name[1:]} " in told
+    text = write_report([run], tmp_path / "report").tables.read_text()
+    front, methods = pareto_table(load_points([run])), compare_table(compare(load_runs(pair)))
+    # One column or row, because the metric is this loss.
+    for heads in (front.headers, methods.headers):
+        assert heads.count(name) == 1
+    assert text.count(f"| {name} |") == 1
+    assert ("held-out" in told + text + " ".join(front.headers)) is held_out
+
+
+def test_a_training_loss_that_stays_above_is_no_miss(tmp_path: Path, gaugelasso: Command) -> None:
+    """As with label smoothing: what is evaluated is less than what is trained."""
+    loop(tmp_path / "run", steps=20, loss_target=0.5, evaluate=lambda: 0.25)
+    assert read(tmp_path / "run" / "summary.json")["target_reached_step"] is None
+    told = gaugelasso("info", tmp_path / "run")[1]
+    assert "Held-out loss 0.25, within the loss target of 0.5" in told
+
+
+def test_a_run_goes_on_with_the_evaluate_that_it_began_with(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop(run, (10,), steps=20, loss_target=9.0, evaluate=lambda: 1.25)
+    at, on = image(run, 10), r"is measured on held-out data, and now on the last training batches"
+    with pytest.raises(UserError, match=f"{on}; give evaluate=... as before"):
+        loop(at, steps=20, loss_target=9.0, resume=True)
+    # Earlier versions did not say, and named the loss alike.
+    initial = read(at / "initial.json")
+    del initial["evaluated_on"]
+    (at / "initial.json").write_text(json.dumps(initial))
+    loop(at, steps=20, loss_target=9.0, resume=True)
+    assert read(at / "summary.json")["metric"]["name"] == "held-out loss"
 
 
 def test_the_same_folder_twice_is_refused(own: Path, tmp_path: Path) -> None:

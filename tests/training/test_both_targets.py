@@ -209,7 +209,7 @@ def test_a_loop_names_both_and_goes_on_exactly(tmp_path: Path, gaugelasso: Comma
     assert result.metric is not None
     assert result.metric >= summary["metric_target"] == 0.2
     assert result.fma < result.fma_initial
-    assert str(result).endswith(f"named 2; metric {result.metric:.4g}, named 0.2: held")
+    assert str(result).endswith(f"named 2: held; metric {result.metric:.4g}, named 0.2: held")
     code, out, _ = gaugelasso("info", run)
     assert code == 0
     assert "within the loss target of 2; metric" in out
@@ -241,7 +241,7 @@ def test_a_metric_target_may_bring_its_loss(tmp_path: Path) -> None:
         (
             {"loss_target": 1e-3, "metric_target": 0.0},
             r"^loss_target = 0\.001 was missed: the model of .* name a higher loss, or give more",
-            "named 0: MISSED",
+            "named 0: held",
         ),
         (
             {"loss_target": 9.0, "metric_target": 1.5},
@@ -268,13 +268,39 @@ def test_a_loop_that_misses_one_says_which(
     assert not verdict([load_run(run)])[0]
 
 
+@pytest.mark.parametrize(
+    ("named", "missed", "end"),
+    [
+        (
+            {"loss_target": 1e-3, "fma_target": 1e9},
+            r"^loss_target = 0\.001 was missed: .* name a loss above that, or give more steps",
+            "named 0.001: MISSED; work target 1,000,000,000: held",
+        ),
+        (
+            {"loss_target": 1e-3, "fma_target": 11.0},
+            r"^loss_target = 0\.001 and fma_target = 11 were missed: the model ends at .* name a "
+            r"higher loss and a larger fma_target, or give more steps$",
+            "named 0.001: MISSED; work target 11: MISSED",
+        ),
+    ],
+    ids=["loss", "both"],
+)
+def test_a_loop_that_misses_loss_or_work_says_which(
+    named: dict[str, float], missed: str, end: str
+) -> None:
+    with pytest.warns(TargetMissedWarning, match=missed):
+        result = loop(Path(), record=None, steps=24, **named).finish()
+    assert str(result).endswith(end)
+    assert result.work_held is (named["fma_target"] == 1e9)
+
+
 def test_a_result_of_a_metric_alone_says_what_it_said() -> None:
     result = Result(
         held=False, loss=0.3, loss_target=None, metric=0.5, metric_target=0.9, metric_held=False,
         measured_on="held-out data", steps=STEPS, fma_initial=352.0, fma=99.0,
         parameters_initial=384, parameters=108, widths={},
     )  # fmt: skip
-    assert str(result).endswith("held-out data, metric 0.5, named 0.9: MISSED")
+    assert str(result).endswith("held-out data; metric 0.5, named 0.9: MISSED")
     assert result.missed_message() == (
         "metric_target = 0.9 was missed: the model of 99 FMA per token ends at a metric of 0.5 and "
         "a loss of 0.3 after 80 steps; name another metric, or give more steps"

@@ -342,17 +342,17 @@ def test_a_loop_may_name_something_else_than_a_loss(
 
 
 def test_a_loop_that_names_a_loss_and_a_work_needs_both(tmp_path: Path) -> None:
-    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was not reached: the model"):
+    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was missed: the model"):
         result = loop(tmp_path / "run", loss_target=1.7, fma_target=11.0).finish()
     assert result.loss <= 1.7
     assert not result.held
-    assert str(result).endswith("named 1.7; work target 11: MISSED")
+    assert str(result).endswith("named 1.7: held; work target 11: MISSED")
     summary = read(tmp_path / "run" / "summary.json")
     assert (summary["held"], summary["loss_target"], summary["fma_target"]) == (False, 1.7, 11.0)
 
 
 def test_a_loop_that_misses_another_target_warns(tmp_path: Path) -> None:
-    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was not reached: the model"):
+    with pytest.warns(TargetMissedWarning, match=r"fma_target = 11 was missed: the model"):
         loop(tmp_path, record=None, steps=24, **(other_target("work") | {"fma_target": 11.0}))
     with pytest.warns(TargetMissedWarning, match=r"metric_target = 1\.5 was missed: the model of"):
         loop(tmp_path, record=None, steps=24, **(other_target("metric") | {"metric_target": 1.5}))

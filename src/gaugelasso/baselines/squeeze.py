@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.baselines.source import known_schedule
-from gaugelasso.compress.checks import least_work
+from gaugelasso.compress.accountings import least_work
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.config import Config, run_config
 from gaugelasso.config.base import BaseModel

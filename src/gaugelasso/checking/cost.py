@@ -6,9 +6,10 @@ An attention that pads keys and values to one width saves no scores by the cut o
 figures of an axis may leave them out, the figure of the whole model may not.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -114,13 +115,25 @@ def _weight(cost: Cost, keys: float) -> float:
 
 def _counted(subject: Subject, model: Compressible) -> float:
     """The multiply-adds of all matrix products of one forward pass."""
-    # The math form: a fused attention is not counted on every device.
+    # The math form: a fused attention is not counted on every device, nor are the fused layers that
+    # torch.nn.TransformerEncoderLayer and MultiheadAttention have for evaluation.
     with (
+        _unfused_layers(),
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         FlopCounterMode(display=False) as counter,
     ):
         subject.output(model)
     return counter.get_total_flops() / 2
+
+
+@contextlib.contextmanager
+def _unfused_layers() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _tokens(subject: Subject, model: Compressible) -> int:

@@ -9,7 +9,7 @@ from gaugelasso.axes import AxisTable, Compressible, named_tensors
 from gaugelasso.compress.latency import Latency
 from gaugelasso.compress.memory import Memory
 from gaugelasso.compress.options import CompressorOptions
-from gaugelasso.compress.pricing import ACCOUNTINGS, CostModel, total_fma
+from gaugelasso.compress.pricing import ACCOUNTINGS, CostModel, least_cost, total_fma
 from gaugelasso.compress.time_table import TimeTable
 from gaugelasso.errors import UserError
 from gaugelasso.kernels.hardware import hardware
@@ -27,6 +27,17 @@ def chosen(options: CompressorOptions, timed: Latency | None) -> CostModel:
             "profile CONFIG --out TABLE writes"
         )
     return timed
+
+
+def least_work(model: Compressible, options: CompressorOptions) -> float:
+    """What no cut of the model leads below, by the accounting.
+
+    0 for milliseconds: a measured time may be shorter at a larger width.
+    """
+    if options.accounting == "latency":
+        return 0.0
+    cost = chosen(options, None)
+    return least_cost(model.axis_table(), cost, named_tensors(model))
 
 
 def memory(options: CompressorOptions) -> Memory:

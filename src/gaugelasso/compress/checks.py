@@ -12,14 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gaugelasso.axes import AxisTable, Compressible, named_tensors
+from gaugelasso.axes import AxisTable, Compressible
 from gaugelasso.compress import accountings
 from gaugelasso.compress.courses.metric_target import MetricTarget
 from gaugelasso.compress.courses.stages import LEAST_STEPS, TICKS
 from gaugelasso.compress.growth import can_grow
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.options import CompressorOptions
-from gaugelasso.compress.pricing import least_cost
 from gaugelasso.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -164,22 +163,11 @@ def check_prices(state: ModelState) -> None:
         )
 
 
-def least_work(model: Compressible, options: CompressorOptions) -> float:
-    """What no cut of the model leads below, by the accounting.
-
-    0 for milliseconds: a measured time may be shorter at a larger width.
-    """
-    if options.accounting == "latency":
-        return 0.0
-    cost = accountings.chosen(options, None)
-    return least_cost(model.axis_table(), cost, named_tensors(model))
-
-
 def check_work_target(
     name: str, target: float, model: Compressible, options: CompressorOptions
 ) -> None:
     """UserError if no cut of the model leads to so little; 0 names nothing."""
-    if target and target < (least := least_work(model, options)):
+    if target and target < (least := accountings.least_work(model, options)):
         unit = accountings.chosen(options, None).unit
         raise UserError(
             f"{name} = {target:g}: no cut leads below {least:,.0f} {unit}, what the parts "
@@ -219,6 +207,7 @@ def backward_of(
             f"the function given to step returned {loss!r}; it must return the loss of the "
             "batch, a tensor with a gradient"
         )
+    _check_one_number("the function given to step must return the loss", loss)
     if state.plan.store.has_grads():
         raise UserError(
             "parameters have gradients before step runs its backward pass: the function given to "
@@ -232,6 +221,14 @@ def backward_of(
         state.model.zero_grad()
         raise
     return loss, lambda: float(closure())
+
+
+def _check_one_number(wanted: str, loss: Tensor) -> None:
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UserError(
+            f"{wanted} as one number, not a {loss.dtype} tensor of shape {tuple(loss.shape)}; "
+            "average it first, as in loss.mean()"
+        )
 
 
 def _check_mode(model: Compressible) -> None:
@@ -256,11 +253,7 @@ class StepChecks:
             raise TypeError(
                 f"step wants the loss that backward was called on, a tensor, not {loss!r}"
             )
-        if loss.numel() != 1 or not loss.is_floating_point():
-            raise UserError(
-                f"step wants the loss as one number, not a {loss.dtype} tensor of shape "
-                f"{tuple(loss.shape)}; average it first, as in loss.mean()"
-            )
+        _check_one_number("step wants the loss", loss)
         model, store = self._state.model, self._state.plan.store
         _check_mode(model)
         graded = store.has_grads() or self._state.collects_microbatches

@@ -22,7 +22,7 @@ from gaugelasso.compress.driver import Log, NoLog
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.kept_states import StatesInMemory
 from gaugelasso.compress.measuring import in_eval_mode, same_gradients, same_random_numbers
-from gaugelasso.compress.result import Result, TargetMissedWarning
+from gaugelasso.compress.result import HELD_OUT, LAST_BATCHES, Place, Result, TargetMissedWarning
 from gaugelasso.compress.time_budget import TimeBudget
 from gaugelasso.errors import UserError
 
@@ -186,11 +186,10 @@ class Pilot(CourseDriver):
         if self._result is not None:
             return self._result
         if not self.done:
-            unit = "steps" if self._time is None else "ticks"
-            warnings.warn(
-                f"finish() after {self.now} of {self.course.steps} {unit}: the anneal is not over",
-                stacklevel=3,
-            )
+            taken = f"{self.now} of {self.course.steps} steps"
+            if self._time is not None:
+                taken = f"{self.now / self.course.steps:.0%} of the time that `seconds` names"
+            warnings.warn(f"finish() after {taken}: the anneal is not over", stacklevel=3)
         self.read_losses()
         measured = self._measured(thorough=True)
         if (end := self.at_end(measured)) is not None:
@@ -205,6 +204,11 @@ class Pilot(CourseDriver):
         if self.recorder is not None:
             self.recorder.finished(self._result)
         return self._result
+
+    @property
+    def measured_on(self) -> Place:
+        """What the loss is measured on that decides."""
+        return LAST_BATCHES if self._evaluate is None else HELD_OUT
 
     @property
     def loss_target(self) -> float | None:
@@ -226,7 +230,7 @@ class Pilot(CourseDriver):
         return within and (not self.compressor.fma_target or self.compressor.work_target_met)
 
     def _result_of(self, loss: float) -> Result:
-        compressor, own = self.compressor, self._evaluate is not None
+        compressor = self.compressor
         return Result(
             held=self._holds(loss),
             loss=loss,
@@ -235,8 +239,9 @@ class Pilot(CourseDriver):
             metric_target=None if self.metric_target is None else self.metric_target.value,
             metric_held=self._metric_held(),
             fma_target=compressor.fma_target,
+            work_held=compressor.work_target_met if compressor.fma_target else None,
             unit=compressor.state.cost_model.unit,
-            measured_on="held-out data" if own else "the last training batches",
+            measured_on=self.measured_on,
             steps=compressor.steps,
             fma_initial=compressor.fma_initial,
             fma=compressor.fma,

@@ -131,12 +131,13 @@ def least_cost(table: AxisTable, model: CostModel, tensors: Tensors) -> float:
     """What no cut goes below: the parts that must stay, with one index in each of their axes.
 
     A lower bound, where no term falls with a larger width. A term without axes may go with its
-    operator, and does not count.
+    operator, so it counts only where all must stay.
     """
+    all_stay = set(table.owners()) <= set(table.required)
     stays = [
         term
         for term in model.terms(table, tensors)
-        if term.axes and {table[name].owner for name in term.axes} <= table.required
+        if (term.axes or all_stay) and {table[name].owner for name in term.axes} <= table.required
     ]
     return float(count(stays, {axis.name: 1 for axis in table.axes}))
 

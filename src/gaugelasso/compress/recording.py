@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from gaugelasso.compress.pilot import Recorder
+from gaugelasso.plugins.modules import check_may_train
 
 Opener = Callable[[str | os.PathLike[str], bool], Recorder]
 _opener: list[Opener] = []
@@ -20,7 +21,10 @@ def register_opener(opener: Opener) -> None:
 def open_recorder(
     record: str | os.PathLike[str] | Recorder | None, resume: bool
 ) -> Recorder | None:
-    """The recorder itself, or that of a run folder."""
-    if not isinstance(record, str | os.PathLike):
-        return record
-    return _opener[0](record, resume)
+    """The recorder itself, or that of a run folder; UserError where only a run is to be loaded."""
+    check_may_train()
+    if isinstance(record, str | os.PathLike):
+        return _opener[0](record, resume)
+    if record is not None and not hasattr(record, "prepare"):
+        raise TypeError(f"record = {record!r}: must be the path of a folder")
+    return record

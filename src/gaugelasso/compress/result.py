@@ -7,6 +7,11 @@ from typing import Any, Literal
 from gaugelasso.compress.amounts import amount, number
 from gaugelasso.errors import UserError
 
+# Where the loss of a result was measured.
+Place = Literal["held-out data", "the last training batches"]
+HELD_OUT: Place = "held-out data"
+LAST_BATCHES: Place = "the last training batches"
+
 
 class TargetMissed(UserError):
     """The final model does not have the loss, metric or work that was named."""
@@ -30,7 +35,7 @@ class Result:
     held: bool
     loss: float
     loss_target: float | None
-    measured_on: Literal["held-out data", "the last training batches"]
+    measured_on: Place
     steps: int
     fma_initial: float
     fma: float
@@ -41,6 +46,7 @@ class Result:
     metric_target: float | None = None
     metric_held: bool | None = None  # whether the metric alone is as named; None: none is named
     fma_target: float = 0.0  # 0: none
+    work_held: bool | None = None  # whether the work alone is as named; None: none is named
     unit: str = "FMA per token"  # of the accounting
     trials: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -50,17 +56,22 @@ class Result:
         return self.fma_initial / self.fma if self.fma else float("inf")
 
     def __str__(self) -> str:
-        verdict = "held" if self.held else "MISSED"
-        named = [] if self.loss_target is None else [f"named {self.loss_target:g}"]
+        named = [f"loss {self.loss:.4g} on {self.measured_on}"]
+        if self.loss_target is not None:
+            named[0] += f", named {self.loss_target:g}: {_verdict(self._within_loss)}"
         if self.metric_target is not None:
-            named += [f"metric {self.metric:.4g}, named {self.metric_target:g}"]
-        elif self.fma_target:
-            named += [f"work target {self._number(self.fma_target)}"]
+            metric = f"metric {self.metric:.4g}, named {self.metric_target:g}"
+            named += [f"{metric}: {_verdict(self.metric_held)}"]
+        if self.fma_target:
+            named += [f"work target {self._number(self.fma_target)}: {_verdict(self.work_held)}"]
         return (
             f"{self._number(self.fma_initial)} -> {self._work} ({self.compression:.1f}x), "
-            f"{self.parameters_initial:,} -> {self.parameters:,} parameters; "
-            f"loss {self.loss:.4g} on {self.measured_on}, {'; '.join(named)}: {verdict}"
+            f"{self.parameters_initial:,} -> {self.parameters:,} parameters; {'; '.join(named)}"
         )
+
+    @property
+    def _within_loss(self) -> bool:
+        return self.loss_target is None or self.loss <= self.loss_target
 
     @property
     def _work(self) -> str:
@@ -78,12 +89,15 @@ class Result:
                 f"ends at a metric of {self.metric} and a loss of {self.loss:.4g} "
                 f"after {self.steps:,} steps; name {remedy}, or give more steps"
             )
-        within = self.loss_target is None or self.loss <= self.loss_target
-        if within and self.fma_target:
+        if self.work_held is False:
+            work = f"fma_target = {self._number(self.fma_target)}"
+            names, remedy = f"{work} was", "a larger fma_target"
+            if not self._within_loss:
+                names = f"loss_target = {self.loss_target:g} and {work} were"
+                remedy = f"a higher loss and {remedy}"
             return (
-                f"fma_target = {self._number(self.fma_target)} was not reached: the model ends at "
-                f"{self._work} with a loss of {self.loss:.4g} after "
-                f"{self.steps:,} steps; give a larger fma_target, or more steps"
+                f"{names} missed: the model ends at {self._work} with a loss of {self.loss:.4g} "
+                f"after {self.steps:,} steps; name {remedy}, or give more steps"
             )
         losses = [self.loss, *(row["selection_loss"] for row in self.trials)]
         known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
@@ -101,9 +115,13 @@ class Result:
     def _missed_of_both(self, metric_target: float) -> tuple[str, str]:
         """Of loss and metric those that were missed, with their verb, and what to name instead."""
         metric = f"metric_target = {metric_target:g}"
-        if self.loss_target is None or self.loss <= self.loss_target:
+        if self.loss_target is None or self._within_loss:
             return f"{metric} was", "another metric"
         loss = f"loss_target = {self.loss_target:g}"
         if self.metric_held:
             return f"{loss} was", "a higher loss"
         return f"{loss} and {metric} were", "a higher loss and another metric"
+
+
+def _verdict(held: bool | None) -> str:
+    return "held" if held else "MISSED"

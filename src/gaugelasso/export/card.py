@@ -72,9 +72,10 @@ def _made(source: Source) -> str:
 
 
 def _settings(source: Source) -> list[str]:
+    target = source.config.get("target", {})
     return [
         "## Target",
-        _table(("key", "value"), source.config.get("target", {}).items()),
+        _table(("key", "value"), [row for row in target.items() if row[1] not in (None, 0)]),
         "## Data",
         _table(("key", "value"), source.config["task"].items()),
     ]
@@ -104,9 +105,19 @@ def _figures(source: Source) -> str:
     metric = found.get("metric")
     counted = str(found.get("accounting"))
     work = "work per token" if noun(counted) == "FMA" else "cost"
+    place = str(found.get("evaluated_on", "held-out"))
+    loss, measured = found.get("loss"), "loss"
+    scored: list[tuple[str, Any]] = []
+    if isinstance(metric, dict):
+        scored = [(str(metric.get("name")), metric.get("value"))]
+    if source.is_own_loop:  # says where, and without a metric has its loss there
+        measured = f"loss on {place}"
+        scored = scored if found.get("metric_target") is not None else []
+    else:
+        place = f"{place} data"
     rows: list[tuple[str, Any]] = [
-        ("loss", found.get("loss")),
-        *([(str(metric.get("name")), metric.get("value"))] if isinstance(metric, dict) else []),
+        (measured, loss),
+        *scored,
         *(found["figures"].items() if isinstance(found.get("figures"), dict) else []),
         ("target held", found.get("held")),
         (f"{work} before ({noun(counted)})", found.get("fma_initial")),
@@ -116,7 +127,7 @@ def _figures(source: Source) -> str:
         ("parameters", found.get("parameters_final")),
     ]
     rows += _cache(source)
-    where = f"Measured on {found.get('evaluated_on', 'held-out')} data by the run, in "
+    where = f"Measured on {place} by the run, in "
     where += f"{found.get('precision', 'float32')}; work in the accounting "
     return f"{where}`{found.get('accounting')}`.\n\n" + _table(("figure", "value"), rows)
 
@@ -157,7 +168,7 @@ def _origin(source: Source, deviation: float) -> str:
         ("on", made.get("hardware")),
         ("date", made.get("date")),
         ("commit", made.get("commit")),
-        ("seed", source.summary.get("seed")),
+        *([] if source.is_own_loop else [("seed", source.summary.get("seed"))]),
         ("steps", source.summary["steps"]),
         ("exported by gaugelasso", __version__),
         ("torch of the export", torch.__version__),

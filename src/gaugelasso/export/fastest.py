@@ -20,6 +20,7 @@ from gaugelasso.export.extras import check_extra
 from gaugelasso.export.source import TRACED
 from gaugelasso.export.to_onnx import MODEL, open_sequences
 from gaugelasso.inference import InferenceModel, tuned
+from gaugelasso.inference.checks import check_transformer
 from gaugelasso.inference.clocks import call_times
 from gaugelasso.models import Transformer
 
@@ -76,6 +77,7 @@ def fastest_on_cpu(
     minutes. For whole sequences: to decode, give inputs of length 1 to `tuned`, which chooses
     between PyTorch and NumPy. UserError if the inputs are not on the CPU.
     """
+    check_transformer("fastest_on_cpu", model)
     if inputs.device.type != "cpu":
         raise UserError(f"fastest_on_cpu: the inputs are on {inputs.device}; give some on the CPU")
     counts = sorted({1, torch.get_num_threads()})

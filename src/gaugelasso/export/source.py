@@ -12,7 +12,14 @@ from gaugelasso.inference import Form, InferenceModel
 from gaugelasso.models import Transformer, TransformerSpec
 from gaugelasso.runs.checkpoint import at_step, last
 from gaugelasso.runs.folder import CHECKPOINTS
-from gaugelasso.runs.reading import IMPORTED, check_has_summary, check_run_folder, exists, read_json
+from gaugelasso.runs.reading import (
+    IMPORTED,
+    OWN_LOOP,
+    check_has_summary,
+    check_run_folder,
+    exists,
+    read_json,
+)
 
 # A form that changes nothing in place, so that it can be traced, and that adds nothing by index:
 # onnxscript's optimiser loses what distinguishes adding from replacing.
@@ -50,6 +57,11 @@ class Source:
     def is_imported(self) -> bool:
         """Whether the model is as it was imported, not the result of a run."""
         return self.config["task"].get("name") == IMPORTED
+
+    @property
+    def is_own_loop(self) -> bool:
+        """Whether a loop of the user's own recorded the run; its seed is not known."""
+        return self.config["task"].get("name") == OWN_LOOP
 
     @property
     def has_tokenizer(self) -> bool:

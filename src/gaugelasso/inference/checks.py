@@ -13,10 +13,19 @@ import torch
 from torch import Tensor
 
 from gaugelasso.inference.padding import Side
-from gaugelasso.models import SpecError, TransformerSpec
+from gaugelasso.models import SpecError, Transformer, TransformerSpec
 
 TOKEN_DTYPES = (torch.int64, torch.int32)
 SEEDS = 2**64
+
+
+def check_transformer(name: str, model: object) -> None:
+    """TypeError unless the model is the built-in transformer: no other has an inference form."""
+    if not isinstance(model, Transformer):
+        raise TypeError(
+            f"{name}: the model is a {type(model).__name__}; it needs the built-in transformer "
+            "(gaugelasso.Transformer)"
+        )
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

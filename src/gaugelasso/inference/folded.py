@@ -6,7 +6,13 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from gaugelasso.inference.checks import check_choice, check_count, check_known, check_length
+from gaugelasso.inference.checks import (
+    check_choice,
+    check_count,
+    check_known,
+    check_length,
+    check_transformer,
+)
 from gaugelasso.inference.folding import Folding, Form, StreamOrder
 from gaugelasso.inference.layout import inverse, site_order
 from gaugelasso.inference.norms import Norm
@@ -44,6 +50,7 @@ class FoldedModel(nn.Module):
         stream: StreamOrder = "tokens",
     ):
         super().__init__()
+        check_transformer(type(self).__name__, model)
         if dtype not in DTYPES:
             raise SpecError(f"dtype = {dtype}: give {', '.join(map(str, DTYPES))}")
         device = model.sites.device

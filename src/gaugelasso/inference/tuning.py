@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gaugelasso.inference.checks import check_inputs
+from gaugelasso.inference.checks import check_inputs, check_transformer
 from gaugelasso.inference.clocks import call_times, fastest, graph_times
 from gaugelasso.inference.folding import StreamOrder
 from gaugelasso.inference.model import InferenceModel
@@ -38,6 +38,7 @@ def tuned(
     To tune for decoding, give inputs of length 1. UserError with a batch to try where the whole
     batch needs more memory than there is.
     """
+    check_transformer("tuned", model)
     check_inputs(model.spec(), inputs)
     if inputs.device.type == "cuda":
         with says_what_fits(len(inputs), inputs.device):

@@ -14,6 +14,8 @@ import operator
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,6 +28,8 @@ from gaugelasso.files.untrusted import read_plain
 _log = logging.getLogger(__name__)
 _PREFIX = "gaugelasso_module_"
 _LARGEST_FILE = 2**24
+# The files and modules that are being imported to read a run folder.
+_for_runs: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ class Reference:
         if by.run is not None:
             _log.warning("importing %r, which the run %r names", self.source, str(by.run))
         try:
-            return _run_file(Path(self.source)) if self._is_file else _import_module(self.source)
+            with _for_run(self.source if by.run is not None else None):
+                path = Path(self.source)
+                return _run_file(path) if self._is_file else _import_module(self.source)
         except (Exception, SystemExit) as error:
             where = _line(error, self.source)
             raise self.error(
@@ -127,6 +133,26 @@ class Reference:
     def _remedy(self) -> str:
         key = self.key if "." in self.key else "model.module"
         return f"name its place with --set {key}=FILE.py:NAME, in config.json, or import it first"
+
+
+@contextmanager
+def _for_run(source: str | None) -> Iterator[None]:
+    """While `source` is imported to read a run folder; None is an import for something else."""
+    _for_runs.extend([] if source is None else [source])
+    try:
+        yield
+    finally:
+        if source is not None:
+            _for_runs.pop()
+
+
+def check_may_train() -> None:
+    """UserError while code is imported to read a run: reading must not train, or write a run."""
+    if _for_runs:
+        raise UserError(
+            f"{_for_runs[-1]!r} is imported to load a run, and would train: put what trains under "
+            'if __name__ == "__main__"'
+        )
 
 
 def class_reference(cls: type) -> str | None:

@@ -28,7 +28,7 @@ from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.goal import target_kinds
 from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import OWN, families, held, names, work_target
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
@@ -178,9 +178,10 @@ def compare_table(found: Comparison) -> Table:
     tested: dict[str, tuple[str, formats.Format]] = {
         "fma": ("FMA per token", work_format("fma")),
         **({"ms": ("ms", formats.figure)} if found.ms_of else {}),
-        "loss": ("held-out loss", formats.figure),
-        "metric": (first.metric_name, metric),
+        "loss": (loss_name(found.runs), formats.figure),
     }
+    if first.metric_name != tested["loss"][0]:
+        tested["metric"] = (first.metric_name, metric)
     forms = [form for _, form in tested.values()]
     headers = ["method", first.told_by, *(head for head, _ in tested.values())]
     if found.work_targets_differ:

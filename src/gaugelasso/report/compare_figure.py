@@ -22,6 +22,7 @@ from gaugelasso.report.figure import (
     to_ascii,
 )
 from gaugelasso.report.formats import is_accuracy, metric_format
+from gaugelasso.report.outcome import loss_name
 
 _HEIGHT_PX = 800  # of a row of panels
 _LEGEND_CHARS = 30
@@ -37,7 +38,7 @@ def draw_comparison(found: Comparison, path: Path | IO[bytes]) -> None:
     labels = {
         "fma": f"FMA per token (accounting: {to_ascii(found.accounting)})",
         "ms": to_ascii(found.ms_of).split(" (")[0],
-        "loss": "held-out loss",
+        "loss": loss_name(found.runs),
         "metric": to_ascii(first.metric_name),
     }
     for row, good in enumerate(quality):

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from gaugelasso.report.costs import work_format
 from gaugelasso.report.formats import DASH, count, figure, known, metric_format, short
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.run import Run
+from gaugelasso.runs.reading import LAST_BATCHES
 from gaugelasso.runs.units import noun, unit
 
 _NOTHING_NAMED = "No target is named"
@@ -111,7 +112,8 @@ def share_held(runs: Sequence[Run]) -> str:
     held, named = sum(map(is_held, runs)), _named(runs)
     if not named:
         return f"{_NOTHING_NAMED}."
-    where = "" if named[0][0] in ("work target", "parameter target") else " on held-out data"
+    place = LAST_BATCHES if LAST_BATCHES in loss_name(runs) else "held-out data"
+    where = "" if named[0][0] in ("work target", "parameter target") else f" on {place}"
     targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
     return f"{held} of {len(runs)} {runs[0].told_by}s end within {targets}{where}."
 
@@ -127,23 +129,23 @@ def _reference(run: Run) -> str:
 def ending(run: Run) -> str:
     """A sentence on how a finished run ended."""
     end = outcome(run)
-    loss = known(end.loss, figure)
+    loss = f"{loss_name([run])} {known(end.loss, figure)}"
     if run.loss_target is not None:
         target = f"the loss target of {run.loss_target:g}"
         place = "within" if _is_within_loss(run) else "above"
-        told = f"Held-out loss {loss}, {place} {target}"
-        if end.reached_step is None:
-            told = f"The training loss never reached {target}; held-out loss {loss}"
+        told = f"{loss[0].upper()}{loss[1:]}, {place} {target}"
+        if end.reached_step is None and not _is_within_loss(run):
+            told = f"The training loss never reached {target}; {loss}"
         metric = "" if run.metric_target is None else f"; {_metric_ending(run)}"
         work = f"; {_work_ending(run)}" if run.fma_target else ""
         return f"{told}{metric}{work}.{_reference(run)}"
     if run.metric_target is not None:
-        return f"{_metric_ending(run)}, held-out loss {loss}."
+        return f"{_metric_ending(run)}, {loss}."
     if run.parameter_target is not None:
-        return f"{_parameter_ending(run, run.parameter_target)}; held-out loss {loss}."
+        return f"{_parameter_ending(run, run.parameter_target)}; {loss}."
     if not names_target(run):
-        return f"{_NOTHING_NAMED}; held-out loss {loss}."
-    return f"{_work_ending(run)}; held-out loss {loss}."
+        return f"{_NOTHING_NAMED}; {loss}."
+    return f"{_work_ending(run)}; {loss}."
 
 
 def _work_ending(run: Run) -> str:

@@ -1,11 +1,12 @@
 """The figures that a run is judged by: from its summary, or from its newest row before that."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gaugelasso.report.run import Run
+from gaugelasso.runs.reading import LAST_BATCHES
 from gaugelasso.runs.training_work import entry_in
 
 
@@ -13,8 +14,9 @@ from gaugelasso.runs.training_work import entry_in
 class Outcome:
     """The result of a run, or its current state.
 
-    `loss` and `metric` are measured on held-out data when the run is finished. Before that
-    `loss` is the training loss. `figures` are further results that the task measures at the end.
+    `loss` and `metric` are measured when the run is finished, on held-out data but for a loop
+    without `evaluate` (`loss_name`). Before that `loss` is the training loss. `figures` are further
+    results that the task measures at the end.
 
     `training_fma` and `wall_s` are of the run's own steps. `training_total` and `wall_total`
     include the runs that it `needs`, as the full model that a rival begins with.
@@ -84,6 +86,16 @@ def outcome(run: Run) -> Outcome:
         training_fma=None,
         wall_s=last.get("wall_s"),
     )
+
+
+def loss_name(runs: Sequence[Run]) -> str:
+    """What the loss of runs is called. A loop without `evaluate` has none on held-out data."""
+    if not all(run.summary is not None for run in runs):
+        return "training loss"
+    measured = {str((run.summary or {}).get("evaluated_on")) for run in runs}
+    if LAST_BATCHES not in measured:
+        return "held-out loss"
+    return f"loss on {LAST_BATCHES}" if len(measured) == 1 else "final loss"
 
 
 def _own_wall(summary: Mapping[str, Any]) -> float | None:

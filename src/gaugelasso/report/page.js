@@ -100,7 +100,7 @@
     tell("work", data.unit, now.map((n) => n.fma), work);
     tell("ratio", "smaller", now.map((n) => (n.fma ? n.first / n.fma : Infinity)), ratio);
     tell("parameters", "parameters", now.map((n) => n.parameters), count);
-    tell("loss", final ? "held-out loss, final" : "training loss", now.map((n) => n.loss), figure);
+    tell("loss", final ? data.loss + ", final" : "training loss", now.map((n) => n.loss), figure);
     tell("metric", data.metric.name + (final ? ", final" : ""), now.map((n) => n.metric), score);
     tell("time", "step time", now.map((n) => n.time), ms);
   };

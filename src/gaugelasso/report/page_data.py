@@ -13,7 +13,7 @@ from typing import Any
 from gaugelasso.report.event_table import axis_name, counted_channels
 from gaugelasso.report.figure import Curve
 from gaugelasso.report.formats import is_accuracy
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.training import smooth_time
 from gaugelasso.runs.units import noun, unit
@@ -33,6 +33,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "unit": unit(first.accounting),
         "noun": noun(first.accounting),
+        "loss": loss_name(runs),
         "metric": {"name": first.metric_name, "percent": is_accuracy(first.metric_name)},
         "axes": [axis_name(axis) for axis in axes],
         **_layout(first, axes),

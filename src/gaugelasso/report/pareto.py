@@ -38,7 +38,7 @@ from gaugelasso.report.formats import DASH, figure, known, metric_format, over_s
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import aims, labels
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.run import Run
 from gaugelasso.report.served import after, column, served_as
 from gaugelasso.runs.units import noun, unit
@@ -131,6 +131,8 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     metric, form = first.metric_name, work_format(counted)
     runs = [point.run for group in points.values() for point in group]
     others, served = cost_columns(runs, counted), served_as(runs)
+    loss_is = loss_name(runs)
+    form_of = None if metric == loss_is else lambda v: known(v, metric_format(metric))
     rows = []
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
@@ -141,14 +143,14 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
             *(over_seeds([each.after(point.run) for point in group], each.form) for each in others),
             *(over_seeds([after(point.run, label) for point in group], figure) for label in served),
             over_seeds([end.loss for end in ends], figure),
-            over_seeds([end.metric for end in ends], lambda v: known(v, metric_format(metric))),
+            *([over_seeds([end.metric for end in ends], form_of)] if form_of else ()),
             ", ".join(point.run.mark for point in group if point.best) or DASH,
         ])  # fmt: skip
     aimed = [run for run in runs if aims(run)] or runs
     to_loss = all(run.loss_target is not None and run.metric_target is None for run in aimed)
     headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted)]
     headers += ["compression", *(each.name for each in others), *map(column, served)]
-    headers += ["held-out loss", metric, f"{first.told_by}s on the front"]
+    headers += [loss_is, *([metric] if form_of else ()), f"{first.told_by}s on the front"]
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."
@@ -166,7 +168,7 @@ def draw_pareto(points: dict[str, list[Point]], path: Path | IO[bytes]) -> None:
     sheet = new_figure(_HEIGHT_PX)
     axes = sheet.subplots()
     counted = to_ascii(_accounting(next(iter(points.values()))[0]))
-    style_axes(axes, f"final {unit(counted)} (accounting: {counted})", "held-out loss")
+    style_axes(axes, f"final {unit(counted)} (accounting: {counted})", loss_name(runs))
     places = [(point.fma, point.loss) for group in points.values() for point in group]
     best = front(places)
     # Steps, not straight lines: between two runs only the loss of the cheaper one is reached.

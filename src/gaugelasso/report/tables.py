@@ -13,7 +13,7 @@ from gaugelasso.report.event_table import axis_name, exchange_table
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table, render
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.run import END_AXES, LAYER_KINDS, Run, operator_count
 from gaugelasso.report.verdict import headline, verdict
 from gaugelasso.runs.step_time import initial_step_ms
@@ -26,7 +26,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     initials = [run.initial["widths"] for run in runs]
     finals = [run.widths_at(run.last_step) for run in runs]
     metric, to_loss = runs[0].metric_name, runs[0].loss_target is not None
-    work, needs = "training work", ends[0].needs
+    work, needs, loss_is = "training work", ends[0].needs, loss_name(runs)
     counted, finished = runs[0].accounting, all(e.finished for e in ends)
 
     def row(name: str, before: Iterable[Any], after: Iterable[Any], form: Format) -> list[str]:
@@ -40,6 +40,10 @@ def before_after(runs: Sequence[Run]) -> Table:
         first = over_seeds(before, form) if finished and before else DASH
         return [name, first, over_seeds(list(values), form), remark]
 
+    better = "lower is better" if runs[0].metric_lower_is_better else ""
+    originals = [run.original_metric for run in runs]
+    form = formats.metric_format(metric)
+    scored = result(metric, [e.metric for e in ends], form, better, originals)
     step_time = row(
         "step time", map(_initial_step_ms, runs), map(_last_ms, runs), formats.milliseconds
     )
@@ -86,19 +90,13 @@ def before_after(runs: Sequence[Run]) -> Table:
             )
         ),
         result(
-            "held-out loss" if finished else "training loss",
+            loss_is,
             (e.loss for e in ends),
             formats.figure,
             f"target {goal_cell(runs)}" if to_loss else "",
             [run.original_loss for run in runs],
         ),
-        result(
-            metric,
-            (e.metric for e in ends),
-            formats.metric_format(metric),
-            "lower is better" if runs[0].metric_lower_is_better else "",
-            [run.original_metric for run in runs],
-        ),
+        *([scored] if metric != loss_is else []),
         *(
             result(name, (e.figures.get(name) for e in ends), formats.metric_format(name))
             for name in dict.fromkeys(name for e in ends for name in e.figures)

@@ -37,6 +37,7 @@ from gaugelasso.report.figure import (
     twin,
 )  # fmt: skip
 from gaugelasso.report.formats import is_accuracy
+from gaugelasso.report.outcome import loss_name
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import unit
 
@@ -84,7 +85,8 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
     # A second band would hide the first, so each seed is a thin line here.
     for one in scores if len(runs) > 1 else ():
         right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7, marker=mark_of(one[0]))
-    name = f"held-out loss ({metric})" if shared else metric
+    loss_is = loss_name(runs)
+    name = f"{loss_is} ({metric})" if shared and metric != loss_is else metric
     label = to_ascii(name).replace("$", r"\$")
     right.plot(*score[:2], color=GREEN, linewidth=1.5, marker=mark_of(score[0]), label=label)
     if is_accuracy(metric):

@@ -127,7 +127,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path,
+    folder: str | os.PathLike[str],
     compressor: Savable,
     state: dict[str, Any],
     keep: int = KEPT,
@@ -138,6 +138,7 @@ def save(
     Those of the steps in `spare` are kept too. UserError if the checkpoint cannot be written, or
     could not be loaded, or holds a value that is not finite; then the older ones stay as they were.
     """
+    folder = Path(folder)
     path = folder / name_of(compressor.steps)
     aside = path.with_name(path.name + ".tmp")
     try:

@@ -23,6 +23,8 @@ _TAIL = 2**16
 SERVING = "serving.json"
 # The task in the config.json of a folder that `gaugelasso import` wrote, and of a recorded loop.
 IMPORTED, OWN_LOOP = "imported", "own loop"
+# `evaluated_on` of a loop without `evaluate`, in its summary.json.
+LAST_BATCHES = "the last training batches"
 
 
 def check_run_folder(folder: Path) -> None:

@@ -14,10 +14,8 @@ from weakref import WeakValueDictionary
 
 from gaugelasso.axes import Compressible
 from gaugelasso.compress.events import Event
-from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.pilot import Pilot
-from gaugelasso.compress.result import Result
-from gaugelasso.compress.resume_state import ResumeState
+from gaugelasso.compress.result import HELD_OUT, Result
 from gaugelasso.errors import UserError, errors_of
 from gaugelasso.runs import checkpoint, logs
 from gaugelasso.runs.checkpoint import Checkpoint
@@ -30,10 +28,10 @@ from gaugelasso.runs.writing import check_name
 from gaugelasso.training.folder_log import FolderLog
 from gaugelasso.training.records import About, Outcome, RunRecord, finite, summary
 from gaugelasso.training.resume import FORMER, check_same_profile
+from gaugelasso.training.transplant import DiskState, transplant_
 
 # A run has about a hundred intervals; a checkpoint is due every so many.
 _SAVE_EVERY = 10
-METRIC = "held-out loss"
 # The recorders of this process by folder. In a notebook a loop is interrupted and started again,
 # and the compressor of before, which holds the lock of the folder, is still referenced.
 _recorders: "WeakValueDictionary[Path, RunRecorder]" = WeakValueDictionary()
@@ -57,7 +55,7 @@ class RunRecorder(FolderLog):
             earlier.hand_over_()
         self._made = not where.exists()
         folder = RunFolder.open(Path(path), "resume" if resume else "refuse")
-        super().__init__(folder, RunRecord(), METRIC)
+        super().__init__(folder, RunRecord(), "")
         _recorders[where] = self
         self._handed_over = False
         self._found = checkpoint.find(self.folder.checkpoints) if resume else None
@@ -105,7 +103,7 @@ class RunRecorder(FolderLog):
     def begin(self, pilot: Pilot) -> None:
         self.pilot, compressor = pilot, pilot.compressor
         self._options = compressor.options
-        self.metric_name = METRIC if pilot.metric_target is None else "metric"
+        self.metric_name = _metric_name(pilot)
         self._device = str(compressor.optimizer.store.weight.device)
         if self._found is not None:
             with self._released_on_error():
@@ -120,6 +118,7 @@ class RunRecorder(FolderLog):
         direction = {"lower_is_better": reach is None or reach.lower_is_better}
         initial = {
             "metric": {"name": self.metric_name, **direction},
+            "evaluated_on": pilot.measured_on,
             "fma": compressor.fma,
             "widths": compressor.widths,
             "costs": compressor.state.costs(),
@@ -153,7 +152,7 @@ class RunRecorder(FolderLog):
                         f"resume: {section}.{key} = {value!r}, but the run in "
                         f"{str(self.folder.path)!r} began with {old!r}; keep its setting"
                     )
-        check_same_profile(compressor.state.costs(), self.folder.path / "initial.json")
+        self._resume_as_it_began()
         state, tensors = found.state()
         steps = state.pop("steps")
         with errors_of(path):
@@ -172,6 +171,21 @@ class RunRecorder(FolderLog):
         self.folder.rewind(found.marks(), steps)
         self.start_clock(steps)
         self.folder.append(logs.RESUMED, {"step": steps, **environment(self._device)})
+
+    def _resume_as_it_began(self) -> None:
+        """Check the present loop against initial.json, and take the metric's name from there."""
+        path, pilot = self.folder.path / "initial.json", self.pilot
+        check_same_profile(pilot.compressor.state.costs(), path)
+        with errors_of(path):
+            initial = read_json(path)
+            self.metric_name = str(initial["metric"]["name"])
+            # Runs of earlier versions do not say it.
+            on = initial.get("evaluated_on", pilot.measured_on)
+        if on != pilot.measured_on:
+            raise UserError(
+                f"resume: the loss of the run in {str(self.folder.path)!r} is measured on {on}, "
+                f"and now on {pilot.measured_on}; give evaluate=... as before"
+            )
 
     # --- on the way -----------------------------------------------------------------------
 
@@ -248,6 +262,13 @@ class RunRecorder(FolderLog):
         self.folder.close()
 
 
+def _metric_name(pilot: Pilot) -> str:
+    """Without a metric the loss that decides, by the name that reports have for it."""
+    if pilot.metric_target is not None:
+        return "metric"
+    return "held-out loss" if pilot.measured_on == HELD_OUT else f"loss on {pilot.measured_on}"
+
+
 def _judged(result: Result) -> dict[str, Any]:
     """What was named, the loss, and whether the run has what was named."""
     loss = {"loss": finite(result.loss), "held": result.held}
@@ -257,28 +278,3 @@ def _judged(result: Result) -> dict[str, Any]:
         return {**named, **loss, "selection_metric": selection}
     work = {"fma_target": result.fma_target} if result.fma_target else {}
     return {"loss_target": result.loss_target, **work, **loss}
-
-
-class DiskState:
-    """A kept state in a checkpoint, for a run that was resumed."""
-
-    def __init__(self, saved: Checkpoint):
-        self._saved = saved
-
-    def load_(self, state: ModelState, resume_state: ResumeState) -> None:
-        device = str(state.plan.store.weight.device)
-        transplant_(self._saved.model(device), state.model)
-        state.replaced_()
-        resume_state.load_(self._saved.state()[1])
-
-
-def transplant_(source: Compressible, target: Compressible) -> None:
-    """Make a model equal to another of its class, without a new object for it."""
-    if type(source) is not type(target):
-        raise UserError(
-            f"resume: the run is of a {type(source).__name__}, not of a {type(target).__name__}"
-        )
-    training = target.training
-    target.__dict__.clear()
-    target.__dict__.update(source.__dict__)
-    target.train(training)
