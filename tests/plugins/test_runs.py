@@ -304,7 +304,11 @@ def train():
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_loop_beside_its_model_does_not_train_when_its_run_is_loaded(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+    own: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gaugelasso: Command,
+    resume: bool,
 ) -> None:
     monkeypatch.syspath_prepend(str(own.parent))
     script, run = own.parent / "script.py", tmp_path / "run"
@@ -312,10 +316,12 @@ def test_a_loop_beside_its_model_does_not_train_when_its_run_is_loaded(
     script.write_text(text + "train()\n")
     runpy.run_path(str(script), run_name="__main__")
     before = contents(run)
-    with pytest.raises(
-        UserError, match=r"script\.py' is imported to load a run, and would train: put what trains"
-    ):
+    refused = r"script\.py' is imported for what it defines, and would train: put what trains"
+    with pytest.raises(UserError, match=refused):
         load_model(run)
+    for words in (("eval", run, "--set", f"task.module={script}:Task"), ("check", f"{script}:f")):
+        assert_user_error(answer := gaugelasso(*words), str(script))
+        assert re.search(refused, answer[2])
     script.write_text(text + 'if __name__ == "__main__":\n    train()\n')
     assert load_model(run).structure()["hidden"] == read(run / "summary.json")["widths"]["hidden"]
     assert contents(run) == before

@@ -9,10 +9,11 @@ import pytest
 
 from gaugelasso import Transformer, TransformerSpec
 from gaugelasso.errors import UserError
+from gaugelasso.export import export
 from gaugelasso.report import write_methods, write_report
 from gaugelasso.report.advice import advise
 from gaugelasso.report.compare import compare, compare_table, load_runs
-from gaugelasso.report.data import load_condition
+from gaugelasso.report.data import load_condition, load_run
 from gaugelasso.report.pareto import load_points, pareto_table
 from tests.command import Command
 from tests.tiny_runs import read
@@ -95,6 +96,14 @@ def test_a_loss_is_named_by_where_it_was_measured(
     assert ("held-out" in told + text + " ".join(front.headers)) is held_out
 
 
+def test_the_card_of_an_export_says_what_is_known(own: Path, tmp_path: Path) -> None:
+    card = (export(own / "a", "native", tmp_path / "out").folder / "README.md").read_text()
+    for said in ("Measured on the last training batches by the run", f"| {ON_BATCHES} |"):
+        assert said in card
+    for unknown in ("held-out", "| seed |", "| fma |"):
+        assert unknown not in card
+
+
 def test_a_training_loss_that_stays_above_is_no_miss(tmp_path: Path, gaugelasso: Command) -> None:
     """As with label smoothing: what is evaluated is less than what is trained."""
     loop(tmp_path / "run", steps=20, loss_target=0.5, evaluate=lambda: 0.25)
@@ -109,12 +118,39 @@ def test_a_run_goes_on_with_the_evaluate_that_it_began_with(tmp_path: Path) -> N
     at, on = image(run, 10), r"is measured on held-out data, and now on the last training batches"
     with pytest.raises(UserError, match=f"{on}; give evaluate=... as before"):
         loop(at, steps=20, loss_target=9.0, resume=True)
-    # Earlier versions did not say, and named the loss alike.
+    on = r"is measured on the last training batches, and now on held-out data; leave evaluate out"
+    loop(tmp_path / "other", (10,), steps=20, loss_target=9.0)
+    again: dict[str, Any] = {"steps": 20, "resume": True, "evaluate": lambda: 1.25}
+    again["loss_target"] = 9.0
+    with pytest.raises(UserError, match=f"{on} as before"):
+        loop(image(tmp_path / "other", 10), **again)
+
+
+def test_a_run_of_an_early_version_goes_on_and_is_named_by_its_place(
+    tmp_path: Path, gaugelasso: Command
+) -> None:
+    """Early versions did not say where a loss was measured, and called it held-out everywhere."""
+    run = tmp_path / "run"
+    loop(run, (10,), steps=20, loss_target=9.0, evaluate=lambda: 1.25)
+    at = image(run, 10)
     initial = read(at / "initial.json")
     del initial["evaluated_on"]
     (at / "initial.json").write_text(json.dumps(initial))
     loop(at, steps=20, loss_target=9.0, resume=True)
     assert read(at / "summary.json")["metric"]["name"] == "held-out loss"
+    told = gaugelasso("info", at)[1]
+    assert "held-out" not in told
+    assert ON_BATCHES in told
+    assert all(ON_BATCHES in row for row in load_run(at).metrics)
+
+
+def test_losses_of_different_places_are_not_put_together(tmp_path: Path) -> None:
+    pair = tmp_path / "with", tmp_path / "without"
+    loop(pair[0], steps=20, loss_target=9.0, evaluate=lambda: 1.25)
+    loop(pair[1], steps=20, loss_target=9.0)
+    for read_both in (load_condition, load_points, load_runs):
+        with pytest.raises(UserError, match=r"task\.evaluated_on is 'held-out data' in"):
+            read_both(pair)
 
 
 def test_the_same_folder_twice_is_refused(own: Path, tmp_path: Path) -> None:

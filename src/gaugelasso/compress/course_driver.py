@@ -174,7 +174,7 @@ class CourseDriver(Driver):
             return None
         if (name := self._held_state()) is None:
             return None
-        return lambda: self._end_on(name, f"held-out loss {measured.loss:.4g} after the anneal")
+        return lambda: self._end_on(name, f"a loss of {measured.loss:.4g} after the anneal")
 
     def _held_state(self) -> int | None:
         """The smallest state that has what is named, also if it is measured again."""

@@ -21,7 +21,7 @@ def register_opener(opener: Opener) -> None:
 def open_recorder(
     record: str | os.PathLike[str] | Recorder | None, resume: bool
 ) -> Recorder | None:
-    """The recorder itself, or that of a run folder; UserError where only a run is to be loaded."""
+    """The recorder itself, or that of a run folder; UserError in an import."""
     check_may_train()
     if isinstance(record, str | os.PathLike):
         return _opener[0](record, resume)

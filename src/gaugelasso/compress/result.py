@@ -101,7 +101,8 @@ class Result:
             )
         losses = [self.loss, *(row["selection_loss"] for row in self.trials)]
         known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-        advice = "No loss on the way was finite; check the held-out data"
+        data = self.measured_on if self.measured_on == HELD_OUT else "training data"
+        advice = f"No loss on the way was finite; check the {data}"
         if known:
             advice = f"The best loss on the way was {min(known):.4g}; name a loss above that, or "
             advice += "give more steps"

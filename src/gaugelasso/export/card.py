@@ -72,10 +72,12 @@ def _made(source: Source) -> str:
 
 
 def _settings(source: Source) -> list[str]:
-    target = source.config.get("target", {})
+    target = source.config.get("target", {}).items()
+    # Other keys may be 0, as above_full.
+    named = [row for row in target if row[1] is not None and row != ("fma", 0)]
     return [
         "## Target",
-        _table(("key", "value"), [row for row in target.items() if row[1] not in (None, 0)]),
+        _table(("key", "value"), named),
         "## Data",
         _table(("key", "value"), source.config["task"].items()),
     ]

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,8 +29,8 @@ from gaugelasso.files.untrusted import read_plain
 _log = logging.getLogger(__name__)
 _PREFIX = "gaugelasso_module_"
 _LARGEST_FILE = 2**24
-# The files and modules that are being imported to read a run folder.
-_for_runs: list[str] = []
+# The file or module that is being imported here; another thread may train meanwhile.
+_importing: ContextVar[str | None] = ContextVar("_importing", default=None)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Reference:
         if by.run is not None:
             _log.warning("importing %r, which the run %r names", self.source, str(by.run))
         try:
-            with _for_run(self.source if by.run is not None else None):
+            with _marked(self.source):
                 path = Path(self.source)
                 return _run_file(path) if self._is_file else _import_module(self.source)
         except (Exception, SystemExit) as error:
@@ -136,21 +137,19 @@ class Reference:
 
 
 @contextmanager
-def _for_run(source: str | None) -> Iterator[None]:
-    """While `source` is imported to read a run folder; None is an import for something else."""
-    _for_runs.extend([] if source is None else [source])
+def _marked(source: str) -> Iterator[None]:
+    token = _importing.set(source)
     try:
         yield
     finally:
-        if source is not None:
-            _for_runs.pop()
+        _importing.reset(token)
 
 
 def check_may_train() -> None:
-    """UserError while code is imported to read a run: reading must not train, or write a run."""
-    if _for_runs:
+    """UserError while code is imported for what it defines: that must not train, or write a run."""
+    if (source := _importing.get()) is not None:
         raise UserError(
-            f"{_for_runs[-1]!r} is imported to load a run, and would train: put what trains under "
+            f"{source!r} is imported for what it defines, and would train: put what trains under "
             'if __name__ == "__main__"'
         )
 

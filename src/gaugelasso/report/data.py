@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from gaugelasso.errors import UserError
 from gaugelasso.report.run import Run
 from gaugelasso.report.schema import checked, checked_rows
 from gaugelasso.runs.folder import CONFIG_SECTIONS, REFERENCE
-from gaugelasso.runs.reading import SERVING, exists, is_folder, read_json, read_rows
+from gaugelasso.runs.reading import (
+    LAST_BATCHES,
+    LOSS_ON_BATCHES,
+    SERVING,
+    exists,
+    is_folder,
+    read_json,
+    read_rows,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -68,9 +76,23 @@ def load_run(folder: Path) -> Run:
         original=_original(folder) if "from" in config["model"] else None,
         serving=_serving(folder / SERVING) if summary.exists() else (),
     )
+    run = _named_by_place(run)
     for gap in _log_gaps(run):
         _logger.warning("warning: %s", gap)
     return run
+
+
+def _named_by_place(run: Run) -> Run:
+    """Early versions called the loss of a loop without `evaluate` held-out, too."""
+    summary, old = run.summary or {}, "held-out loss"
+    if summary.get("evaluated_on") != LAST_BATCHES or summary["metric"]["name"] != old:
+        return run
+    metrics = tuple(
+        {LOSS_ON_BATCHES if key == old else key: value for key, value in row.items()}
+        for row in run.metrics
+    )
+    metric = summary["metric"] | {"name": LOSS_ON_BATCHES}
+    return replace(run, metrics=metrics, summary=summary | {"metric": metric})
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -158,6 +180,8 @@ def settings(run: Run) -> dict[str, Any]:
     if run.is_own_loop:  # its config does not describe the model
         named = Path(run.own_model).name or "transformer"
         sections["model"] = {"class": named, "fma": run.initial["fma"]}
+        if on := (run.summary or run.initial).get("evaluated_on"):
+            sections["task"]["evaluated_on"] = on
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
 
 

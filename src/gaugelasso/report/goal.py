@@ -12,7 +12,7 @@ from gaugelasso.report.costs import work_format
 from gaugelasso.report.formats import DASH, count, figure, known, metric_format, short
 from gaugelasso.report.outcome import loss_name, outcome
 from gaugelasso.report.run import Run
-from gaugelasso.runs.reading import LAST_BATCHES
+from gaugelasso.runs.reading import LAST_BATCHES, LOSS_ON_BATCHES
 from gaugelasso.runs.units import noun, unit
 
 _NOTHING_NAMED = "No target is named"
@@ -112,7 +112,7 @@ def share_held(runs: Sequence[Run]) -> str:
     held, named = sum(map(is_held, runs)), _named(runs)
     if not named:
         return f"{_NOTHING_NAMED}."
-    place = LAST_BATCHES if LAST_BATCHES in loss_name(runs) else "held-out data"
+    place = LAST_BATCHES if loss_name(runs) == LOSS_ON_BATCHES else "held-out data"
     where = "" if named[0][0] in ("work target", "parameter target") else f" on {place}"
     targets = " and ".join(f"the {noun} of {value}" for noun, value in named)
     return f"{held} of {len(runs)} {runs[0].told_by}s end within {targets}{where}."

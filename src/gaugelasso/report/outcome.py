@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaugelasso.report.run import Run
-from gaugelasso.runs.reading import LAST_BATCHES
+from gaugelasso.runs.reading import LAST_BATCHES, LOSS_ON_BATCHES
 from gaugelasso.runs.training_work import entry_in
 
 
@@ -92,10 +92,8 @@ def loss_name(runs: Sequence[Run]) -> str:
     """What the loss of runs is called. A loop without `evaluate` has none on held-out data."""
     if not all(run.summary is not None for run in runs):
         return "training loss"
-    measured = {str((run.summary or {}).get("evaluated_on")) for run in runs}
-    if LAST_BATCHES not in measured:
-        return "held-out loss"
-    return f"loss on {LAST_BATCHES}" if len(measured) == 1 else "final loss"
+    on_batches = (runs[0].summary or {}).get("evaluated_on") == LAST_BATCHES
+    return LOSS_ON_BATCHES if on_batches else "held-out loss"
 
 
 def _own_wall(summary: Mapping[str, Any]) -> float | None:

@@ -102,6 +102,8 @@
     tell("parameters", "parameters", now.map((n) => n.parameters), count);
     tell("loss", final ? data.loss + ", final" : "training loss", now.map((n) => n.loss), figure);
     tell("metric", data.metric.name + (final ? ", final" : ""), now.map((n) => n.metric), score);
+    // The metric of a loop of one's own may be the loss itself.
+    tiles.metric.name.parentElement.hidden = final && data.metric.name === data.loss;
     tell("time", "step time", now.map((n) => n.time), ms);
   };
   const phaseOf = (run) => {

@@ -212,6 +212,8 @@ def run_tables(run: Run) -> list[Table]:
 def runs_table(runs: Sequence[Run]) -> Table:
     """One row per seed; mean and standard deviation at the end."""
     ends, counted = [outcome(run) for run in runs], runs[0].accounting
+    metric = runs[0].metric_name
+    form = formats.metric_format(metric)
     columns: list[tuple[str, list[Any], Format]] = [
         ("steps", [e.steps for e in ends], count),
         (noun(counted), [e.fma_final for e in ends], work_format(counted)),
@@ -227,7 +229,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ("parameters", [e.parameters_final for e in ends], count),
         ("operators", [operator_count(r.widths_at(r.last_step)) for r in runs], count),
         ("loss", [e.loss for e in ends], formats.figure),
-        (runs[0].metric_name, [e.metric for e in ends], formats.metric_format(runs[0].metric_name)),
+        *([(metric, [e.metric for e in ends], form)] if metric != loss_name(runs) else []),
         ("first batch within target", [e.reached_step for e in ends], count),
         ("last step time", [_last_ms(run) for run in runs], formats.milliseconds),
         ("wall time", [e.wall_s for e in ends], formats.seconds),

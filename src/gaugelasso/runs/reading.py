@@ -25,6 +25,7 @@ SERVING = "serving.json"
 IMPORTED, OWN_LOOP = "imported", "own loop"
 # `evaluated_on` of a loop without `evaluate`, in its summary.json.
 LAST_BATCHES = "the last training batches"
+LOSS_ON_BATCHES = f"loss on {LAST_BATCHES}"
 
 
 def check_run_folder(folder: Path) -> None:

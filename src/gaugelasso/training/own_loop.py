@@ -182,9 +182,10 @@ class RunRecorder(FolderLog):
             # Runs of earlier versions do not say it.
             on = initial.get("evaluated_on", pilot.measured_on)
         if on != pilot.measured_on:
+            how = "give evaluate=..." if on == HELD_OUT else "leave evaluate out"
             raise UserError(
                 f"resume: the loss of the run in {str(self.folder.path)!r} is measured on {on}, "
-                f"and now on {pilot.measured_on}; give evaluate=... as before"
+                f"and now on {pilot.measured_on}; {how} as before"
             )
 
     # --- on the way -----------------------------------------------------------------------
