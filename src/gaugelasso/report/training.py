@@ -87,7 +87,7 @@ def _draw_loss(axes: Axes, runs: Sequence[Run]) -> None:
         right.plot(*one, color=GREEN, alpha=0.45, linewidth=0.7, marker=mark_of(one[0]))
     loss_is = loss_name(runs)
     name = f"{loss_is} ({metric})" if shared and metric != loss_is else metric
-    label = to_ascii(name).replace("$", r"\$")
+    label = to_ascii(name).replace("$", r"\$") if len(score[0]) else "_"  # no entry in the legend
     right.plot(*score[:2], color=GREEN, linewidth=1.5, marker=mark_of(score[0]), label=label)
     if is_accuracy(metric):
         right.set_ylim(0, 1.03)
