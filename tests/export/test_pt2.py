@@ -118,6 +118,20 @@ def test_keys_and_values_may_be_equally_wide() -> None:
     assert spread_of(model, logits, model(tokens)[:, 4:]) < 1e-5
 
 
+@torch.no_grad()
+def test_values_may_be_wider_than_keys() -> None:
+    """As compression leaves them, and one position is enough."""
+    spec = TransformerSpec.uniform(
+        width=8, layers=1, heads=2, d_k=2, d_v=3, d_f=6, length=12, inputs=6, outputs=6,
+        causal=False, input_kind="patches",
+    )  # fmt: skip
+    model = Transformer(spec)
+    program = to_pt2._traced(InferenceModel(model)).module()
+    for length in (1, 2, 12):
+        inputs = torch.randn(2, length, 6, generator=torch.Generator().manual_seed(0))
+        assert spread_of(model, program(inputs), model(inputs)) < 1e-5
+
+
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     run = write_run(tmp_path / "run", tiny())

@@ -12,6 +12,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.models.own import OwnModel
 from gaugelasso.plugins import NamedBy, Reference, class_reference
 from tests.command import Command, assert_user_error
+from tests.tiny_runs import read
 
 
 def sections(task: Any, model: Any = None) -> dict[str, Any]:
@@ -142,6 +143,50 @@ def test_a_builder_that_fails_is_named(own: Path, name: str) -> None:
     with pytest.raises(UserError) as error:
         config.model.build(config.task, 0)
     assert message in str(error.value)
+
+
+CHANGED = """
+
+@dataclass(frozen=True)
+class Changed(Copying):
+    def batch(self, size, draw, device):
+        tokens, targets = super().batch(size, draw, device)
+        return CHANGE, targets
+
+    def metric(self, outputs, targets):
+        return float((outputs.argmax(-1) == targets).float().mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("tokens[:, :4]", "inputs of shape (1, 4) for one example, and its length and inputs"),
+        (
+            "tokens.float()",
+            "(torch.float32); give whole numbers from 0 to 7",
+        ),
+        ("tokens - 8", "give whole numbers from 0 to 7, or declare more inputs"),
+        ("tokens", ""),
+    ],
+)
+def test_batches_are_what_the_task_declares(
+    gaugelasso: Command, own: Path, change: str, message: str
+) -> None:
+    with (own.parent / "my_tasks.py").open("a") as file:
+        file.write(CHANGED.replace("CHANGE", change))
+    widths = "width = 8\nlayers = 1\nheads = 2\nd_k = 4\nd_v = 4\nd_f = 8"
+    text = own.read_text().replace('"my_tasks.py:Regression"', '"my_tasks.py:Changed"')
+    text = text.replace('module = "my_models.py:build"\nhidden = 24', widths)
+    own.write_text(text.replace("loss = 0.5", "loss = 9.0"))
+    out = own.parent / "run"
+    answer = gaugelasso("train", own, "--out", out)
+    if message:
+        assert_user_error(answer, message)
+        assert not out.exists()
+    else:  # a metric may be a number
+        assert answer[0] == 0, answer[2]
+        assert 0 <= read(out / "summary.json")["metric"]["value"] <= 1
 
 
 def test_errors_are_one_line_and_leave_nothing_behind(gaugelasso: Command, own: Path) -> None:

@@ -45,6 +45,19 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     assert advice.lines[1].startswith("Nothing to change")
 
 
+def test_a_missed_metric_without_a_cut_says_nothing_of_widths(tmp_path: Path) -> None:
+    """All cuts were taken back: the full widths are no ceilings."""
+    taken_back = [event(40, 1000.0, 1000.0, {"D": 1}, [], initial_widths(2))]
+    changes = {"model": MODEL, "target": {"loss": None, "metric": 0.99, "hold": "final"}}
+    run = make_run(tmp_path / "r", events=taken_back, changes=changes)
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"metric_target": 0.99, "selection_metric": 0.5, "held": False, "loss_target": None}
+    (run / "summary.json").write_text(json.dumps(summary))
+    advice = advise([run])
+    assert changed(advice) == {}
+    assert "the widths carry no information" in " ".join(advice.lines)
+
+
 def test_a_rival_is_not_advised_on(tmp_path: Path) -> None:
     """Its config would be trained without pressure again."""
     run = run_with(tmp_path / "r", slim())

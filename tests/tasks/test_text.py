@@ -44,6 +44,13 @@ def test_a_changed_archive_is_decompressed_again(tmp_path: Path) -> None:
     assert CharLM(path=str(path), split=0.1, length=16).texts[0].tobytes() in PROSE.upper()
 
 
+def test_a_small_last_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "A.TXT", PROSE * 40)
+    write(tmp_path / "notes.md", PROSE[:99])
+    assert len(CharLM(path=str(tmp_path), length=4).texts[1]) == 99
+    assert "the held-out text, notes.md, has 99 bytes, " in caplog.text
+
+
 def test_a_folder_is_split_by_file(tmp_path: Path) -> None:
     for k in range(30):
         write(tmp_path / "in" / f"{k:02}.txt{('', '.xz', '.gz')[k % 3]}", b"book %02d " % k * 20)

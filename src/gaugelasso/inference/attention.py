@@ -55,7 +55,7 @@ def attend(
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    d_v = v.shape[-1]
+    d_k, d_v = q.shape[-1], v.shape[-1]
     width = max(q.shape[-1], d_v)
     if q.is_cuda:  # the fused kernels there need multiples of 8
         width = -(-width // 8) * 8
@@ -64,6 +64,9 @@ def attend(
     by_cudnn = form == "cudnn" and q.is_cuda and mask is None
     with sdpa_kernel(CUDNN_FIRST, set_priority=True) if by_cudnn else nullcontext():
         mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1.0)
+    if torch.compiler.is_compiling() and d_k < d_v:
+        # Heads of padded queries lie apart, unless there is one position: a trace would exclude it.
+        mixed = mixed.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
     return mixed[..., :d_v]
 
 

@@ -95,10 +95,15 @@ def advise(paths: Sequence[Path]) -> Advice:
     source = repr(str(first.path / "config.json"))
     check_keys(source, first.config["model"], dict.fromkeys(["layers", *_AXES], POSITIVE))
     ends = [outcome(run) for run in runs]
+    held = is_mostly_held(runs)
     reached = first.loss_target is None or statistics.median_high(
         end.reached_step is not None for end in ends
     )
-    held = is_mostly_held(runs)
+    if first.metric_target is not None and not held:
+        # A metric has no first step. Where it is missed all cuts may have been taken back.
+        reached = statistics.median_high(
+            run.widths_at(run.last_step) != run.initial["widths"] for run in runs
+        )
     had_event = statistics.median_high(run.had_structural_event for run in runs)
     found = extents(runs) if reached and had_event else None
     changes = [*_width_changes(first, found), *_layer_change(first, found)] if found else []

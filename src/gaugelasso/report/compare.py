@@ -4,6 +4,7 @@ Runs are compared only if they have one task and the same data, and are evaluate
 Reads run folders; milliseconds are measured elsewhere and passed in.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
 from gaugelasso.runs.training_work import total_training
 from gaugelasso.runs.units import counts_work
+
+_log = logging.getLogger(__name__)
 
 TESTED = ("loss", "metric", "fma", "ms")
 TEST = (
@@ -128,6 +131,12 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         if parts[0] != parts[1]:
             raise UserError(f"{pair}: evaluated_on is {parts[0]!r} in one and {parts[1]!r} in the "
                             "other")  # fmt: skip
+        if _code(before) != _code(run):
+            _log.warning(
+                "warning: the code of the task or model of %r and %r differs (environment.json), "
+                "so that their figures may mean different things",
+                str(before.path), str(run.path),
+            )  # fmt: skip
     sizes = [(run, size) for run in runs if (size := _evaluated(run)) is not None]
     for (before, one), (run, other) in pairwise(sizes):
         if one != other:
@@ -230,6 +239,12 @@ def _held_cell(members: Sequence[Member]) -> str:
     if len(held) == 1:
         return f"{'held' if held[0] else 'missed'}{which}"
     return f"{held.count(True)} of {len(held)} held{which}"
+
+
+def _code(run: Run) -> Mapping[str, Any]:
+    """Digests of the files with a task or model of the user's own."""
+    code = run.environment.get("code")
+    return code if isinstance(code, dict) else {}
 
 
 def _data(run: Run) -> Mapping[str, Any]:

@@ -35,6 +35,8 @@ _BETWEEN = b"\n\n"
 _BLOCK = 2**20
 # Share of a folder's files that is held out by default.
 _HELD_OUT = 0.05
+# Files differ in size. Held-out text of so many times less than its share is warned of.
+_FAR_LESS = 5
 # Control characters that text does not contain, apart from a stray end-of-file mark. They are one
 # byte in ten of compressed or random data and every other byte of UTF-16. An uncompressed archive
 # contains zero bytes.
@@ -71,7 +73,7 @@ def find(path: str, key: str) -> list[Path]:
 
 def _is_text(path: Path) -> bool:
     inner = path.with_suffix("") if path.suffix in _OPENERS else path
-    return inner.suffix in _TEXTS
+    return inner.suffix.lower() in _TEXTS
 
 
 def without(files: list[Path], others: list[Path]) -> list[Path]:
@@ -119,7 +121,15 @@ def load_parts(path: str, valid: str, split: float, cache: Path) -> tuple[Text, 
         return load(files, cache), load(held_out, cache)
     if len(files) > 1:
         train_files, held_out = hold_out(files, split)
-        return load(train_files, cache), load(held_out, cache)
+        train, held = load(train_files, cache), load(held_out, cache)
+        share = len(held) / max(1, len(train) + len(held))
+        if share < (split or _HELD_OUT) / _FAR_LESS:
+            _log.warning(
+                "warning: task.path = %r: the held-out text, %s, has %s bytes, %.2g%% of all; name "
+                "more in task.valid", path, ", ".join(file.name for file in held_out[:3]),
+                f"{len(held):,}", 100 * share,
+            )  # fmt: skip
+        return train, held
     return split_end(load(files, cache), path, split)
 
 

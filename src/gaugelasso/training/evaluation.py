@@ -91,7 +91,8 @@ def evaluate(
         outputs = predict(inputs)
         with reference_kernels(not config.train.fused):
             loss = config.task.loss(outputs, targets)
-        rows[draw.index] = torch.stack([loss, config.task.metric(outputs, targets)])
+        rows[draw.index, 0] = loss
+        rows[draw.index, 1] = config.task.metric(outputs, targets)  # a tensor or a number
     team.sum_(rows)  # each row is zero on all ranks but one
     loss, metric = rows.mean(dim=0).tolist()
     spread = rows[:, 0].std(correction=0).item()

@@ -71,4 +71,4 @@ def _final_work(summary: dict[str, Any]) -> str:
 
 
 def _shown(loss: float | None) -> str:
-    return "none" if loss is None else f"{loss:.4g}"
+    return "not a finite number" if loss is None else f"{loss:.4g}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.compress import accountings
@@ -19,7 +20,15 @@ from gaugelasso.errors import UserError, first_line, out_of_memory
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.structures import Structure, check_rebuildable
 from gaugelasso.runs.units import amount
-from gaugelasso.tasks import SELECTION, TEST, TRAINING, Draw, WithBestMetric
+from gaugelasso.tasks import (
+    SELECTION,
+    TEST,
+    TRAINING,
+    Draw,
+    SequenceTask,
+    WithBestMetric,
+)
+from gaugelasso.tasks.own import sequences
 from gaugelasso.training.evaluation import in_bfloat16
 
 _log = logging.getLogger(__name__)
@@ -142,14 +151,40 @@ def check_own_model(config: Config, existing: Existing, structure: Structure | N
 
 
 def check_data(config: Config, device: str) -> None:
-    """Read one example of each stream. A named loss below zero is warned of."""
+    """Read one example of each stream. A named loss below zero is warned of.
+
+    UserError if the built-in transformer does not read such inputs, or its work would be counted
+    for sequences of another length.
+    """
+    built_in = isinstance(config.model, ModelConfig | BaseModel)
     for stream in (TRAINING, SELECTION, TEST):
-        config.task.batch(1, Draw(config.train.seed, 0, stream), device)
+        inputs, _ = config.task.batch(1, Draw(config.train.seed, 0, stream), device)
+        if built_in:
+            _check_inputs(sequences(config.task), inputs)
     if (named := config.target.named or 0.0) < 0:
         _log.warning(
             "warning: target.loss = %g is below zero; a cross-entropy or squared error never "
             "gets there", named,
         )  # fmt: skip
+
+
+def _check_inputs(task: SequenceTask, inputs: Tensor) -> None:
+    """UserError unless one example has the positions and values that the task declares."""
+    tokens = task.input_kind == "tokens"
+    values = () if tokens else (task.inputs + (task.input_kind == "masked_patches"),)
+    if tuple(inputs.shape) != (1, task.length, *values):
+        raise UserError(
+            f"task.batch returns inputs of shape {tuple(inputs.shape)} for one example, and its "
+            f"length and inputs declare {(1, task.length, *values)}; correct one of them"
+        )
+    if not tokens:
+        return
+    low, high = inputs.min().item(), inputs.max().item()
+    if inputs.is_floating_point() or low < 0 or high >= task.inputs:
+        raise UserError(
+            f"task.batch returns tokens from {low} to {high} ({inputs.dtype}); give whole numbers "
+            f"from 0 to {task.inputs - 1}, or declare more inputs"
+        )
 
 
 @contextlib.contextmanager

@@ -143,9 +143,10 @@ class MetricCourse(Course):
         above = f", above the named {self.goal.loss:g}," if loss > self.goal.loss else ","
         met = self.last_metric is not None and self.goal.is_met(self.last_metric)
         place = "which meets" if met else "short of"
+        shown = None if self.last_metric is None else f"{self.last_metric:.4g}"
         return (
             f"after a trial anneal at step {last['step']:,} of {self.steps:,} the model of "
-            f"{amount(last['fma'], self.unit)} has a metric of {self.last_metric}, {place} the "
+            f"{amount(last['fma'], self.unit)} has a metric of {shown}, {place} the "
             f"named {self.goal.value:g}; its loss is {loss:.4g}{above} and about "
             f"{self.named:.4g} should do"
         )
