@@ -262,17 +262,6 @@ def test_an_unknown_method_to_test_against_is_refused(tmp_path: Path) -> None:
         compared(two_methods(tmp_path), against="x")
 
 
-def test_other_code_of_the_task_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pair = [run_at(tmp_path / name, 100.0, 0.1, seed=seed) for seed, name in enumerate("ab")]
-    for run, digest in zip(pair, ("1", "2"), strict=True):
-        made = json.loads((run / "environment.json").read_text())
-        (run / "environment.json").write_text(json.dumps(made | {"code": {"task": digest}}))
-    load_runs(pair)
-    assert "the code of the task or model of" in caplog.text
-
-
 def test_one_run_alone_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="compare needs two runs or more"):
         compared(run_at(tmp_path / "r", 100, 0.03))

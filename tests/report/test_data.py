@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
+from gaugelasso.report.compare import load_runs
 from gaugelasso.report.data import load_condition, load_run, run_folders, settings
 from gaugelasso.report.layout import to_markdown
 from gaugelasso.report.methods import check_one_condition
@@ -218,3 +219,14 @@ def test_runs_of_two_methods_are_not_one_condition(tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", seed=2, method="torch-pruning-magnitude")
     with pytest.raises(UserError, match="the method is 'post-hoc' in one and 'torch-pruning-mag"):
         load_condition([one, other])
+
+
+def test_other_code_of_the_task_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = [make_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    for run, digest in zip(pair, ("1", "2"), strict=True):
+        made = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(made | {"code": {"task": digest}}))
+    load_runs(pair)
+    assert "the code of the task or model of" in caplog.text
