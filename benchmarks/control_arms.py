@@ -18,6 +18,8 @@ from gaugelasso.models import Transformer, TransformerSpec
 ROOT = Path(__file__).parents[1]
 # No pressure, and any loss will do.
 PLAIN = ("compress.solver=fixed", "compress.rho=0", "target.hold=pressed", "target.loss=1e30")
+# The weights of distillation in the code of CoFi's authors, which leaves out the task's loss.
+COFI_LAYERS = ("--distill", "1", "--layer-distill", "9")
 # Pixels of a face of 128 x 128: one patch.
 SHIFT = ("task.shift=8",)
 
@@ -140,6 +142,7 @@ def retrieval(fma: float | None) -> Work:
             "post-hoc-long": Arm("prune", source="full", options=longer),
             "cofi": Arm("cofi", source="full", options=to),
             "cofi-unbounded": Arm("cofi", source="full", options=(*to, "--mask-bound", "0")),
+            "cofi-layers": Arm("cofi", source="full", options=(*to, *COFI_LAYERS)),
             "torch-pruning-magnitude": Arm("torch-pruning", source="full", options=to),
             "torch-pruning-magnitude-long": Arm("torch-pruning", source="full", options=longer),
             "torch-pruning-isomorphic-long": Arm(

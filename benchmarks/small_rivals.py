@@ -8,19 +8,20 @@ trained with the run's rates and phases, and its command's defaults; pruning is 
 steps as the full model had. Compression to this work, and a uniform model of it, are also trained
 for three times the steps: the first has about the training work of the pruned models then, or less.
 What has the named loss on the test data is given half of that work as well. Finished runs are not
-made again, so the command goes on where it was stopped. A method that refuses has a row too. The
-file keeps the rows of other tasks and seeds, its commands and its note.
+made again, so the command goes on where it was stopped. A method that refuses has a row too. With
+`--methods` only these are made, beside the runs that they begin with. The file keeps all other
+rows, its commands and its note.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_arms import PLAIN, ROOT
+from benchmarks.control_arms import COFI_LAYERS, PLAIN, ROOT
 from benchmarks.controls import JOINT, row_of, uniform_settings
 from benchmarks.promise import TASKS, command
 
@@ -37,12 +38,17 @@ MORE = 3  # times the steps
 SHARES = (1.0, 0.5)  # of the work of the compressed run
 NEAR = 1.1  # a rival that ends with more than this of the work asked for has not reached it
 KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
+# Runs of the first folders of a task and a seed.
+SOURCES = ("compression", "full", "from scratch")
+# Trained like the full model or the compressed run, at the work that is asked for.
+TRAINED = ("compression-long", "uniform-long", "uniform")
 # The command of a rival, and its options beside the work. STEPS stands for those of the full model.
 STEPS = "STEPS"
 RIVALS = {
     "post-hoc": ("prune", "--finetune", STEPS),
     "cofi": ("cofi",),
     "cofi-unbounded": ("cofi", "--mask-bound", "0"),
+    "cofi-layers": ("cofi", *COFI_LAYERS),
     "torch-pruning-magnitude": ("torch-pruning", "--finetune", STEPS),
     "torch-pruning-isomorphic": (
         "torch-pruning", "--ranking", "isomorphic", "--finetune", STEPS,
@@ -115,20 +121,23 @@ class Place:
         path.write_text(to_toml(named.to_dict()))
         return path
 
-    def rivals(self, full: Path, settings: list[str], plain: list[str]) -> Iterator[dict[str, Any]]:
+    def rivals(
+        self, full: Path, settings: list[str], plain: list[str], methods: Collection[str]
+    ) -> Iterator[dict[str, Any]]:
         """Each rival at the work of the compressed run, then at less while it has the loss."""
         train = json.loads((full / "config.json").read_text())["train"]
         longer = [f"train.{key}={MORE * train[key]}" for key in ("steps", "cooldown")]
-        trained = {"compression-long": [], "uniform-long": longer, "uniform": []}
-        for name, (verb, *options) in {**dict.fromkeys(trained, ("train",)), **RIVALS}.items():
+        commands = {**dict.fromkeys(TRAINED, ("train",)), **RIVALS}
+        for name in filter(methods.__contains__, commands):
+            verb, *options = commands[name]
             for share in SHARES:
                 folder = self.base / f"{share:g}" / name
                 if name == "compression-long":
                     config = self.with_work_named(share)
                     refused = make(folder, verb, str(config), settings=settings)
-                elif name in trained:
+                elif name in TRAINED:
                     sizes = uniform_settings(self.config, "dims", share * self.work)
-                    changes = [*plain, *sizes, *trained[name]]
+                    changes = [*plain, *sizes, *(longer if name == "uniform-long" else [])]
                     refused = make(folder, verb, self.config, settings=changes)
                 else:
                     to = (str(full), "--fma", f"{share * self.work:.0f}")
@@ -139,8 +148,8 @@ class Place:
                 if not row["holds"]:
                     break
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All methods of a task and a seed."""
+    def rows(self, methods: Collection[str]) -> list[dict[str, Any]]:
+        """Some methods on a task, with a seed."""
         first, full = self.base / "compression", self.base / "full"
         settings = [f"train.seed={self.seed}", "train.device=cpu"]
         if wrong := make(first, "train", self.config, settings=settings):
@@ -151,15 +160,13 @@ class Place:
         # Another seed than that of the run, whose weights made the structure.
         scratch = self.base / "scratch" / f"seed{self.seed + 100}"
         refused = ""
-        if not (scratch / "summary.json").exists():
+        if "from scratch" in methods and not (scratch / "summary.json").exists():
             where = ("--seeds", str(self.seed + 100), "--out", str(scratch.parent))
             refused = command("retrain", str(first), *where).stderr[-600:]
-        rows = [
-            self.row("compression", 1, first),
-            self.row("full", 1, full),
-            self.row("from scratch", 1, scratch, refused),
-            *self.rivals(full, settings, plain),
-        ]
+        folders = dict(zip(SOURCES, (first, full, scratch), strict=True))
+        made = [name for name in SOURCES if name in methods]
+        rows = [self.row(name, 1, folders[name], refused) for name in made]
+        rows += self.rivals(full, settings, plain, methods)
         said = (
             f"{row['method']} {row['share']:g} {row.get('fma_final', 0):.0f} {row.get('loss')}"
             for row in rows
@@ -175,25 +182,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--tasks", nargs="*", choices=sorted(TASKS), default=list(TASKS))
+    every = [*SOURCES, *TRAINED, *RIVALS]
+    parser.add_argument("--methods", nargs="*", choices=every, default=every)
     parser.add_argument("--seeds", type=parse_seeds, default=[42, 43, 44])
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
+    out = given.out.absolute()
+    places = [
+        Place(task, seed, out / f"{task}-{seed}") for seed in given.seeds for task in given.tasks
+    ]
     with ThreadPoolExecutor(given.jobs) as pool:
-        made = [
-            pool.submit(Place(task, seed, given.out.absolute() / f"{task}-{seed}").rows)
-            for seed in given.seeds
-            for task in given.tasks
-        ]
+        made = [pool.submit(place.rows, given.methods) for place in places]
         rows = [row for each in made for row in each.result()]
     write(given.results, rows)
 
 
+def key(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["task"], row["seed"], row["method"]
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows beside those that the file has of other tasks and seeds."""
+    """Write the rows beside those that the file has of other tasks, seeds and methods."""
     about = environment("cpu")
     old = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    new = {(row["task"], row["seed"]) for row in rows}
-    kept = [row for row in old["rows"] if (row["task"], row["seed"]) not in new]
+    new = {key(row) for row in rows}
+    kept = [row for row in old["rows"] if key(row) not in new]
     commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
     about["command"] = JOINT.join(dict.fromkeys(commands))
     note = {"note": old["note"]} if "note" in old else {}

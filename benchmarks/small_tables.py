@@ -31,6 +31,7 @@ _METHODS = {
     "post-hoc": "post-hoc pruning",
     "cofi": "CoFi",
     "cofi-unbounded": "CoFi, masks without bound",
+    "cofi-layers": "CoFi with distillation of layers",
     "torch-pruning-magnitude": "Torch-Pruning, magnitude, global",
     "torch-pruning-isomorphic": "Torch-Pruning, magnitude, isomorphic",
     "torch-pruning-group-norm": "Torch-Pruning, group norm, global",

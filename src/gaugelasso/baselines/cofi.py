@@ -53,6 +53,7 @@ class CofiPlan:
     distill: float
     mask_rate: float = MASK_RATE
     mask_bound: float = MASK_BOUND  # 0 for none
+    layer_distill: float = 0.0  # weight of the distance of layers, beside 1 of the loss
 
     @property
     def dense_at(self) -> int:

@@ -115,7 +115,8 @@ class CofiTrainer(RivalTrainer):
 
     def _new_step(self, model: Compressible, config: Config, device: str, team: Team) -> CofiStep:
         logits = self._teacher.initial_spec.input_kind == "tokens"
-        taught = CofiDistillation(self._teacher.to(device), self.plan.distill, logits)
+        teacher = self._teacher.to(device)
+        taught = CofiDistillation(teacher, self.plan.distill, logits, self.plan.layer_distill)
         return CofiStep(model, config, device, team, self.first_batch, taught)
 
     def method_driver(self, state: RunState) -> CofiRun:

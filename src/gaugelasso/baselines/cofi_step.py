@@ -1,5 +1,6 @@
 """A training step of CoFi: sampled masks, distillation from the full model, and the constraint."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from gaugelasso.axes import Compressible
+from gaugelasso.baselines.cofi_layers import LayerDistillation
 from gaugelasso.baselines.cofi_masks import Masks
 from gaugelasso.config import Config
 from gaugelasso.distributed import Team
@@ -20,12 +22,15 @@ from gaugelasso.training.step import TrainingStep
 _TEMPERATURE = 2.0
 # The stream of random numbers of the masks; those of data are lower.
 _MASKS = 100
+# The tensors of the distillation of layers in a checkpoint.
+_LAYERS = "layers."
 
 
 @dataclass(frozen=True)
 class CofiDistillation:
     """The loss is (1 - share) of the task's and `share` of the distance to the teacher.
 
+    While there are masks, `layer_weight` times the distance of layers is added.
     `training.distillation`, which is for `train.distill`, has no temperature, and for tokens the
     cross-entropy.
     """
@@ -33,6 +38,7 @@ class CofiDistillation:
     teacher: Transformer
     share: float
     logits: bool  # whether outputs are logits of classes; else they are values
+    layer_weight: float = 0.0
 
     def loss(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         """KL divergence of softened classes, times the temperature squared; or squared error."""
@@ -61,6 +67,9 @@ class CofiStep(TrainingStep):
     ):  # fmt: skip
         self.distillation = distillation
         super().__init__(model, config, device, team, first)
+        self._layers: LayerDistillation | None = None
+        if distillation.layer_weight:
+            self._layers = LayerDistillation(distillation.teacher, config.compress.lr)
         self._held_to = torch.zeros((), device=device)
         self._noise = torch.zeros(len(self.micros), 0, device=device)
 
@@ -99,6 +108,8 @@ class CofiStep(TrainingStep):
         super().plain()
         if self.masks is not None:
             self.masks.step_()
+            if self._layers is not None:
+                self._layers.step_()
 
     def losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
         """The task's loss; and with it the distance to the teacher, and the constraint."""
@@ -106,16 +117,55 @@ class CofiStep(TrainingStep):
             return self._losses(inputs, targets, micro)
 
     def _losses(self, inputs: Tensor, targets: Tensor, micro: int) -> tuple[Tensor, Tensor]:
-        taught, masks = self.distillation, self.masks
+        if self.masks is not None:
+            return self._masked_losses(self.masks, inputs, targets, micro)
         with autocast(self.config, self.device):
-            if masks is None:
-                outputs = self.model(inputs)
-            else:
-                assert isinstance(self.model, Transformer)
-                gated = masks.gated(self.model, masks.sample(self._noise[micro]))
-                outputs = functional_call(self.model, gated, (inputs,))
+            outputs = self.model(inputs)
             with torch.no_grad():
+                wanted = self.distillation.teacher(inputs)
+        return self._with_distance(outputs, wanted, targets)
+
+    def _masked_losses(
+        self, masks: Masks, inputs: Tensor, targets: Tensor, micro: int
+    ) -> tuple[Tensor, Tensor]:
+        model, taught, layers = self.model, self.distillation, self._layers
+        assert isinstance(model, Transformer)
+        values = masks.sample(self._noise[micro])
+        with autocast(self.config, self.device), streams_of(layers, model) as own:
+            outputs = functional_call(model, masks.gated(model, values), (inputs,))
+            with torch.no_grad(), streams_of(layers, taught.teacher) as theirs:
                 wanted = taught.teacher(inputs)
-        loss = self.config.task.loss(outputs, targets)
-        total = (1 - taught.share) * loss + taught.share * taught.loss(outputs, wanted)
-        return loss, total if masks is None else total + masks.lagrangian(self._held_to)
+        loss, total = self._with_distance(outputs, wanted, targets)
+        if layers is not None:
+            total = total + taught.layer_weight * layers.distance(
+                own, theirs, layers.is_open(masks, values)
+            )
+        return loss, total + masks.lagrangian(self._held_to)
+
+    def _with_distance(
+        self, outputs: Tensor, wanted: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        loss, taught = self.config.task.loss(outputs, targets), self.distillation
+        return loss, (1 - taught.share) * loss + taught.share * taught.loss(outputs, wanted)
+
+    # --- what a checkpoint keeps ------------------------------------------------------------
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        found = super().state_tensors()
+        if self._layers is not None and self.masks is not None:
+            found |= {_LAYERS + name: value for name, value in self._layers.state().items()}
+        return found
+
+    def load_state_tensors_(self, tensors: dict[str, Tensor], steps: int) -> None:
+        own = {name for name in tensors if name.startswith(_LAYERS)}
+        rest = {name: value for name, value in tensors.items() if name not in own}
+        super().load_state_tensors_(rest, steps)
+        if self._layers is not None and own:
+            self._layers.load_({name.removeprefix(_LAYERS): tensors[name] for name in own})
+
+
+def streams_of(
+    layers: LayerDistillation | None, model: Transformer
+) -> AbstractContextManager[list[Tensor]]:
+    """The streams after the layers of a forward pass, if they are wanted."""
+    return nullcontext([]) if layers is None else layers.watched(model)

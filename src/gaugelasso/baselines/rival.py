@@ -30,7 +30,7 @@ from gaugelasso.training.step import TrainingStep
 from gaugelasso.training.trainer import Trainer
 
 # Options that the plans of early versions lack, as they were.
-_EARLY = {"mask_bound": 0.0}
+_EARLY = {"mask_bound": 0.0, "layer_distill": 0.0}
 # The key of a plan's file for the model that the method began with. `run` only says where it was.
 _FINGERPRINT = "run_sha256"
 

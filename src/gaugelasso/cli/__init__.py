@@ -21,6 +21,7 @@ import typer
 from gaugelasso.cli.baselines import baseline
 from gaugelasso.cli.benchmarks import bench
 from gaugelasso.cli.checks import check
+from gaugelasso.cli.cofi import cofi
 from gaugelasso.cli.comparisons import compare
 from gaugelasso.cli.compression import compress
 from gaugelasso.cli.controls import retrain
@@ -32,7 +33,7 @@ from gaugelasso.cli.models import show, train
 from gaugelasso.cli.output import check_output_complete, console, errors, steady_streams
 from gaugelasso.cli.profiles import profile
 from gaugelasso.cli.reports import advise, info, pareto, report
-from gaugelasso.cli.rivals import cofi, prune, torch_pruning
+from gaugelasso.cli.rivals import prune, torch_pruning
 from gaugelasso.cli.squeezing import squeeze
 from gaugelasso.cli.sweeps import sweep
 from gaugelasso.distributed import started_as

@@ -1,17 +1,13 @@
-"""Commands of rival methods, which begin with a trained model: prune, cofi, torch-pruning."""
+"""Commands of rival methods that rank channels of a trained model: prune, torch-pruning."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gaugelasso.baselines.cofi import MASK_BOUND, MASK_RATE, CofiPlan, Objective
-from gaugelasso.baselines.cofi_run import CofiTrainer, cofi_settings
 from gaugelasso.baselines.post_hoc import PrunePlan
 from gaugelasso.baselines.pruning import PruneTrainer, prune_settings
-from gaugelasso.baselines.source import Source
 from gaugelasso.baselines.torch_pruning_choice import REG, Mode, PrunerOptions, RankingScope
 from gaugelasso.baselines.torch_pruning_run import (
     TorchPruningPlan,
@@ -28,19 +24,11 @@ from gaugelasso.cli.arguments import (
     choose_existing,
     parse_changes,
 )
-from gaugelasso.cli.display import show_progress
-from gaugelasso.cli.output import console, print_line
-from gaugelasso.cli.trainers import outcome_shown, print_start
+from gaugelasso.cli.rival_runs import WORK, Work, check_one_of, check_work, run_rival, source_of
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import check_finished, load_run
-from gaugelasso.training.records import Progress
-from gaugelasso.training.trainer import Trainer
 
-_WORK = typer.Option(help="The work per token to reach, by the accounting of the run.")
-Work = Annotated[float | None, _WORK]
 _ROUNDS = 10
-Shown = Callable[[Progress], None]
 Finetune = Annotated[
     int | None,
     typer.Option(
@@ -94,7 +82,7 @@ def prune(
 
     Example: gaugelasso prune runs/full --loss 0.1 --corrective 10 --finetune 10000
     """
-    _check_one_of(fma, "loss", loss)
+    check_one_of(fma, "loss", loss)
     if loss is not None and not math.isfinite(loss):
         raise UserError(f"--loss {loss:g}: must be a finite number")
     if rounds is not None and fma is None:
@@ -105,94 +93,20 @@ def prune(
         raise UserError(
             f"--channels {channels}: with --fma, a round removes what its work needs; leave it out"
         )
-    source = _source(run)
+    source = source_of(run)
     given = rounds or _ROUNDS, channels or 1, corrective or (10 if fma is None else 100)
     plan = PrunePlan(loss, fma, *given, finetune or _cooldown(run))
     settings = prune_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "pruned", choose_existing(resume, overwrite)
-    _run(
+    run_rival(
         "post-hoc pruning", folder, resume,
         lambda shown: PruneTrainer(source, plan, settings, folder, existing, shown),
     )  # fmt: skip
 
 
-def cofi(
-    run: RunPath,
-    fma: Work = None,
-    parameters: Annotated[
-        float | None,
-        typer.Option(help="The number of parameters to reach, without the embedding."),
-    ] = None,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Steps in which the target falls to the requested one.",
-            show_default="1/14 of the steps of the run",
-        ),
-    ] = None,
-    prune: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Steps of pruning at the target.", show_default="8/14 of the run's steps"
-        ),
-    ] = None,
-    finetune: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Steps of the dense model.", show_default="5/14 of the run's steps"
-        ),
-    ] = None,
-    distill: Annotated[
-        float, typer.Option(help="Share of the distance to the full model in the loss.")
-    ] = 0.5,
-    mask_rate: Annotated[
-        float, typer.Option(help="Learning rate of the masks and of their multipliers.")
-    ] = MASK_RATE,
-    mask_bound: Annotated[
-        float,
-        typer.Option(help="Most that the logit of a mask can be, up or down; 0 for no bound."),
-    ] = MASK_BOUND,
-    set_: Changes = None,
-    out: Out = None,
-    device: Device = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Compress a trained model with the masks of CoFi while it learns from itself.
-
-    RUN is a finished run of a full model, trained without pressure: the start of the student and
-    its teacher. Hard-concrete masks of attention blocks, heads, residual sites, MLP blocks and
-    intermediate units are held to the target by a Lagrangian, made dense, and the model is
-    fine-tuned. The default output folder is "cofi" in RUN.
-
-    Example: gaugelasso cofi runs/full --fma 200000 --out runs/cofi
-
-    Example: gaugelasso cofi runs/full --parameters 5e6 --warmup 5000 --prune 40000 --finetune 25000
-    """
-    _check_one_of(fma, "parameters", parameters)
-    if not 0 <= distill <= 1:
-        raise UserError(f"--distill {distill:g}: must be a number from 0 to 1")
-    if not 0 < mask_rate <= 10:
-        raise UserError(f"--mask-rate {mask_rate:g}: must be above 0 and at most 10")
-    if not 0 <= mask_bound < math.inf:
-        raise UserError(f"--mask-bound {mask_bound:g}: must be a finite number of at least 0")
-    source = _source(run)
-    steps = int(source.summary["steps"])
-    phases = warmup or steps // 14, prune or 8 * steps // 14, finetune or 5 * steps // 14
-    objective: Objective = "parameters" if fma is None else "fma"
-    plan = CofiPlan(objective, fma or parameters or 0.0, *phases, distill, mask_rate, mask_bound)
-    settings = cofi_settings(source, plan, parse_changes(set_, device))
-    folder, existing = out or run / "cofi", choose_existing(resume, overwrite)
-    _run(
-        "CoFi", folder, resume,
-        lambda shown: CofiTrainer(source, plan, settings, folder, existing, shown),
-    )  # fmt: skip
-
-
 def torch_pruning(
     run: RunPath,
-    fma: Annotated[float, _WORK],
+    fma: Annotated[float, WORK],
     mode: Annotated[
         Mode, typer.Option(help="Magnitudes after training, or group norms during training.")
     ] = "magnitude",
@@ -238,7 +152,7 @@ def torch_pruning(
 
     Example: gaugelasso torch-pruning runs/full --fma 200000 --mode group-norm --sparse 20000
     """
-    _check_work(fma)
+    check_work(fma)
     if reg is not None and not 0 <= reg < math.inf:
         raise UserError(f"--reg {reg:g}: must be a finite number of at least 0")
     for name, value in (("sparse", sparse), ("reg", reg)):
@@ -247,7 +161,7 @@ def torch_pruning(
                 f"--{name} {value:g}: --mode magnitude trains nothing before the rounds; leave it "
                 "out, or give --mode group-norm"
             )
-    source = _source(run)
+    source = source_of(run)
     default = 9 * int(source.summary["steps"]) // 14 if mode == "group-norm" else 0
     plan = TorchPruningPlan(
         None, fma, rounds, 1, corrective, finetune or _cooldown(run), sparse or default,
@@ -255,43 +169,10 @@ def torch_pruning(
     )  # fmt: skip
     settings = torch_pruning_settings(source, plan, parse_changes(set_, device))
     folder, existing = out or run / "torch-pruning", choose_existing(resume, overwrite)
-    _run(
+    run_rival(
         "Torch-Pruning", folder, resume,
         lambda shown: TorchPruningTrainer(source, plan, settings, folder, existing, shown),
     )  # fmt: skip
-
-
-def _run(title: str, folder: Path, resume: bool, build: Callable[[Shown], Trainer]) -> None:
-    """Make a run with the trainer that `build` returns, and show it and its outcome."""
-    with (
-        outcome_shown(folder),
-        show_progress(console, title, folder / "metrics.jsonl") as on_progress,
-    ):
-        trainer = build(on_progress)
-        if resume:
-            print_start(folder, trainer)
-        trainer.run()
-
-
-def _check_work(fma: float | None) -> None:
-    if fma is not None and not 0 < fma < math.inf:
-        raise UserError(f"--fma {fma:g}: must be a finite number above 0")
-
-
-def _check_one_of(fma: float | None, other: str, value: float | None) -> None:
-    if (fma is None) == (value is None):
-        given = "none is given" if fma is None else "both are given"
-        raise UserError(f"--fma and --{other}: give one of them; {given}")
-    _check_work(fma)
-
-
-def _source(run: Path) -> Source:
-    """The finished run that a method begins with."""
-    check_finished([load_run(run)])
-    source = Source.of(run)
-    if not source.is_full:
-        print_line(f"note: {str(run)!r} is compressed already; the method begins there")
-    return source
 
 
 def _cooldown(run: Path) -> int:

@@ -65,10 +65,12 @@ _log = logging.getLogger(__name__)
 
 
 class Savable(Protocol):
-    """What `save` needs; a Compressor provides it."""
+    """What `save` needs; a Compressor provides it, and so does a step of training."""
 
     model: Compressible
-    steps: int
+
+    @property
+    def steps(self) -> int: ...
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything except the model that the next step depends on."""

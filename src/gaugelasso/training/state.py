@@ -121,7 +121,7 @@ class RunState:
         with errors_of(found.path / "state.json"):
             self.driver.load_(state)
         with errors_of(found.path / "optimizer.safetensors"):
-            self.compressor.load_state_tensors_(tensors, steps)
+            self.step.load_state_tensors_(tensors, steps)
         found.restore_random_()
         self.team.on_rank0(lambda: self.folder.rewind(found.marks(), steps))
         self.team.on_rank0(lambda: checkpoint.put_aside_newer(found))
@@ -142,7 +142,7 @@ class RunState:
 
         def write() -> None:
             kept = {**self.numbers(), "logs": self.folder.sync()}
-            checkpoint.save(self.folder.checkpoints, self.compressor, kept, keep, wanted)
+            checkpoint.save(self.folder.checkpoints, self.step, kept, keep, wanted)
             self.folder.saved()
 
         self.team.on_rank0(write)
@@ -159,7 +159,7 @@ class RunState:
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
         self._set_model(saved.model(self.device))
-        self.compressor.load_state_tensors_(tensors, steps)
+        self.step.load_state_tensors_(tensors, steps)
         self.compressor.hooks, self.compressor.history = hooks, history
         self.record.discard_losses_(cut_at=past["cut_at"])
 

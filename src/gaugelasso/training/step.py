@@ -52,6 +52,23 @@ class TrainingStep:
         self._rebuilds = self.compressor.state.rebuilds
         self._parameters = self.compressor.parameters
 
+    # --- what a checkpoint keeps ------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """The steps done."""
+        return self.compressor.steps
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything except the model that the next step depends on."""
+        return self.compressor.state_tensors()
+
+    def load_state_tensors_(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """Take over what `state_tensors` gave; the model already has the saved structure."""
+        self.compressor.load_state_tensors_(tensors, steps)
+
+    # --- batches ----------------------------------------------------------------------------
+
     def draw(self, step: int, micro: int = 0) -> Draw:
         train = self.config.train
         return Draw(train.seed, self._first + step * train.accumulate + micro)

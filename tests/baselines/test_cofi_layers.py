@@ -1,0 +1,185 @@
+"""CoFi's distillation of layers: what is matched, the distance, and what a checkpoint keeps."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaugelasso.baselines.cofi_layers import LayerDistillation
+from gaugelasso.baselines.cofi_masks import Masks
+from gaugelasso.baselines.cofi_step import CofiStep
+from gaugelasso.compress.compressor import Compressor
+from gaugelasso.compress.pricing import Product
+from gaugelasso.models import Transformer, TransformerSpec
+from tests.baselines.cofi_runs import finish, plan_of, start
+from tests.command import Command, assert_user_error
+from tests.tiny_runs import assert_same_run, read
+
+SPEC = TransformerSpec.uniform(
+    width=6, layers=5, heads=2, d_k=2, d_v=2, d_f=3, length=4, inputs=7, outputs=7
+)
+
+
+def streams(count: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(6, 8, generator=generator) for _ in range(count)]
+
+
+def matched_one_by_one(distances: list[list[float]], is_open: list[bool]) -> list[int]:
+    """From the teacher's last layer on: the nearest open layer before the match of the next."""
+    last, found = len(is_open), []
+    for row in reversed(distances):
+        left = [k for k in range(last) if k < len(is_open) and is_open[k]]
+        last = min(left, key=row.__getitem__) if left else min(last, len(is_open) - 1)
+        found.append(last)
+    return found[::-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_open", [[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0] * 5])
+def test_layers_are_matched_in_order_and_open(seed: int, is_open: list[int]) -> None:
+    distances = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed))
+    found = LayerDistillation._matches(distances, torch.tensor(is_open).bool())
+    assert found.tolist() == matched_one_by_one(distances.tolist(), [bool(k) for k in is_open])
+
+
+def test_four_layers_at_equal_distances_are_taught() -> None:
+    assert LayerDistillation(Transformer(SPEC), 0.1)._taught == [0, 1, 2, 4]
+    few = replace(SPEC, operators=SPEC.operators[:4])
+    assert LayerDistillation(Transformer(few), 0.1)._taught == [0, 1]
+
+
+def test_streams_are_those_after_each_layer() -> None:
+    model = Transformer(SPEC)
+    layers, tokens = LayerDistillation(model, 0.1), torch.arange(8).view(2, 4) % 7
+    with torch.no_grad(), layers.watched(model) as seen:
+        model(tokens)
+    x, expected = model.embedding(tokens, 6), []
+    with torch.no_grad():
+        for name, operator in model.operators.items():
+            x = operator(x, 2, None) if "attention" in name else operator(x, 2)
+            if "mlp" in name:
+                expected.append(x.clone())
+    assert len(seen) == 5
+    assert all(torch.equal(*pair) for pair in zip(seen, expected, strict=True))
+    model(tokens)
+    assert len(seen) == 5  # not watched any more
+
+
+def test_the_distance_is_relative_and_of_the_mapped_stream() -> None:
+    layers = LayerDistillation(Transformer(SPEC), 0.1)
+    teacher, opened = streams(5, 0), torch.ones(5).bool()
+    assert float(layers.distance(teacher, teacher, opened).detach()) == 0
+    student = streams(5, 1)
+    with torch.no_grad():
+        layers.map.add_(0.3 * torch.randn(6, 6, generator=torch.Generator().manual_seed(2)))
+    mapped = [layers.map.detach() @ h for h in student]
+    far = [
+        [float((mapped[s] - teacher[t]).square().mean()) for s in range(5)] for t in (0, 1, 2, 4)
+    ]
+    match = matched_one_by_one(far, [True] * 5)
+    expected = [
+        far[k][match[k]] / float(teacher[t].square().mean()) for k, t in enumerate((0, 1, 2, 4))
+    ]
+    found = layers.distance(student, teacher, opened)
+    assert float(found.detach()) == pytest.approx(sum(expected) / 4, rel=1e-5)
+    # The same streams ten times as large are as far.
+    large = layers.distance([10 * h for h in student], [10 * h for h in teacher], opened)
+    assert float(large.detach()) == pytest.approx(float(found.detach()), rel=1e-5)
+
+
+def test_a_closed_layer_is_one_with_both_blocks_closed() -> None:
+    model = Transformer(SPEC)
+    layers = LayerDistillation(model, 0.1)
+    terms = [t for t in Compressor(model, 0.0).state.plan.terms if isinstance(t, Product)]
+    masks = Masks(model, terms, 0.01, 0)
+    values = torch.ones(len(masks.logits))
+    for part in masks.parts:
+        closed = {"operators.attention_1", "operators.attention_3", "operators.mlp_3"}
+        if part.family in ("mha", "ffn") and part.owner in closed:
+            part.of(values).zero_()
+    assert layers.is_open(masks, values).tolist() == [True, True, True, False, True]
+
+
+def test_a_step_adds_the_distance_of_layers_while_there_are_masks(run: Path) -> None:
+    """Its gradient reaches weights, masks and the map, and the map is learned."""
+    plan = plan_of(300)
+    one = start(run, plan, "one")
+    other = start(run, replace(plan, layer_distill=3.0), "other")
+    for trainer in (one, other):
+        trainer.driver.before_step()
+        step = trainer.state.step
+        assert isinstance(step, CofiStep)
+        step.load_(0)
+        step._fill_(step.masks)  # type: ignore[arg-type]
+    taught, plain = other.state.step, one.state.step
+    assert isinstance(taught, CofiStep)
+    inputs, targets = plain.inputs[0], plain.targets[0]
+    loss, total = plain.losses(inputs, targets, 0)
+    again, more = taught.losses(inputs, targets, 0)
+    assert torch.equal(loss, again)
+    layers = taught._layers
+    assert layers is not None
+    assert float((more - total).detach()) > 0
+    (more - total).backward()
+    assert taught.masks is not None
+    assert float(taught.masks.logits.grad.norm()) > 0  # type: ignore[union-attr]
+    assert float(layers.map.grad.norm()) > 0  # type: ignore[union-attr]
+    before = layers.map.detach().clone()
+    taught.plain()
+    assert not torch.equal(before, layers.map.detach())
+    assert float(layers.map.grad.norm()) == 0  # type: ignore[union-attr]
+    taught.masks = None
+    assert not any(name.startswith("layers.") for name in taught.state_tensors())
+    for trainer in (one, other):
+        trainer.folder.close()
+
+
+def test_a_map_without_a_finite_gradient_stays_finite() -> None:
+    layers = LayerDistillation(Transformer(SPEC), 0.1)
+    assert layers.map.grad is not None
+    layers.map.grad.fill_(torch.nan)
+    layers.step_()
+    assert torch.equal(layers.map.detach(), torch.eye(6))
+
+
+def test_what_is_kept_is_all_that_the_next_step_depends_on() -> None:
+    one = LayerDistillation(Transformer(SPEC), 0.1)
+    assert list(one.state()) == ["map"]  # before the first step
+
+    def step(layers: LayerDistillation, seed: int) -> None:
+        assert layers.map.grad is not None
+        layers.map.grad.copy_(streams(1, seed)[0][:, :6])
+        layers.step_()
+
+    step(one, 0)
+    other = LayerDistillation(Transformer(SPEC), 0.1)
+    other.load_(copy.deepcopy(one.state()))
+    for layers in (one, other):
+        step(layers, 1)
+    assert torch.equal(one.map, other.map)
+
+
+def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
+    """Killed with masks, and after they are made dense."""
+    target = 0.5 * read(run / "summary.json")["fma_final"]
+    plan = replace(plan_of(target, 0.5), prune=25, layer_distill=1.0)
+    steps = 23, 36
+    finish(run, plan, "whole", kept=steps)
+    for step in steps:
+        finish(run, plan, str(step), "resume")
+        assert_same_run(run.parent / "whole", run.parent / str(step))
+
+
+def test_the_command_has_a_weight_of_layers(gaugelasso: Command, run: Path) -> None:
+    phases = ("--warmup", "5", "--prune", "20", "--finetune", "5", "--mask-rate", "0.5")
+    for name, given, weight in (("own", (), 0.0), ("two", ("--layer-distill", "2"), 2.0)):
+        out = run.parent / name
+        gaugelasso("cofi", run, "--fma", "500", *phases, *given, "--out", out)
+        assert read(out / "summary.json")["cofi"]["layer_distill"] == weight
+    for wrong in ("-1", "inf", "nan"):
+        answer = gaugelasso("cofi", run, "--fma", "500", "--layer-distill", wrong)
+        assert_user_error(answer, f"--layer-distill {wrong}: must be a finite number of at least 0")
