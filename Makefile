@@ -2,7 +2,8 @@
 # make test: lint, format, types and tests. Both set up everything they need.
 # make docs: the documentation as a site, in site/. A dead link or an unlisted page fails.
 # make kernels: the GPU's kernels in Triton's interpreter, which it installs (260 MB).
-# make tables: results/README.md, every table and figure of the paper beside ours, from JSON.
+# make tables: results/README.md, every table and figure of the paper beside ours, from JSON, and
+# the pictures of rivals.
 # make torture: kills, failing disks and spoiled files by the hundred, into results/.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -37,6 +38,7 @@ kernels: $(READY)
 
 tables: $(READY)
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.rival_pictures
 
 torture: $(READY)
 	$(BIN)/python -m tests.trust.torture --out results/reliability.json

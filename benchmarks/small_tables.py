@@ -13,7 +13,7 @@ from gaugelasso.report.schema import FINITE, TEXT, check_keys
 
 RIVALS = Path("results/promise/rivals.json")
 # In the order of the columns and of the rows.
-_TASKS = {
+TASKS = {
     "retrieval": "retrieval",
     "sorting": "sorting",
     "division": "division",
@@ -21,7 +21,7 @@ _TASKS = {
     "portraits": "portraits",
     "text": "text",
 }
-_METHODS = {
+METHODS = {
     "compression": "compression to the named loss",
     "full": "full model",
     "from scratch": "its structure from scratch",
@@ -48,7 +48,7 @@ def rivals_section(root: Path) -> list[str]:
     rows: Rows = data["rows"]
     for number, row in enumerate(rows):
         check_keys(f"rows[{number}] of {str(RIVALS)!r}", row, _KINDS)
-        if row["task"] not in _TASKS or row["method"] not in _METHODS:
+        if row["task"] not in TASKS or row["method"] not in METHODS:
             raise UserError(f"{RIVALS}: no row or column for {row['method']!r} on {row['task']!r}")
     seeds = sorted({row["seed"] for row in rows})
     return [
@@ -78,14 +78,14 @@ def rivals_section(root: Path) -> list[str]:
 
 def _table(rows: Rows, seeds: Sequence[int], share: float) -> list[str]:
     named = {row["task"]: row["named"] for row in rows}
-    tasks = [task for task in _TASKS if task in named]
-    heads = [f"{_TASKS[task]}, {named[task]:g}" for task in tasks]
+    tasks = [task for task in TASKS if task in named]
+    heads = [f"{TASKS[task]}, {named[task]:g}" for task in tasks]
     lines = ["| " + " | ".join(["method", *heads, "training work"]) + " |"]
     lines.append("|---" * (len(heads) + 2) + "|")
     trained = [row for row in rows if "training_fma" in row]
     own = [row for row in trained if row["method"] == "compression"]
     paid = {(row["task"], row["seed"]): row["training_fma"] for row in own}
-    for method, name in _METHODS.items():
+    for method, name in METHODS.items():
         of = [row for row in rows if row["method"] == method and row["share"] == share]
         if not of:
             continue

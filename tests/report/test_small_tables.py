@@ -73,13 +73,14 @@ def test_a_method_without_a_name_is_refused(root: Path) -> None:
         lines(root, [row("new", 42)])
 
 
-def test_rows_of_other_tasks_and_seeds_stay(tmp_path: Path) -> None:
+def test_rows_of_other_tasks_seeds_and_methods_stay(tmp_path: Path) -> None:
     path = tmp_path / "rivals.json"
-    old = [row("cofi", 42), row("cofi", 43), row("cofi", 42, task="text")]
+    others = [row("cofi", 43), row("cofi", 42, task="text"), row("post-hoc", 42)]
+    old = [row("cofi", 42), row("cofi", 42, share=0.5), *others]
     path.write_text(json.dumps({"command": COMMAND, "note": "kept", "rows": old}))
     new = [row("cofi", 42, 0.9), row("uniform", 42)]
     small_rivals.write(path, new)
     data = json.loads(path.read_text())
-    assert data["rows"] == [*old[1:], *new]
+    assert data["rows"] == [*others, *new]
     assert data["note"] == "kept"
     assert data["command"].split("; ")[0] == COMMAND

@@ -4,7 +4,7 @@ Works on Figure objects only: no pyplot, no rcParams, no global state.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -38,10 +38,10 @@ def new_figure(height_px: int) -> Figure:
     )
 
 
-def save(figure: Figure, path: Path | IO[bytes]) -> None:
+def save(figure: Figure, path: Path | IO[bytes], metadata: Mapping[str, str] | None = None) -> None:
     """Write a PNG of exactly the figure's size."""
     # Figure.savefig would draw everything twice, the first time for the layout alone.
-    FigureCanvasAgg(figure).print_png(path)
+    FigureCanvasAgg(figure).print_png(path, metadata=metadata)
 
 
 def style_axes(axes: Axes, x_label: str = "", y_label: str = "", title: str = "") -> None:
