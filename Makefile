@@ -57,7 +57,7 @@ wheel: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "gaugelasso needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
-	@test -x $(BIN)/python || echo 'setting up $(VENV): 1.5 GB and a minute or two, more where torch brings CUDA'
+	@test -x $(BIN)/python || echo 'setting up $(VENV): 1.7 GB and a minute or two, more where torch brings CUDA'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@

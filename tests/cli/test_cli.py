@@ -109,6 +109,17 @@ def test_every_command_has_help_with_an_example(gaugelasso: Command, command: st
     assert f"Example: gaugelasso {command} " in out
 
 
+def test_paragraphs_of_help_are_broken_at_the_width_of_the_terminal_alone(
+    gaugelasso: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the ends of lines of the docstring as well."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    page = gaugelasso("cofi", "--help")[1].partition("Example:")[0]
+    paragraph = page[page.index("RUN is") : page.index("The default")].splitlines()
+    assert len(paragraph) == 4
+    assert all(len(line.strip()) > 65 for line in paragraph[:-1])
+
+
 def test_the_help_of_the_program_lists_the_commands_and_an_example(gaugelasso: Command) -> None:
     code, out, _ = gaugelasso("--help")
     assert code == 0

@@ -114,7 +114,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("line", commands("gaugelasso"))
 def test_commands_on_pages_are_understood(line: str) -> None:
-    _, name, *arguments = shlex.split(line)
+    _, name, *arguments = shlex.split(line, comments=True)
     command = COMMANDS[name]
     # Parses, or raises; runs nothing.
     context = command.make_context(name, arguments)

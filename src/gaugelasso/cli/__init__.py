@@ -6,6 +6,7 @@ user can fix becomes one line and a nonzero exit code.
 
 import contextlib
 import faulthandler
+import inspect
 import os
 import sys
 import time
@@ -78,8 +79,16 @@ app = typer.Typer(
     "dense network that reaches it.\n\n"
     "Example: gaugelasso train configs/retrieval/demo.toml --out runs/demo",
 )
+
+
+def _help_of(command: Callable[..., None]) -> str:
+    """The docstring with a line for each paragraph: the help page breaks lines at its width."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, help=_help_of(command))(command)
 
 
 def _print_version(requested: bool) -> None:

@@ -56,7 +56,10 @@ def cofi(
     ] = MASK_RATE,
     mask_bound: Annotated[
         float,
-        typer.Option(help="Most that the logit of a mask can be, up or down; 0 for no bound."),
+        typer.Option(
+            help="Most that the logit of a mask can be, up or down; 0 for no bound.",
+            show_default="ln 100",
+        ),
     ] = MASK_BOUND,
     layer_distill: Annotated[
         float,
