@@ -185,7 +185,7 @@ def test_the_command_line_names_both(tmp_path: Path, gaugelasso: Command) -> Non
     assert not (tmp_path / "run").exists()
     code, out, error = gaugelasso(*command)
     assert code == 0, error
-    assert "(target 1.7)" in out
+    assert "1.7 at the end)" in out
     assert "(target 0.3)" in out
     assert "within the loss target of 1.7; accuracy" in out
     code, out, _ = gaugelasso("info", tmp_path / "run")

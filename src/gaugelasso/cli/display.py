@@ -78,13 +78,21 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
     counts = "".join(f"{name} {row[name]}  " for name in _COUNTS if name in row)
     return (
         f"step {row['step']:>6}/{progress.end}  {row['phase']:<11}  "
-        f"loss {row['loss']:.4f}{_wanted(progress.loss_target)}  "
+        f"loss {row['loss']:.4f}{_wanted_loss(progress)}  "
         f"{progress.metric_name} {shown}{_wanted(progress.metric_target)}  "
         f"{noun(progress.accounting)} {number(row['fma'], progress.accounting)} "
         f"({progress.compression:.2f}x{_work_target(progress)})  "
         f"{counts}{row['step_ms']:.1f} ms/step{before}  {memory}"
         f"left {clock(progress.seconds_left)}"
     )
+
+
+def _wanted_loss(progress: Progress) -> str:
+    """The named loss, and the one that the run presses towards until then."""
+    named, pressed = progress.loss_target, progress.pressed_loss
+    if named is None or pressed is None or f"{pressed:.3g}" == f"{named:.3g}":
+        return _wanted(named)
+    return f" (target {pressed:.3g} for now, {named:g} at the end)"
 
 
 def _wanted(target: float | None) -> str:
@@ -106,15 +114,16 @@ def _panel_content(progress: Progress, initial_ms: float | None, price: str | No
     row = progress.row
     metric = row[progress.metric_name]
     before = "" if initial_ms is None else f", from {initial_ms:.1f}"
-    named = progress.loss_target
-    colour = "green" if named is None or row["loss"] <= named else "yellow"
+    targets = (progress.pressed_loss, progress.loss_target)
+    target = None if progress.loss_target is None else next(t for t in targets if t is not None)
+    colour = "green" if target is None or row["loss"] <= target else "yellow"
     grid = Table.grid(padding=(0, 3))
     for _ in range(4):
         grid.add_column()
     cells = [
         ("step", f"{row['step']:,} of {progress.end:,}"),
         ("phase", row["phase"]),
-        ("loss", f"[{colour}]{row['loss']:.4f}[/]{_wanted(named)}"),
+        ("loss", f"[{colour}]{row['loss']:.4f}[/]{_wanted_loss(progress)}"),
         (
             progress.metric_name,
             ("-" if metric is None else f"{metric:.4f}") + _wanted(progress.metric_target),

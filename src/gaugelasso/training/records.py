@@ -90,6 +90,7 @@ class Progress:
     metric_target: float | None = None
     fma_target: float = 0.0  # 0: none
     accounting: str = "fma"
+    pressed_loss: float | None = None  # what the last step pressed towards
 
     @property
     def compression(self) -> float:

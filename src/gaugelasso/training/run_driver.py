@@ -25,6 +25,9 @@ class RunDriver(Protocol):
 
     def rate(self, step: int) -> float: ...
 
+    def pressed_loss(self, step: int) -> float | None:
+        """The loss that a step presses towards; None for a step without pressure."""
+
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
 

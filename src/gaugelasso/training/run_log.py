@@ -66,8 +66,9 @@ class RunLog(FolderLog):
             end, target = driver.end, self._config.target
             left_s, work = (end - step) * step_s, target.fma if target.kind == "fma" else 0.0
             context = (named_loss(target.named), record.fma_initial, self.metric_name, left_s)
-            counted = self._config.compress.accounting
-            self._on_progress(Progress(row, end, *context, target.metric, work, counted))
+            counted, pressed = self._config.compress.accounting, driver.pressed_loss(step - 1)
+            progress = Progress(row, end, *context, target.metric, work, counted, pressed)
+            self._on_progress(progress)
 
     # --- checkpoints ----------------------------------------------------------------------
 
