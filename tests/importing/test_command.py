@@ -66,12 +66,13 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
         assert not (tmp_path / "base").exists()
 
 
-@pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M", "gpt2"])
+@pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M", "gpt2", "models/small"])
 def test_names_of_the_hub_are_not_downloaded(
     name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    hint = f"run hf download {name} --local-dir models/{name.split('/')[-1]}, and give that folder"
+    owned = name.replace("models/", "OWNER/")  # a folder of one's own is no name of the hub
+    hint = f"run hf download {owned} --local-dir models/{name.split('/')[-1]}, and give that folder"
     for arguments in (("import", name), ("compress", name, "--data", "a", "--above-original=3%")):
         code, _, error = command(*arguments, "--out", "out")
         assert code == 2

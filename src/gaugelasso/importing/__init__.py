@@ -44,6 +44,8 @@ ARCHITECTURES: Mapping[str, Callable[[Source], Transformer]] = {
     "qwen2": qwen2.from_gguf,
     "qwen3": qwen3.from_gguf,
 }
+# Folders that the documentation keeps models in: no owners of a model in the hub.
+_LOCAL = ("models", "bases", "runs")
 _ENCODERS = (bert.from_folder, roberta.from_folder, distilbert.from_folder, vit.from_folder)
 
 
@@ -69,9 +71,10 @@ def _download(path: Path) -> str:
     """How to get a model by its name in the hub, if the path can be such a name."""
     if path.is_absolute() or len(path.parts) > 2 or path.suffix == ".gguf":
         return ""
+    name = f"OWNER/{path.name}" if path.parts[0] in _LOCAL else str(path)
     return (
         "; names of the Hugging Face hub are not downloaded, so if it is one, run hf download "
-        f"{path} --local-dir models/{path.name}, and give that folder"
+        f"{name} --local-dir models/{path.name}, and give that folder"
     )
 
 
