@@ -4,7 +4,8 @@
     python -m benchmarks.squeezed runs/promise/*-42 --results results/promise/squeezed.json
 
 Squeezes each run (`gaugelasso squeeze`) and writes one row for it. Tries that are finished are not
-trained again, so the command goes on where it was stopped.
+trained again, so the command goes on where it was stopped. The file keeps the rows of other runs,
+and its commands.
 """
 
 import argparse
@@ -12,9 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controls import JOINT
 from benchmarks.promise import command
 
 from gaugelasso.runs.environment import environment
+from gaugelasso.runs.writing import write_json
 
 
 def row_of(run: Path) -> dict[str, Any]:
@@ -43,6 +46,22 @@ def row_of(run: Path) -> dict[str, Any]:
     }
 
 
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows beside those that the file has of other runs."""
+    about = environment("cpu")
+    old = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    new = {key(row) for row in rows}
+    kept = [row for row in old["rows"] if key(row) not in new]
+    commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
+    about["command"] = JOINT.join(dict.fromkeys(commands))
+    note = {"note": old["note"]} if "note" in old else {}
+    write_json(path, {**about, **note, "rows": [*kept, *rows]})
+
+
+def key(row: dict[str, Any]) -> tuple[str, float, int]:
+    return row["task"], row["named_loss"], row["seed"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
@@ -57,9 +76,7 @@ def main() -> None:
         rows.append(row_of(run))
         best = rows[-1]["squeezed"]
         print(f"{run.name}: {rows[-1]['fma']:,.0f} FMA to {best['fma']:,.0f}, {best['loss']:.4g}")
-        about = environment("cpu")
-        given.results.parent.mkdir(parents=True, exist_ok=True)
-        given.results.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        write(given.results, rows)
 
 
 if __name__ == "__main__":
