@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_arms import ROOT, TASKS, Arm, Work, run_of
+from benchmarks.kept_rows import JOINT
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
@@ -48,7 +49,6 @@ from gaugelasso.sweeps.mps import shared_gpu
 from gaugelasso.training.evaluation import choose_device
 
 COMMAND = (sys.executable, "-m", "gaugelasso")
-JOINT = "; "  # between the commands of a results file
 Job = tuple[str, int]  # an arm and a seed
 
 

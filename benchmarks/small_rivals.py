@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_arms import COFI_LAYERS, PLAIN, ROOT
-from benchmarks.controls import JOINT, row_of, uniform_settings
+from benchmarks.controls import row_of, uniform_settings
+from benchmarks.kept_rows import write_beside
 from benchmarks.promise import TASKS, command
 
 from gaugelasso.config import load_config
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.report.toml import to_toml
-from gaugelasso.runs.environment import environment
-from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.arms import parse_seeds
 
 # What `target.hold` chose for the compressed run, and plain training has to name.
@@ -38,6 +37,7 @@ MORE = 3  # times the steps
 SHARES = (1.0, 0.5)  # of the work of the compressed run
 NEAR = 1.1  # a rival that ends with more than this of the work asked for has not reached it
 KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
+KEYS = ("task", "seed", "method")  # a row of the file is replaced by one with the same
 # Runs of the first folders of a task and a seed.
 SOURCES = ("compression", "full", "from scratch")
 # Trained like the full model or the compressed run, at the work that is asked for.
@@ -194,23 +194,7 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool:
         made = [pool.submit(place.rows, given.methods) for place in places]
         rows = [row for each in made for row in each.result()]
-    write(given.results, rows)
-
-
-def key(row: dict[str, Any]) -> tuple[str, int, str]:
-    return row["task"], row["seed"], row["method"]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows beside those that the file has of other tasks, seeds and methods."""
-    about = environment("cpu")
-    old = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    new = {key(row) for row in rows}
-    kept = [row for row in old["rows"] if key(row) not in new]
-    commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
-    about["command"] = JOINT.join(dict.fromkeys(commands))
-    note = {"note": old["note"]} if "note" in old else {}
-    write_json(path, {**about, **note, "rows": [*kept, *rows]})
+    write_beside(given.results, rows, KEYS)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controls import JOINT
+from benchmarks.kept_rows import write_beside
 from benchmarks.promise import command
-
-from gaugelasso.runs.environment import environment
-from gaugelasso.runs.writing import write_json
 
 
 def row_of(run: Path) -> dict[str, Any]:
@@ -46,22 +43,6 @@ def row_of(run: Path) -> dict[str, Any]:
     }
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows beside those that the file has of other runs."""
-    about = environment("cpu")
-    old = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    new = {key(row) for row in rows}
-    kept = [row for row in old["rows"] if key(row) not in new]
-    commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
-    about["command"] = JOINT.join(dict.fromkeys(commands))
-    note = {"note": old["note"]} if "note" in old else {}
-    write_json(path, {**about, **note, "rows": [*kept, *rows]})
-
-
-def key(row: dict[str, Any]) -> tuple[str, float, int]:
-    return row["task"], row["named_loss"], row["seed"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
@@ -76,7 +57,7 @@ def main() -> None:
         rows.append(row_of(run))
         best = rows[-1]["squeezed"]
         print(f"{run.name}: {rows[-1]['fma']:,.0f} FMA to {best['fma']:,.0f}, {best['loss']:.4g}")
-        write(given.results, rows)
+        write_beside(given.results, rows, ("task", "named_loss", "seed"))
 
 
 if __name__ == "__main__":

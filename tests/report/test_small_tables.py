@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import small_rivals
+from benchmarks.kept_rows import write_beside
+from benchmarks.small_rivals import KEYS
 from benchmarks.small_tables import RIVALS, rivals_section
 
 from gaugelasso.errors import UserError
@@ -79,7 +80,7 @@ def test_rows_of_other_tasks_seeds_and_methods_stay(tmp_path: Path) -> None:
     old = [row("cofi", 42), row("cofi", 42, share=0.5), *others]
     path.write_text(json.dumps({"command": COMMAND, "note": "kept", "rows": old}))
     new = [row("cofi", 42, 0.9), row("uniform", 42)]
-    small_rivals.write(path, new)
+    write_beside(path, new, KEYS)
     data = json.loads(path.read_text())
     assert data["rows"] == [*others, *new]
     assert data["note"] == "kept"
