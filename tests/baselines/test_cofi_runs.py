@@ -69,6 +69,18 @@ def test_a_target_that_the_control_does_not_reach_is_said_with_the_nearest(
     assert summary["cofi"]["reached"] == summary["fma_final"] > 1.02 * target
 
 
+def test_a_model_far_below_the_target_is_said(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As where a fast control closes whole blocks: that is no answer to the work asked for."""
+    trainer = start(run, plan_of(400), "cofi")
+    for found in (400.0, 300.0):
+        trainer.cofi._check_met(found)
+    assert caplog.text == ""
+    trainer.cofi._check_met(299.0)
+    (said,) = [record.message for record in caplog.records]
+    assert "--fma 400: the masks made dense leave 299, far below that; lower --mask-rate" in said
+    trainer.folder.close()
+
+
 def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
     """Killed with masks, and after they are made dense."""
     plan = replace(plan_of(0.5 * read(run / "summary.json")["fma_final"], 0.5), prune=25)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,13 @@ def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> 
     answer = gaugelasso("retrain", run, "--out", out)
     assert_user_error(answer, "the folder holds the retrained runs of another run")
     assert contents(out) == before
+    sweep = run.parent / "sweep"
+    (sweep / "seed3").mkdir(parents=True)
+    (sweep / "seed3" / "config.json").write_text("{}")
+    before = contents(sweep)
+    answer = gaugelasso("retrain", run, "--out", sweep)
+    assert_user_error(answer, "holds 'seed3' of another command; choose another --out")
+    assert contents(sweep) == before
     (run / "summary.json").unlink()
     assert_user_error(gaugelasso("retrain", run), "is not finished: summary.json is missing")
 
@@ -151,3 +159,23 @@ def test_a_rival_has_the_steps_of_its_full_model(tmp_path: Path) -> None:
     assert squeeze_settings(pruned.folder.path, summary, steps).train.steps == 30
     with pytest.raises(UserError, match=r"no source\.schedule, .* or make this one again"):
         plain_settings(pruned.folder.path, summary, {}, "retrain", ("task",))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("frozen_step", "x", "'frozen_step' is not a whole number or null"),
+        ("selection_loss", "x", "'selection_loss' is not a number or null"),
+        ("source", {"training_fma": 1.0, "schedule": {"a": 1}}, "'source.schedule' is not a table"),
+        ("source", {"training_fma": 1.0, "run": 3}, "'source.run' is not a string"),
+        ("source", {"training_fma": 1.0, "batches": "x"}, "'source.batches' is not a whole number"),
+    ],
+)
+def test_a_damaged_summary_is_named(
+    gaugelasso: Command, run: Path, key: str, value: Any, message: str
+) -> None:
+    path = run / "summary.json"
+    path.write_text(json.dumps(read(path) | {key: value}))
+    for words in (("retrain", run), ("prune", run, "--loss", "1.5"), ("cofi", run, "--fma", "300")):
+        assert_user_error(gaugelasso(*words), message)
+    assert not any((run / name).exists() for name in ("retrained", "pruned", "cofi"))

@@ -23,6 +23,7 @@ from gaugelasso.compress.drop import Decision
 from gaugelasso.compress.events import Event
 from gaugelasso.compress.model_state import ModelState
 from gaugelasso.compress.pricing import Product, count
+from gaugelasso.compress.selection import LEAST_SHARE
 from gaugelasso.models import Transformer
 from gaugelasso.training.records import finite
 from gaugelasso.training.run_log import RunLog
@@ -83,6 +84,10 @@ class CofiPlan:
 
     def is_met(self, reached: float) -> bool:
         return reached <= self.target * (1 + TOLERANCE)
+
+    def is_far_below(self, reached: float) -> bool:
+        """Whether it is met by a model of another size than was asked for."""
+        return reached < LEAST_SHARE * self.target
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -219,8 +224,18 @@ class CofiRun(PlainDriver):
         self._check_met(reached(state, self.plan.objective))
 
     def _check_met(self, found: float) -> None:
-        """Warn before the fine-tuning, which cuts nothing, if the target is missed."""
-        if not self.plan.is_met(found):
+        """Warn before the fine-tuning, which cuts nothing, if the target is missed, or far off."""
+        if self.plan.is_far_below(found):
+            _logger.warning(
+                "warning: %s: the masks made dense leave %s, far below that; lower --mask-rate "
+                "(here %g) or raise --prune (here %s), so that the control has more time near its "
+                "target",
+                self.plan.given,
+                f"{found:,.0f}",
+                self.plan.mask_rate,
+                f"{self.plan.prune:,}",
+            )
+        elif not self.plan.is_met(found):
             _logger.warning(
                 "warning: %s is missed: the masks made dense leave %s, and the %s steps of "
                 "fine-tuning cut nothing more; %s",

@@ -45,11 +45,23 @@ def opened(
         lock.release()
 
 
+def _runs_in(folder: Path) -> Iterator[str]:
+    return (str(path.parent.relative_to(folder)) for path in sorted(folder.glob("*/config.json")))
+
+
 def _check_same(
     folder: Path, run: Path, settings: dict[str, Any], structure: Any, what: str
 ) -> None:
     if exists(folder / "config.json"):
         raise UserError(f"{str(folder)!r} is a run folder; choose another --out")
+    if not (exists(folder / STRUCTURE) and exists(folder / CONFIG)):
+        found = next(
+            (each for each in ("results.json", *_runs_in(folder)) if exists(folder / each)), ""
+        )
+        if found:
+            raise UserError(
+                f"{str(folder)!r} holds {found!r} of another command; choose another --out"
+            )
     path = folder / STRUCTURE
     if exists(path) and _network(read_json(path)) != _network(structure):
         raise UserError(

@@ -1,5 +1,6 @@
 """A run of post-hoc pruning, from its options to its summary. `post_hoc` has the protocol."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,7 @@ def _check_loss(source: Source, plan: PrunePlan) -> None:
     if plan.loss is None:
         return
     loss = source.summary.get("selection_loss")
-    if loss is None:
+    if loss is None or not math.isfinite(loss):
         raise UserError(
             f"--loss {plan.loss:g}: the model of {str(source.run)!r} has no finite loss on "
             "selection data (selection_loss in its summary.json); train it again"

@@ -11,6 +11,7 @@ from gaugelasso.config.plain import PLAIN_KEYS, PRESSURE_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
+from gaugelasso.report.schema import checked
 from gaugelasso.runs.checkpoint import load_model, load_structure, required
 from gaugelasso.runs.reading import check_has_summary, exists, read_json
 from gaugelasso.runs.structures import Structure
@@ -44,7 +45,8 @@ class Source:
     def of(cls, run: Path) -> "Source":
         check_has_summary(run)
         ended = required(run)  # raises if the weights that the run ended with are lost
-        summary = read_json(run / "summary.json", finite=False)
+        path = run / "summary.json"
+        summary = checked(path, read_json(path, finite=False))
         return cls(run, summary, ended.fingerprint(), schedule(run, summary))
 
     @property
@@ -84,7 +86,7 @@ def schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int] | None:
         return {"steps": steps, "warmup": run_config(run).train.warmup}
     before = source.get("schedule")
     if before is None and exists(path := Path(source["run"]) / "summary.json"):
-        found = read_json(path, finite=False)
+        found = checked(path, read_json(path, finite=False))
         before = schedule(path.parent, found) if found["steps"] == source["steps"] else None
     return before and {"steps": before["steps"] + steps, "warmup": before["warmup"]}
 

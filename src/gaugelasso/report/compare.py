@@ -131,6 +131,11 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         if parts[0] != parts[1]:
             raise UserError(f"{pair}: evaluated_on is {parts[0]!r} in one and {parts[1]!r} in the "
                             "other")  # fmt: skip
+        if before.metric_name != run.metric_name:
+            raise UserError(
+                f"{pair}: the metric is {before.metric_name!r} in one and {run.metric_name!r} in "
+                "the other"
+            )
         if _code(before) != _code(run):
             _log.warning(
                 "warning: the code of the task or model of %r and %r differs (environment.json), "

@@ -158,6 +158,14 @@ def check_finished(runs: Sequence[Run]) -> None:
 def check_same(before: Run, run: Run, problem: str, only: Collection[str] | None = None) -> None:
     """UserError, containing `problem`, if two runs differ in a setting, or in one of `only`."""
     ours, theirs = settings(before), settings(run)
+    # A task of one's own has no name, and a built-in one no module.
+    if only is None or not {"task.name", "task.module"}.isdisjoint(only):
+        tasks = [each.get("task.module", each.get("task.name")) for each in (ours, theirs)]
+        if len({"task.module" in each for each in (ours, theirs)}) == 2:
+            raise UserError(
+                f"{str(before.path)!r} and {str(run.path)!r} {problem}: the task is {tasks[0]!r} "
+                f"in one and {tasks[1]!r} in the other"
+            )
     # Different tasks differ in many settings: report the task's name first.
     named = ("task.name", "task.module", "model.module")
     for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in named, key)):
@@ -205,12 +213,25 @@ def condition_labels(
     groups: dict[str, list[Path]] = {}
     for run, label in zip(runs, long, strict=True):
         groups.setdefault(label, []).append(run.path)
-    folders = {label: os.path.commonpath(paths) for label, paths in groups.items()}
-    if len(set(folders.values())) == len(folders):
+    folders = {label: _common(paths) for label, paths in groups.items()}
+    # A folder that holds the runs of another condition too names neither.
+    if not any(a != b and _holds(folders[a], folders[b]) for a in folders for b in folders):
         return [folders[label] for label in long]
     if max(map(len, named)) <= _KEYS_MOST:
         return long
     return [_with_others(groups[label]) for label in long]
+
+
+def _common(paths: Sequence[Path]) -> str:
+    """The folder that holds all of them, relative if they are."""
+    found = os.path.commonpath([os.path.abspath(path) for path in paths])
+    absolute = any(path.is_absolute() for path in paths)
+    return found if absolute else os.path.relpath(found)
+
+
+def _holds(folder: str, other: str) -> bool:
+    """Whether it is the other folder, or above it."""
+    return Path(os.path.abspath(other)).is_relative_to(os.path.abspath(folder))
 
 
 def _varied(given: Sequence[Mapping[str, Any]]) -> list[str]:

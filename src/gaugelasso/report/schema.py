@@ -85,8 +85,10 @@ def _are_costs(value: Any) -> bool:
 
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 WORD = Kind("a string or null", lambda value: value is None or TEXT.fits(value))
+VERDICT = Kind("true, false or null", lambda value: value is None or isinstance(value, bool))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
 WHOLE = Kind("a whole number", _is_whole)
+STEP = Kind("a whole number or null", lambda value: value is None or _is_whole(value))
 POSITIVE = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
 FINITE = Kind("a finite number", _is_finite)
 # A target that is null if another key says what is wanted.
@@ -102,6 +104,10 @@ WIDTHS = Kind(
 )
 NAMES = Kind("a list of strings", _list_of(TEXT.fits))
 COSTS = Kind("a table of costs and what they are of", _are_costs)
+SCHEDULE = Kind(
+    "a table of steps and warmup, or null",
+    lambda value: value is None or (COUNTS.fits(value) and {"steps", "warmup"} <= value.keys()),
+)
 OPERATORS = Kind("a list of operators", _list_of(_is_operator))
 CHANNELS = Kind("a list of channels", _list_of(_is_channel))
 
@@ -155,11 +161,17 @@ _OPTIONAL: Mapping[str, Schema] = {
         "reference": {"named": TEXT, "training_fma": FIGURE}, "method": TEXT,
         "training_work": {"own": FIGURE, "before": FIGURE, "total": FIGURE, "needs": WORD},
         "source": {"training_fma": FIGURE}, "pruning": {}, "torch_pruning": {},
+        "selection_loss": FIGURE, "frozen_step": STEP, "held": VERDICT, "loss_target": FIGURE,
+        "fma_target": FIGURE,
         "cofi": {"objective": TEXT, "target": FINITE, "reached": FINITE},
     },
 }  # fmt: skip
 
 
+# Of the run that a rival began with: early versions did not write all of it.
+_SOURCE: Schema = {
+    "run": TEXT, "method": WORD, "steps": WHOLE, "batches": WHOLE, "schedule": SCHEDULE,
+}  # fmt: skip
 # initial.json of a model that is not the built-in transformer.
 _OWN_INITIAL: Schema = {
     "fma": WORK,
@@ -201,6 +213,9 @@ def _checked(name: str, source: str, data: Any) -> Any:
     optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
     optional = {key: kind for key, kind in optional.items() if key not in required}
     check_keys(source, data, optional)
+    if name == "summary.json" and "source" in data:
+        given = {key: kind for key, kind in _SOURCE.items() if key in data["source"]}
+        check_keys(source, data["source"], given, "source")
     if name == "metrics.jsonl":
         # The other columns are numbers too; the name of the metric's column depends on the task.
         check_keys(source, data, dict.fromkeys(data.keys() - {"phase"}, FIGURE))
