@@ -160,9 +160,10 @@ def operators_of(action: Callable[[], object]) -> set[str]:
     return {event.name for event in profiled.events() or ()}
 
 
-def test_a_masked_step_reads_nothing_back(run: Path) -> None:
+@pytest.mark.parametrize("layer_distill", [0.0, 2.0])
+def test_a_masked_step_reads_nothing_back(run: Path, layer_distill: float) -> None:
     """But for the optimizers of the masks, which count their steps on the host of a CPU run."""
-    trainer = start(run, plan_of(300), "cofi")
+    trainer = start(run, replace(plan_of(300), layer_distill=layer_distill), "cofi")
     trainer._step()
     step, masks = trainer.cofi.step, trainer.cofi.masks
     assert masks is not None
@@ -178,15 +179,16 @@ def test_a_masked_step_reads_nothing_back(run: Path) -> None:
     trainer.folder.close()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "layer_distill"), [(1, 0.0), (2, 0.0), (2, 2.0)])
 def test_replayed_steps_are_those_that_run_plainly(
-    run: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
+    run: Path, accumulate: int, layer_distill: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, while the target falls, at the target, and after masks are made dense."""
     # As on a GPU: torch has the optimizers of CUDA graphs for no CPU.
     module = sys.modules[torch.optim.Adam.__module__]
     monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
-    plan, changes = replace(plan_of(300), prune=10), {"train.accumulate": str(accumulate)}
+    plan = replace(plan_of(300), prune=10, layer_distill=layer_distill)
+    changes = {"train.accumulate": str(accumulate)}
     one, other = (start(run, plan, name, changes=changes) for name in ("one", "other"))
     replayed = ReplayedStep(other.cofi.step.plain)
     other.cofi.step._step = replayed
@@ -195,7 +197,9 @@ def test_replayed_steps_are_those_that_run_plainly(
             trainer.driver.before_step()
             if number == 0:
                 assert trainer.cofi.masks is not None
-                for optimizer in (trainer.cofi.masks._descent, trainer.cofi.masks._ascent):
+                layers = trainer.cofi.step._layers
+                optimizers = [trainer.cofi.masks._descent, trainer.cofi.masks._ascent]
+                for optimizer in [*optimizers, *([layers._descent] if layers else [])]:
                     optimizer.param_groups[0]["capturable"] = True
             trainer.state.step.load_(number)
             trainer.state.step()
@@ -204,6 +208,9 @@ def test_replayed_steps_are_those_that_run_plainly(
         assert (masks is None) == (others is None) == (number >= plan.dense_at)
         if masks is not None and others is not None:
             assert masks.state() == others.state()
+            tensors = one.cofi.step.state_tensors(), other.cofi.step.state_tensors()
+            assert ("layers.map" in tensors[0]) == (layer_distill > 0)
+            assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
         assert torch.equal(one.state.step.loss, other.state.step.loss)
         weights = (trainer.compressor.optimizer.store.weight for trainer in (one, other))
         assert torch.equal(*weights)

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-PLAN = replace(cofi_runs.plan_of(300, rate=0.3), prune=25)
+SHORT = replace(cofi_runs.plan_of(300, rate=0.3), prune=25)
 RESUMED_AT = 23
 SINGLE = {"train.precision": "float32"}
 
@@ -65,6 +65,8 @@ def masks_state(trainer: CofiTrainer) -> dict[str, Tensor]:
     for optimizer in (masks._descent, masks._ascent):
         for values in optimizer.state.values():
             found |= {f"{len(found)} {name}": value for name, value in values.items()}
+    if (layers := trainer.cofi.step._layers) is not None:
+        found |= {f"layers {name}": value for name, value in layers.state().items()}
     return found
 
 
@@ -75,22 +77,29 @@ def masks_of(trainer: CofiTrainer) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("existing", "fused"), [("refuse", False), ("refuse", True), ("resume", False)]
-)
-def test_graphed_and_plain_steps_of_cofi_agree(run: Path, existing: Existing, fused: bool) -> None:
+    ("existing", "fused", "layer_distill"),
+    [
+        ("refuse", False, 0.0), ("refuse", True, 0.0), ("resume", False, 0.0),
+        ("refuse", True, 2.0), ("resume", False, 2.0),
+    ],
+)  # fmt: skip
+def test_graphed_and_plain_steps_of_cofi_agree(
+    run: Path, existing: Existing, fused: bool, layer_distill: float
+) -> None:
     """Step by step from the same state, with masks and after they are made dense.
 
     New runs, and runs that were begun on a CPU and are resumed in the middle of the pruning.
     """
+    plan = replace(SHORT, layer_distill=layer_distill)
     if existing == "resume":
-        cofi_runs.finish(run, PLAN, "whole", kept=(RESUMED_AT,), changes=SINGLE)
+        cofi_runs.finish(run, plan, "whole", kept=(RESUMED_AT,), changes=SINGLE)
         for name in ("plain", "other"):
             shutil.copytree(run.parent / str(RESUMED_AT), run.parent / name)
-    plain = cofi_runs.start(run, PLAN, "plain", existing, changes(False, fused))
-    other = cofi_runs.start(run, PLAN, "other", existing, changes(True, fused))
+    plain = cofi_runs.start(run, plan, "plain", existing, changes(False, fused))
+    other = cofi_runs.start(run, plan, "other", existing, changes(True, fused))
     assert (plain.compressor.steps > 0) == (existing == "resume")
-    while plain.compressor.steps < PLAN.steps:
-        masked = plain.compressor.steps < PLAN.dense_at
+    while plain.compressor.steps < plan.steps:
+        masked = plain.compressor.steps < plan.dense_at
         copy_(state(plain) | masks_state(plain), state(other) | masks_state(other))
         before = None if plain.cofi.masks is None else masks_of(plain)
         for each in (plain, other):
