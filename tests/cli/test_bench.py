@@ -50,6 +50,20 @@ def test_a_run_folder_that_cannot_be_written_is_measured_all_the_same(
     assert len(json.loads(file.read_text())["inference"]) == 6
 
 
+def test_times_of_a_run_are_written_to_its_folder_alone(
+    gaugelasso: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    options = ("--batch", "1", "--repeats", "3", "--device", "cpu")
+    code, out, err = gaugelasso("bench", run, "--inference", *options)
+    assert code == 0, err
+    assert f"in reports of the run: {run / SERVING}" in out
+    assert len(json.loads((run / SERVING).read_text())["inference"]) == 6
+    assert not [*here.iterdir()]
+
+
 def test_bench_rounds_widths_up(
     gaugelasso: Command, config: Path, run: Path, tmp_path: Path
 ) -> None:

@@ -79,12 +79,16 @@ def bench(
     set_: Changes = None,
     device: Device = None,
     out: Annotated[
-        Path | None, typer.Option(help="Benchmark file; default: benchmarks/HARDWARE_DATE.json.")
+        Path | None,
+        typer.Option(
+            help="Benchmark file; default: benchmarks/HARDWARE_DATE.json, and with --inference "
+            "serving.json in RUN alone."
+        ),
     ] = None,
 ) -> None:
     """Time the parts of a training step, or the inference of a compressed model.
 
-    Rows of a run are written to the benchmark file and to serving.json in RUN, for its reports.
+    Rows of a run are written to serving.json in RUN, for its reports, and to --out if it is given.
 
     Example: gaugelasso bench configs/retrieval/main.toml --structure runs/main/seed42
 
@@ -122,11 +126,12 @@ def bench(
         kind = ("-structure" if structure else "") + (f"-by{multiple}" if multiple > 1 else "")
         row = bench_step(settings, shapes_of(settings, shapes), where, repeats, multiple)
         timings = iter([(work or what.stem + kind, row)])
-    path = out or default_file(where)
+    path = out if inference else out or default_file(where)
     rows, kept = {}, inference
     for name, row in timings:
         # Written after each device, so that an interruption keeps what was measured.
-        record(path, where, kind_of_rows, {"work": name, **row})
+        if path is not None:
+            record(path, where, kind_of_rows, {"work": name, **row})
         if kept:
             kept = _keep(what, where, {"work": name.removeprefix(f"{work or what.name}-"), **row})
         rows[name] = row
@@ -134,4 +139,7 @@ def bench(
     print_bench(rows, console)
     if warning := busy(rows):
         print_line(f"warning: {warning}")
-    print_line(f"benchmark file: {path}")
+    if kept:
+        print_line(f"in reports of the run: {what / SERVING}")
+    if path is not None:
+        print_line(f"benchmark file: {path}")
