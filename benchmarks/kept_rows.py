@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.runs.environment import environment
-from gaugelasso.runs.writing import write_json
+from gaugelasso.runs.writing import make_folder, write_json
 
 JOINT = "; "  # between the commands of a results file
 
@@ -19,5 +19,6 @@ def write_beside(path: Path, rows: Sequence[dict[str, Any]], keys: Sequence[str]
     kept = [row for row in old["rows"] if [row[key] for key in keys] not in new]
     commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
     about["command"] = JOINT.join(dict.fromkeys(commands))
+    make_folder(path.parent)
     note = {"note": old["note"]} if "note" in old else {}
     write_json(path, {**about, **note, "rows": [*kept, *rows]})

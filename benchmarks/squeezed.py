@@ -23,7 +23,9 @@ def row_of(run: Path) -> dict[str, Any]:
     summary = json.loads((run / "summary.json").read_text())
     first, *tries = result["rows"]
     best = next(row for row in result["rows"] if row["folder"] == result["smallest"])
+    where = json.loads((run / "environment.json").read_text())
     return {
+        "commit": where["commit"],
         "task": summary["task"],
         "named_loss": summary["loss_target"],
         "seed": summary["seed"],

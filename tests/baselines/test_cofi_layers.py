@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from gaugelasso.baselines.cofi_layers import LayerDistillation
 from gaugelasso.baselines.cofi_masks import Masks
+from gaugelasso.baselines.cofi_run import CofiTrainer
 from gaugelasso.baselines.cofi_step import CofiStep
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.pricing import Product
@@ -85,57 +87,109 @@ def test_the_distance_is_relative_and_of_the_mapped_stream() -> None:
         far[k][match[k]] / float(teacher[t].square().mean()) for k, t in enumerate((0, 1, 2, 4))
     ]
     found = layers.distance(student, teacher, opened)
-    assert float(found.detach()) == pytest.approx(sum(expected) / 4, rel=1e-5)
+    assert float(found.detach()) == pytest.approx(sum(expected), rel=1e-5)
     # The same streams ten times as large are as far.
     large = layers.distance([10 * h for h in student], [10 * h for h in teacher], opened)
     assert float(large.detach()) == pytest.approx(float(found.detach()), rel=1e-5)
 
 
-def test_a_closed_layer_is_one_with_both_blocks_closed() -> None:
-    model = Transformer(SPEC)
+def test_a_closed_layer_is_one_with_its_attention_closed() -> None:
+    model = Transformer(replace(SPEC, operators=SPEC.operators[:-2] + SPEC.operators[-1:]))
     layers = LayerDistillation(model, 0.1)
     terms = [t for t in Compressor(model, 0.0).state.plan.terms if isinstance(t, Product)]
     masks = Masks(model, terms, 0.01, 0)
-    values = torch.ones(len(masks.logits))
-    for part in masks.parts:
-        closed = {"operators.attention_1", "operators.attention_3", "operators.mlp_3"}
-        if part.family in ("mha", "ffn") and part.owner in closed:
-            part.of(values).zero_()
-    assert layers.is_open(masks, values).tolist() == [True, True, True, False, True]
+
+    def is_open(*closed: str) -> list[bool]:
+        values = torch.ones(len(masks.logits))
+        for part in masks.parts:
+            if part.family in ("mha", "ffn") and part.owner.removeprefix("operators.") in closed:
+                part.of(values).zero_()
+        return layers.is_open(masks, values).tolist()
+
+    assert is_open("attention_1", "mlp_2") == [True, False, True, True, True]
+    assert is_open("mlp_4") == [True, True, True, True, False]  # which has an MLP alone
 
 
-def test_a_step_adds_the_distance_of_layers_while_there_are_masks(run: Path) -> None:
-    """Its gradient reaches weights, masks and the map, and the map is learned."""
-    plan = plan_of(300)
-    one = start(run, plan, "one")
-    other = start(run, replace(plan, layer_distill=3.0), "other")
-    for trainer in (one, other):
-        trainer.driver.before_step()
-        step = trainer.state.step
-        assert isinstance(step, CofiStep)
-        step.load_(0)
-        step._fill_(step.masks)  # type: ignore[arg-type]
-    taught, plain = other.state.step, one.state.step
-    assert isinstance(taught, CofiStep)
+def opened(trainer: CofiTrainer, close: bool) -> CofiStep:
+    """A step about to be made, with its masks; with `close` the attention of a layer is shut."""
+    trainer.driver.before_step()
+    step = trainer.cofi.step
+    assert step.masks is not None
+    if close:
+        with torch.no_grad():
+            for part in step.masks.parts:
+                if part.family == "mha" and part.owner.endswith("_0"):
+                    part.of(step.masks.logits).fill_(-50.0)
+    step.load_(0)
+    step._fill_(step.masks)
+    return step
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_step_adds_the_distance_of_layers_while_there_are_masks(run: Path, close: bool) -> None:
+    """As often as its weight says; its gradient reaches weights, masks and the map."""
+    plan = replace(plan_of(300), mask_bound=0.0)
+    trainers = [
+        start(run, replace(plan, layer_distill=weight), name)
+        for name, weight in (("one", 0.0), ("other", 3.0))
+    ]
+    plain, taught = (opened(trainer, close) for trainer in trainers)
     inputs, targets = plain.inputs[0], plain.targets[0]
+    layers, masks, model = taught._layers, taught.masks, taught.model
+    assert layers is not None
+    assert masks is not None
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        layers.map.add_(0.2)
+        model.get_parameter("operators.mlp_0.down").mul_(1.5)  # away from the teacher
+        plain.model.get_parameter("operators.mlp_0.down").mul_(1.5)
     loss, total = plain.losses(inputs, targets, 0)
     again, more = taught.losses(inputs, targets, 0)
     assert torch.equal(loss, again)
-    layers = taught._layers
-    assert layers is not None
-    assert float((more - total).detach()) > 0
+    values = masks.sample(taught._noise[0])
+    with layers.watched(model) as own:
+        functional_call(model, masks.gated(model, values), (inputs,))
+    with torch.no_grad(), layers.watched(taught.distillation.teacher) as theirs:
+        taught.distillation.teacher(inputs)
+    is_open = layers.is_open(masks, values)
+    assert bool(is_open[0]) is not close
+    expected = 3 * float(layers.distance(own, theirs, is_open).detach())
+    assert float((more - total).detach()) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0
     (more - total).backward()
-    assert taught.masks is not None
-    assert float(taught.masks.logits.grad.norm()) > 0  # type: ignore[union-attr]
-    assert float(layers.map.grad.norm()) > 0  # type: ignore[union-attr]
+    weight = model.get_parameter("operators.mlp_0.down")
+    for tensor in (masks.logits, layers.map, weight):
+        assert tensor.grad is not None
+        assert float(tensor.grad.norm()) > 0
     before = layers.map.detach().clone()
     taught.plain()
     assert not torch.equal(before, layers.map.detach())
-    assert float(layers.map.grad.norm()) == 0  # type: ignore[union-attr]
-    taught.masks = None
+    assert layers.map.grad is not None
+    assert float(layers.map.grad.norm()) == 0
+    taught.masks = None  # made dense
     assert not any(name.startswith("layers.") for name in taught.state_tensors())
-    for trainer in (one, other):
+    for trainer in trainers:
         trainer.folder.close()
+
+
+def test_a_return_takes_the_map_along(run: Path) -> None:
+    """Also into a checkpoint that is written before the next step."""
+    trainer = start(run, replace(plan_of(300), layer_distill=3.0), "cofi")
+    for _ in range(6):
+        trainer._step()
+    trainer.state.save()
+    saved = {name: t.clone() for name, t in trainer.cofi.step.state_tensors().items()}
+    for _ in range(4):
+        trainer._step()
+    assert not torch.equal(trainer.cofi.step.state_tensors()["layers.map"], saved["layers.map"])
+    trainer.driver.fail("NaN")
+    trainer.state.save()
+    newest = trainer.state.saved.newest()
+    assert newest is not None
+    for found in (trainer.cofi.step.state_tensors(), newest.state()[1]):
+        assert {name for name in found if name.startswith("layers.")} >= {"layers.map"}
+        assert all(torch.equal(found[n], saved[n]) for n in saved if n.startswith("layers."))
+    trainer.folder.close()
 
 
 def test_a_map_without_a_finite_gradient_stays_finite() -> None:

@@ -119,6 +119,11 @@ def test_what_cannot_be_retrained_is_refused(gaugelasso: Command, run: Path) -> 
     answer = gaugelasso("retrain", run, "--out", sweep)
     assert_user_error(answer, "holds 'seed3' of another command; choose another --out")
     assert contents(sweep) == before
+    other = run.parent / "scratch"
+    assert gaugelasso("retrain", run, "--out", other)[0] == 0
+    (other / "baseline.json").write_text("{}")
+    answer = gaugelasso("retrain", run, "--out", other)
+    assert_user_error(answer, "holds 'baseline.json' of another command; choose another --out")
     (run / "summary.json").unlink()
     assert_user_error(gaugelasso("retrain", run), "is not finished: summary.json is missing")
 

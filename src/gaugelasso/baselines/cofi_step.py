@@ -79,6 +79,8 @@ class CofiStep(TrainingStep):
 
     @masks.setter
     def masks(self, masks: Masks | None) -> None:
+        if masks is None:  # the model is dense, and its streams are others
+            self._layers = None
         if masks is self._masks:
             return
         self._masks = masks
@@ -152,7 +154,7 @@ class CofiStep(TrainingStep):
 
     def state_tensors(self) -> dict[str, Tensor]:
         found = super().state_tensors()
-        if self._layers is not None and self.masks is not None:
+        if self._layers is not None:
             found |= {_LAYERS + name: value for name, value in self._layers.state().items()}
         return found
 
@@ -160,7 +162,9 @@ class CofiStep(TrainingStep):
         own = {name for name in tensors if name.startswith(_LAYERS)}
         rest = {name: value for name, value in tensors.items() if name not in own}
         super().load_state_tensors_(rest, steps)
-        if self._layers is not None and own:
+        if not own:  # of a dense model
+            self._layers = None
+        elif self._layers is not None:
             self._layers.load_({name.removeprefix(_LAYERS): tensors[name] for name in own})
 
 

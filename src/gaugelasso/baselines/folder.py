@@ -13,7 +13,10 @@ from gaugelasso.runs.structures import MODEL_CLASS
 from gaugelasso.runs.structures import STRUCTURE as NETWORK
 from gaugelasso.runs.writing import make_folder, write_json, write_text
 
-CONFIG, STRUCTURE, RESULT = "config.toml", "structure.json", "baseline.json"
+CONFIG, STRUCTURE = "config.toml", "structure.json"
+BASELINE, SQUEEZED, RETRAINED = "baseline", "squeezed runs", "retrained runs"
+# What a folder is of -> the file with its results. A sweep has the last one too.
+RESULTS = {BASELINE: "baseline.json", SQUEEZED: "squeeze.json", RETRAINED: "results.json"}
 # Settings that change no step, and so may differ. A run has its tokenizer in its own folder, which
 # may have moved.
 _FREE = {("train", "device"), ("train", "threads"), ("task", "tokenizer")}
@@ -27,9 +30,7 @@ def _network(content: Any) -> Any:
 
 
 @contextlib.contextmanager
-def opened(
-    folder: Path, run: Path, config: str, structure: Any, what: str = "baseline"
-) -> Iterator[None]:
+def opened(folder: Path, run: Path, config: str, structure: Any, what: str) -> Iterator[None]:
     """Hold the folder's lock, with the config (TOML) and the structure of the run in it.
 
     UserError, with nothing changed, if the folder holds those of another run or other settings.
@@ -45,8 +46,17 @@ def opened(
         lock.release()
 
 
-def _runs_in(folder: Path) -> Iterator[str]:
-    return (str(path.parent.relative_to(folder)) for path in sorted(folder.glob("*/config.json")))
+def _of_other_commands(folder: Path, what: str) -> Iterator[str]:
+    """What a folder holds of a sweep, or of a command that keeps its results in another file."""
+    begun = exists(folder / STRUCTURE) and exists(folder / CONFIG)
+    yield from (
+        name
+        for kept, name in RESULTS.items()
+        if exists(folder / name) and not (begun and kept == what)
+    )
+    if not begun:
+        runs = sorted(folder.glob("*/config.json"))
+        yield from (str(path.parent.relative_to(folder)) for path in runs)
 
 
 def _check_same(
@@ -54,14 +64,8 @@ def _check_same(
 ) -> None:
     if exists(folder / "config.json"):
         raise UserError(f"{str(folder)!r} is a run folder; choose another --out")
-    if not (exists(folder / STRUCTURE) and exists(folder / CONFIG)):
-        found = next(
-            (each for each in ("results.json", *_runs_in(folder)) if exists(folder / each)), ""
-        )
-        if found:
-            raise UserError(
-                f"{str(folder)!r} holds {found!r} of another command; choose another --out"
-            )
+    if found := next(_of_other_commands(folder, what), ""):
+        raise UserError(f"{str(folder)!r} holds {found!r} of another command; choose another --out")
     path = folder / STRUCTURE
     if exists(path) and _network(read_json(path)) != _network(structure):
         raise UserError(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gaugelasso.baselines.folder import CONFIG, RESULT, STRUCTURE, opened
+from gaugelasso.baselines.folder import BASELINE, CONFIG, RESULTS, STRUCTURE, opened
 from gaugelasso.baselines.ladder import Scale
 from gaugelasso.baselines.result import add_latencies_, collect
 from gaugelasso.baselines.retrained import found_structure
@@ -73,7 +73,7 @@ def baseline(
     where = choose_device(settings.train.device)
     folder = out or run / "baseline"
     text = comment("plain training with the schedule of a run") + "\n" + to_toml(settings.to_dict())
-    with opened(folder, run, text, found_structure(run, summary)):
+    with opened(folder, run, text, found_structure(run, summary), BASELINE):
         numbers = range(settings.train.seed, settings.train.seed + seeds)
         plan = Plan(
             folder / CONFIG, numbers, [], jobs, device=device, existing="resume",
@@ -85,7 +85,7 @@ def baseline(
         how = {"scale": scale, "changes": set_ or []}
         result = collect(run, settings, bar, numbers, found, how)
         add_latencies_(result, settings, where, repeats)
-        write_json(path := folder / RESULT, result)
+        write_json(path := folder / RESULTS[BASELINE], result)
         picture, tables = write_baseline(path)
     data = load_baseline(path)
     for table in (trained_table(data), baseline_table(data)):

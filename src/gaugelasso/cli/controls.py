@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gaugelasso.baselines.folder import CONFIG, STRUCTURE, opened
+from gaugelasso.baselines.folder import CONFIG, RESULTS, RETRAINED, STRUCTURE, opened
 from gaugelasso.baselines.retrained import found_structure, from_scratch
 from gaugelasso.baselines.setting import plain_settings
 from gaugelasso.cli.arguments import Changes, Device, Out, RunPath, parse_changes
@@ -51,7 +51,7 @@ def retrain(
     where = choose_device(settings.train.device)
     folder = out or run / "retrained"
     text = comment("a found structure, trained from scratch") + "\n" + to_toml(settings.to_dict())
-    with opened(folder, run, text, found_structure(run, summary), "retrained runs"):
+    with opened(folder, run, text, found_structure(run, summary), RETRAINED):
         arm = from_scratch("", folder / STRUCTURE, folder)
         plan = Plan(
             folder / CONFIG, numbers, [arm], jobs, device=device, existing="resume",
@@ -60,7 +60,7 @@ def retrain(
         if failed := failures_message(outcomes := run_sweep(plan, console), len(numbers)):
             raise UserError(f"{failed}; their logs are beside their folders")
         results = collect_results(outcomes[0].folders)
-        write_json(folder / "results.json", results)
+        write_json(folder / RESULTS[RETRAINED], results)
     print_line(results_table(results, f"from scratch, the structure of {_name(run)}"))
     print_line(f"run folders: {folder}")
 

@@ -87,12 +87,18 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
     )
 
 
+def _loss_for_now(progress: Progress) -> float | None:
+    """What the loss should be now; None if no loss is named."""
+    named, pressed = progress.loss_target, progress.pressed_loss
+    return pressed if named is not None and pressed is not None else named
+
+
 def _wanted_loss(progress: Progress) -> str:
     """The named loss, and the one that the run presses towards until then."""
-    named, pressed = progress.loss_target, progress.pressed_loss
-    if named is None or pressed is None or f"{pressed:.3g}" == f"{named:.3g}":
+    named, now = progress.loss_target, _loss_for_now(progress)
+    if named is None or now is None or f"{now:.3g}" == f"{named:.3g}":
         return _wanted(named)
-    return f" (target {pressed:.3g} for now, {named:g} at the end)"
+    return f" (target {now:.3g} for now, {named:g} at the end)"
 
 
 def _wanted(target: float | None) -> str:
@@ -114,8 +120,7 @@ def _panel_content(progress: Progress, initial_ms: float | None, price: str | No
     row = progress.row
     metric = row[progress.metric_name]
     before = "" if initial_ms is None else f", from {initial_ms:.1f}"
-    targets = (progress.pressed_loss, progress.loss_target)
-    target = None if progress.loss_target is None else next(t for t in targets if t is not None)
+    target = _loss_for_now(progress)
     colour = "green" if target is None or row["loss"] <= target else "yellow"
     grid = Table.grid(padding=(0, 3))
     for _ in range(4):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gaugelasso.baselines.folder import CONFIG, opened
+from gaugelasso.baselines.folder import CONFIG, RESULTS, SQUEEZED, opened
 from gaugelasso.baselines.retrained import found_structure
 from gaugelasso.baselines.setting import Bar, loss_of
 from gaugelasso.baselines.squeeze import Goal, Row, Squeeze, squeeze_settings
@@ -27,7 +27,7 @@ from gaugelasso.runs.writing import write_json
 from gaugelasso.sweeps.sweep import Plan
 from gaugelasso.training.evaluation import choose_device
 
-RESULT = "squeeze.json"
+RESULT = RESULTS[SQUEEZED]
 
 
 def squeeze(
@@ -85,7 +85,7 @@ def squeeze(
     search = Squeeze(run, settings, folder, goal, plan, step)
     required(run)  # raises if the weights are lost, before anything is written
     result = partial(_result, run, settings, search)
-    with opened(folder, run, text, found_structure(run, summary), "squeezed runs"):
+    with opened(folder, run, text, found_structure(run, summary), SQUEEZED):
         tries = _known_tries(folder / RESULT, search)
         print_line(f"loss to keep on selection data: {figure(goal.bar.limit)}")
 

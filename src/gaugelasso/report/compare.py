@@ -131,7 +131,8 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         if parts[0] != parts[1]:
             raise UserError(f"{pair}: evaluated_on is {parts[0]!r} in one and {parts[1]!r} in the "
                             "other")  # fmt: skip
-        if before.metric_name != run.metric_name:
+        loops = before.is_own_loop or run.is_own_loop  # they name the metric that they have
+        if not loops and before.metric_name != run.metric_name:
             raise UserError(
                 f"{pair}: the metric is {before.metric_name!r} in one and {run.metric_name!r} in "
                 "the other"

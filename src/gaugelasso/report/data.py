@@ -159,13 +159,13 @@ def check_same(before: Run, run: Run, problem: str, only: Collection[str] | None
     """UserError, containing `problem`, if two runs differ in a setting, or in one of `only`."""
     ours, theirs = settings(before), settings(run)
     # A task of one's own has no name, and a built-in one no module.
-    if only is None or not {"task.name", "task.module"}.isdisjoint(only):
+    compared = only is None or not {"task.name", "task.module"}.isdisjoint(only)
+    if compared and ("task.module" in ours) != ("task.module" in theirs):
         tasks = [each.get("task.module", each.get("task.name")) for each in (ours, theirs)]
-        if len({"task.module" in each for each in (ours, theirs)}) == 2:
-            raise UserError(
-                f"{str(before.path)!r} and {str(run.path)!r} {problem}: the task is {tasks[0]!r} "
-                f"in one and {tasks[1]!r} in the other"
-            )
+        raise UserError(
+            f"{str(before.path)!r} and {str(run.path)!r} {problem}: the task is {tasks[0]!r} in "
+            f"one and {tasks[1]!r} in the other"
+        )
     # Different tasks differ in many settings: report the task's name first.
     named = ("task.name", "task.module", "model.module")
     for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key not in named, key)):

@@ -1,6 +1,7 @@
 """Kernels of the stream.
 
-The stream is a single chain of operations, so that gradients are added to it in place.
+The stream is a single chain of operations, so that gradients are added to it in place. A copy of it
+is another user: its gradient is added to the chain's before the operation behind it runs.
 """
 
 import torch
