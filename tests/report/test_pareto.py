@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import pareto, write_pareto
-from gaugelasso.report.data import condition_labels, load_run
+from gaugelasso.report.condition_labels import condition_labels
+from gaugelasso.report.data import load_run
 from gaugelasso.report.figure import GREY
 from gaugelasso.report.pareto import draw_pareto, front, load_points, pareto_table
 from gaugelasso.runs.reading import OWN_LOOP

@@ -11,7 +11,6 @@ from gaugelasso.config.plain import PLAIN_KEYS, PRESSURE_KEYS
 from gaugelasso.config.target import TargetConfig
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.report.schema import checked
 from gaugelasso.runs.checkpoint import load_model, load_structure, required
 from gaugelasso.runs.reading import check_has_summary, exists, read_json
 from gaugelasso.runs.structures import Structure
@@ -45,8 +44,7 @@ class Source:
     def of(cls, run: Path) -> "Source":
         check_has_summary(run)
         ended = required(run)  # raises if the weights that the run ended with are lost
-        path = run / "summary.json"
-        summary = checked(path, read_json(path, finite=False))
+        summary = read_json(run / "summary.json", finite=False)
         return cls(run, summary, ended.fingerprint(), schedule(run, summary))
 
     @property
@@ -86,8 +84,9 @@ def schedule(run: Path, summary: Mapping[str, Any]) -> dict[str, int] | None:
         return {"steps": steps, "warmup": run_config(run).train.warmup}
     before = source.get("schedule")
     if before is None and exists(path := Path(source["run"]) / "summary.json"):
-        found = checked(path, read_json(path, finite=False))
-        before = schedule(path.parent, found) if found["steps"] == source["steps"] else None
+        found = read_json(path, finite=False)
+        same = isinstance(found, dict) and found.get("steps") == source.get("steps")
+        before = schedule(path.parent, found) if same else None
     return before and {"steps": before["steps"] + steps, "warmup": before["warmup"]}
 
 

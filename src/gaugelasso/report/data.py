@@ -6,7 +6,7 @@ Reads files only: draws nothing, formats nothing. A run in progress is read up t
 import logging
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,10 +33,6 @@ _REQUIRED_FILES = ("config.json", "environment.json", "initial.json")
 _COMPARED_TRAIN_KEYS = (
     "steps", "warmup", "cooldown", "saturation", "lr_min", "batch", "accumulate",
 )  # fmt: skip
-# Conditions that differ in more settings than this are named by their folders.
-_KEYS_SHOWN = 2
-# If folders do not tell them apart, they are named by up to so many settings.
-_KEYS_MOST = 6
 
 
 @dataclass(frozen=True)
@@ -191,64 +187,6 @@ def settings(run: Run) -> dict[str, Any]:
         if on := (run.summary or run.initial).get("evaluated_on"):
             sections["task"]["evaluated_on"] = on
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}
-
-
-def condition_labels(
-    runs: Sequence[Run], conditions: Sequence[Mapping[str, Any]] | None = None
-) -> list[str]:
-    """Names of the conditions: what differs between them, or folders if that is much.
-
-    `conditions` has that of each run, its settings by default.
-    """
-    given = [settings(run) for run in runs] if conditions is None else conditions
-    varied = _varied(given)
-    # What is not set is left out, unless nothing is set.
-    named = [[key for key in varied if one.get(key) is not None] or varied for one in given]
-    long = [
-        ", ".join(f"{key} = {_short_value(one.get(key))}" for key in keys)
-        for one, keys in zip(given, named, strict=True)
-    ]
-    if max(map(len, named)) <= _KEYS_SHOWN:
-        return [label or "one condition" for label in long]
-    groups: dict[str, list[Path]] = {}
-    for run, label in zip(runs, long, strict=True):
-        groups.setdefault(label, []).append(run.path)
-    folders = {label: _common(paths) for label, paths in groups.items()}
-    # A folder that holds the runs of another condition too names neither.
-    if not any(a != b and _holds(folders[a], folders[b]) for a in folders for b in folders):
-        return [folders[label] for label in long]
-    if max(map(len, named)) <= _KEYS_MOST:
-        return long
-    return [_with_others(groups[label]) for label in long]
-
-
-def _common(paths: Sequence[Path]) -> str:
-    """The folder that holds all of them, relative if they are."""
-    found = os.path.commonpath([os.path.abspath(path) for path in paths])
-    absolute = any(path.is_absolute() for path in paths)
-    return found if absolute else os.path.relpath(found)
-
-
-def _holds(folder: str, other: str) -> bool:
-    """Whether it is the other folder, or above it."""
-    return Path(os.path.abspath(other)).is_relative_to(os.path.abspath(folder))
-
-
-def _varied(given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys with several values. Runs without a key, as of early versions, add none to it."""
-    keys = dict.fromkeys(key for one in given for key in one)
-    return [key for key in keys if len({repr(one[key]) for one in given if key in one}) > 1]
-
-
-def _with_others(paths: Sequence[Path]) -> str:
-    """The first of several folders, and how many there are beside it."""
-    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else str(paths[0])
-
-
-def _short_value(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _read(path: Path, finite: bool = True) -> dict[str, Any]:

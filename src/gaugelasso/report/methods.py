@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.data import condition_labels, settings
+from gaugelasso.report.condition_labels import condition_labels
+from gaugelasso.report.data import settings
 from gaugelasso.report.goal import is_held
 from gaugelasso.report.run import Run
 

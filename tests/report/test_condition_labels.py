@@ -7,7 +7,8 @@ import pytest
 
 from gaugelasso.errors import UserError
 from gaugelasso.report.compare import load_runs
-from gaugelasso.report.data import condition_labels, load_run
+from gaugelasso.report.condition_labels import condition_labels
+from gaugelasso.report.data import load_run
 from gaugelasso.report.pareto import load_points
 from gaugelasso.report.run import Run
 from tests.report.folders import make_run
