@@ -142,7 +142,7 @@ def draw_retrieval(rows: Sequence[Row], path: Path) -> None:
     axes = sheet.subplots()
     draw_rows(axes, rows)
     axes.set_xlabel("loss on test data", fontsize=SMALL, color=INK)
-    title = "retrieval at the paper's size, every method at the work of the compressed model"
+    title = "retrieval at the paper's size, every method asked for the work of the compressed one"
     sheet.suptitle(title, fontsize=FONT + 1, color=INK)
     _legend(sheet, False)
     save(sheet, path, {"Description": digest(rows)})
