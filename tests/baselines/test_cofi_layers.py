@@ -16,9 +16,9 @@ from gaugelasso.baselines.cofi_step import CofiStep
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.pricing import Product
 from gaugelasso.models import Transformer, TransformerSpec
-from tests.baselines.cofi_runs import finish, plan_of, start
+from tests.baselines.cofi_runs import plan_of, start
 from tests.command import Command, assert_user_error
-from tests.tiny_runs import assert_same_run, read
+from tests.tiny_runs import read
 
 SPEC = TransformerSpec.uniform(
     width=6, layers=5, heads=2, d_k=2, d_v=2, d_f=3, length=4, inputs=7, outputs=7
@@ -215,17 +215,6 @@ def test_what_is_kept_is_all_that_the_next_step_depends_on() -> None:
     for layers in (one, other):
         step(layers, 1)
     assert torch.equal(one.map, other.map)
-
-
-def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
-    """Killed with masks, and after they are made dense."""
-    target = 0.5 * read(run / "summary.json")["fma_final"]
-    plan = replace(plan_of(target, 0.5), prune=25, layer_distill=1.0)
-    steps = 23, 36
-    finish(run, plan, "whole", kept=steps)
-    for step in steps:
-        finish(run, plan, str(step), "resume")
-        assert_same_run(run.parent / "whole", run.parent / str(step))
 
 
 def test_the_command_has_a_weight_of_layers(gaugelasso: Command, run: Path) -> None:

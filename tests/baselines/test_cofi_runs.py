@@ -81,9 +81,11 @@ def test_a_model_far_below_the_target_is_said(run: Path, caplog: pytest.LogCaptu
     trainer.folder.close()
 
 
-def test_a_killed_run_resumes_to_the_same_end(run: Path) -> None:
+@pytest.mark.parametrize("layer_distill", [0.0, 1.0])
+def test_a_killed_run_resumes_to_the_same_end(run: Path, layer_distill: float) -> None:
     """Killed with masks, and after they are made dense."""
-    plan = replace(plan_of(0.5 * read(run / "summary.json")["fma_final"], 0.5), prune=25)
+    plan = plan_of(0.5 * read(run / "summary.json")["fma_final"], 0.5)
+    plan = replace(plan, prune=25, layer_distill=layer_distill)
     steps = 23, 36
     finish(run, plan, "whole", kept=steps)
     for step in steps:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gaugelasso.baselines.cofi_masks import Masks
 from gaugelasso.models import Transformer
+from gaugelasso.models.operators import Attention
 
 # The most layers of the teacher that are matched.
 MATCHED = 4
@@ -33,7 +34,10 @@ class LayerDistillation:
         layers = teacher.axis_table().layers
         self._names = [owners[-1] for owners in layers]
         # What says whether a layer is open: its attention; its MLP, if it has no attention.
-        self._gates = [min(owners, key=_by_kind) for owners in layers]
+        self._gates = [
+            next((o for o in owners if isinstance(teacher.get_submodule(o), Attention)), owners[0])
+            for owners in layers
+        ]
         count, device = len(self._names), teacher.sites.device
         matched = min(MATCHED, count)
         self._taught = [count * (k + 1) // matched - 1 for k in range(matched)]
@@ -68,12 +72,14 @@ class LayerDistillation:
     ) -> Tensor:
         """The sum over matched layers, each relative to the teacher's."""
         wanted = torch.stack([teacher[k] for k in self._taught]).float()
-        mapped = self.map @ torch.stack(list(student)).float()
+        streams = torch.stack(list(student)).float()
         power = wanted.square().mean((1, 2)).clamp_min(1e-12)
         with torch.no_grad():
+            mapped = self.map @ streams
             every = [(mapped - one).square().mean((1, 2)) for one in wanted]
             match = self._matches(torch.stack(every), is_open)
-        chosen = mapped.index_select(0, match)
+        # Mapped once more, so that only what is matched has a backward pass.
+        chosen = self.map @ streams.index_select(0, match)
         return ((chosen - wanted).square().mean((1, 2)) / power).sum()
 
     @staticmethod
@@ -114,7 +120,3 @@ class LayerDistillation:
             self.map.copy_(kept.pop("map"))
         if kept:
             self._descent.state[self.map] = {name: t.clone() for name, t in kept.items()}
-
-
-def _by_kind(owner: str) -> int:
-    return 0 if "attention" in owner else 1
