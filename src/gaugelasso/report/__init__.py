@@ -5,7 +5,6 @@ Only the command line imports this package. It runs no model.
 
 import contextlib
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from gaugelasso.report.baseline import (
 )
 from gaugelasso.report.compare import Comparison, compare_table
 from gaugelasso.report.compare_results import compare_results
-from gaugelasso.report.data import Condition, load_condition, run_folders
+from gaugelasso.report.data import Condition, common_folder, load_condition, run_folders
 from gaugelasso.report.event_table import events_table, exchange_table
 from gaugelasso.report.layout import Table, to_markdown
 from gaugelasso.report.methods import check_one_condition
@@ -155,19 +154,6 @@ def write_methods(found: Comparison, out: Path, results: Path | None = None) -> 
         for path in dict.fromkeys([files["results"], *([results] if results else [])]):
             write_json(path, data)
     return files
-
-
-def common_folder(folders: Sequence[Path]) -> Path:
-    """The default place for output: the only folder, or the common parent of several.
-
-    As the folders are given, relative to the current directory where all of them lie below it.
-    """
-    if len(folders) == 1:
-        return folders[0]
-    parents = [Path(os.path.abspath(folder)).parent for folder in folders]
-    found, here = Path(os.path.commonpath(parents)), Path.cwd()
-    relative = found.is_relative_to(here) and not any(folder.is_absolute() for folder in folders)
-    return found.relative_to(here) if relative else found
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.report.data import settings
+from gaugelasso.report.data import common_folder, settings
 from gaugelasso.report.run import Run
 
 # Conditions that differ in more settings than this are named by their folders.
@@ -34,20 +34,13 @@ def condition_labels(
     groups: dict[str, list[Path]] = {}
     for run, label in zip(runs, long, strict=True):
         groups.setdefault(label, []).append(run.path)
-    folders = {label: _common(paths) for label, paths in groups.items()}
+    folders = {label: str(common_folder(paths)) for label, paths in groups.items()}
     # A folder that holds the runs of another condition too names neither.
     if not any(a != b and _holds(folders[a], folders[b]) for a in folders for b in folders):
         return [folders[label] for label in long]
     if max(map(len, named)) <= _KEYS_MOST:
         return long
     return [_with_others(groups[label]) for label in long]
-
-
-def _common(paths: Sequence[Path]) -> str:
-    """The folder that holds all of them, relative if they are."""
-    found = os.path.commonpath([os.path.abspath(path) for path in paths])
-    absolute = any(path.is_absolute() for path in paths)
-    return found if absolute else os.path.relpath(found)
 
 
 def _holds(folder: str, other: str) -> bool:

@@ -97,6 +97,19 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def common_folder(folders: Sequence[Path]) -> Path:
+    """The default place for output: the only folder, or the common parent of several.
+
+    As the folders are given, relative to the current directory where all of them lie below it.
+    """
+    if len(folders) == 1:
+        return folders[0]
+    parents = [Path(os.path.abspath(folder)).parent for folder in folders]
+    found, here = Path(os.path.commonpath(parents)), Path.cwd()
+    relative = found.is_relative_to(here) and not any(folder.is_absolute() for folder in folders)
+    return found.relative_to(here) if relative else found
+
+
 def load_condition(folders: Sequence[Path]) -> list[Run]:
     """Read the runs of one condition, sorted by seed; UserError unless only the seeds differ."""
     if not folders:

@@ -208,18 +208,21 @@ def _checked(name: str, source: str, data: Any) -> Any:
     if name == "config.json":
         key = "name" if "name" in data["task"] or "module" not in data["task"] else "module"
         check_keys(source, data["task"], {key: TEXT}, "task")
-        given = {key: kind for key, kind in _TARGETS.items() if key in data["target"]}
-        check_keys(source, data["target"], given, "target")
-    optional = {key: kind for key, kind in _OPTIONAL.get(name, {}).items() if key in data}
-    optional = {key: kind for key, kind in optional.items() if key not in required}
-    check_keys(source, data, optional)
+        _check_present(source, data["target"], _TARGETS, "target")
+    optional = _OPTIONAL.get(name, {}).items()
+    _check_present(source, data, {key: kind for key, kind in optional if key not in required})
     if name == "summary.json" and "source" in data:
-        given = {key: kind for key, kind in _SOURCE.items() if key in data["source"]}
-        check_keys(source, data["source"], given, "source")
+        _check_present(source, data["source"], _SOURCE, "source")
     if name == "metrics.jsonl":
         # The other columns are numbers too; the name of the metric's column depends on the task.
         check_keys(source, data, dict.fromkeys(data.keys() - {"phase"}, FIGURE))
     return data
+
+
+def _check_present(source: str, data: Any, schema: Schema, prefix: str = "") -> None:
+    """As `check_keys`, of the keys that the table has."""
+    given = {key: kind for key, kind in schema.items() if key in data}
+    check_keys(source, data, given, prefix)
 
 
 def check_keys(source: str, data: Any, schema: Schema, prefix: str = "") -> None:
