@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_arms import ROOT, TASKS, Arm, Work, run_of
-from benchmarks.kept_rows import JOINT
+from benchmarks.kept_rows import header
 
 from gaugelasso.axes import named_tensors
 from gaugelasso.baselines.ladder import Scale, ladder
@@ -42,7 +42,6 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report.compare_results import control_result, finite
 from gaugelasso.report.data import load_run
-from gaugelasso.runs.environment import environment
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
 from gaugelasso.sweeps.mps import shared_gpu
@@ -141,8 +140,8 @@ class Controls:
         """Write the rows of all runs that are finished."""
         path: Path = self.given.results
         with self._saving:
-            about = environment(self.given.device)
             old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+            about = header(old, self.given.device)
             rows = {(row["method"], row["seed"]): row for row in old["runs"]}
             for row in self._rows():
                 known = rows.get(key := (row["method"], row["seed"]))
@@ -151,11 +150,8 @@ class Controls:
                 if known is None or same or self.given.again:
                     commit = known.get("commit") if known and same else about["commit"]
                     rows[key] = row | {"commit": commit}
-            commands = [*(old.get("command") or "").split(JOINT), about["command"]]
-            about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
-            note = {"note": old["note"]} if "note" in old else {}
             make_folder(path.parent)
-            write_json(path, {**about, **note, "runs": [rows[key] for key in sorted(rows)]})
+            write_json(path, about | {"runs": [rows[key] for key in sorted(rows)]})
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for name, arm in self.work.arms.items():

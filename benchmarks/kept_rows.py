@@ -1,7 +1,7 @@
 """Results files that grow: a call replaces its own rows and keeps those of other calls."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,18 @@ from gaugelasso.runs.writing import make_folder, write_json
 JOINT = "; "  # between the commands of a results file
 
 
+def header(old: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Where new rows come from, with the commands and the note that a file has already."""
+    about = environment(device)
+    commands = [*(old.get("command") or "").split(JOINT), about["command"]]
+    about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
+    return about | ({"note": old["note"]} if "note" in old else {})
+
+
 def write_beside(path: Path, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> None:
     """Write rows beside those that differ from all of them in `keys`; commands and note stay."""
-    about = environment("cpu")
     old = json.loads(path.read_text()) if path.exists() else {"rows": []}
     new = [[row[key] for key in keys] for row in rows]
     kept = [row for row in old["rows"] if [row[key] for key in keys] not in new]
-    commands = [*filter(None, old.get("command", "").split(JOINT)), about["command"]]
-    about["command"] = JOINT.join(dict.fromkeys(commands))
     make_folder(path.parent)
-    note = {"note": old["note"]} if "note" in old else {}
-    write_json(path, {**about, **note, "rows": [*kept, *rows]})
+    write_json(path, header(old, "cpu") | {"rows": [*kept, *rows]})

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.small_rivals import NEAR
 from benchmarks.small_tables import METHODS, RIVALS, TASKS
 from benchmarks.table_sources import read
 from matplotlib.axes import Axes
@@ -40,7 +41,6 @@ ROOT = Path(__file__).parents[1]
 RETRIEVAL = Path("results/controls/retrieval.json")
 IMAGES = Path("docs/images")
 RETRIEVAL_PICTURE, SMALL_PICTURE = IMAGES / "rivals-retrieval.png", IMAGES / "rivals-small.png"
-NEAR = 1.1
 _LEAST = 1e-9  # smaller losses, and 0, are drawn here
 _TICKS = 4  # of a panel beside others
 # Methods of results/controls/retrieval.json.

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks import controls
+from benchmarks import controls, kept_rows
 from benchmarks.control_arms import ROOT, TASKS, Arm, results_of, shortened
 
 from gaugelasso.cli.arguments import parse_changes
@@ -159,7 +159,7 @@ def test_earlier_rows_commands_and_notes_stay(
     results = tmp_path / "results.json"
     for number, arms in enumerate((["deep"], ["loose"], ["loose"])):
         command = f"python -m benchmarks.controls charlm --arms {arms[0]}"
-        monkeypatch.setattr(controls, "environment", lambda _, words=command: {
+        monkeypatch.setattr(kept_rows, "environment", lambda _, words=command: {
             "command": words, "commit": "c", "hardware": "h", "date": "d"
         })  # fmt: skip
         out = ["--out", str(tmp_path / str(number)), "--results", str(results)]
@@ -244,7 +244,7 @@ def test_runs_on_a_gpu_share_it(
 
     monkeypatch.setattr(controls, "shared_gpu", shared)
     monkeypatch.setattr(controls, "choose_device", lambda name: name)
-    monkeypatch.setattr(controls, "environment", lambda _: {
+    monkeypatch.setattr(kept_rows, "environment", lambda _: {
         "command": "c", "commit": "c", "hardware": "h", "date": "d"
     })  # fmt: skip
     words = ["retrieval", "--arms", "full", "--seeds", "42-43", "--out", str(tmp_path / "runs")]
