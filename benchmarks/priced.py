@@ -5,7 +5,7 @@
     python -m benchmarks.priced configs/charlm/medium.toml --batch 96 --length 256 --device cuda \
         --loss 1.15 --out runs/medium --results results/priced/medium_h200.json
 
-Measures a table of the device, trains the config with both accountings, at the same named loss and
+Measures a table of the device, trains the config with both accountings, at the same target loss and
 with the same steps, and times the tuned inference forms in turns, at the batch and length of the
 table. Finished runs are not trained again.
 """

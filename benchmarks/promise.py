@@ -1,10 +1,10 @@
-"""Does a run end at the loss it names? Six tasks, two named losses and five seeds each.
+"""Does a run end at the loss it names? Six tasks, two target losses and five seeds each.
 
     python benchmarks/promise.py --out runs/promise --results results/promise --jobs 16
 
 Writes one file per task to the results folder, with one row for each run. Finished runs are not
 trained again, so the command goes on where it was stopped. With `--baseline`, the smallest uniform
-model of equal loss is searched for the first seed of each named loss (`gaugelasso baseline`).
+model of equal loss is searched for the first seed of each target loss (`gaugelasso baseline`).
 """
 
 import argparse

@@ -105,7 +105,7 @@ def retrieval_rows(root: Path) -> list[Row]:
 
 
 def small_rows(root: Path) -> dict[str, tuple[float, list[Row]]]:
-    """The tasks of a minute: by task its named loss and its methods, the full model last."""
+    """The tasks of a minute: by task its target loss and its methods, the full model last."""
     every = [row for row in read(root / RIVALS)["rows"] if row["share"] == 1]
     names = dict(METHODS)
     names["full"] = names.pop("full")
@@ -149,14 +149,14 @@ def draw_retrieval(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_small(tasks: Mapping[str, tuple[float, Sequence[Row]]], path: Path) -> None:
-    """A panel for each task, with the named loss as a line."""
+    """A panel for each task, with the target loss as a line."""
     sheet = new_figure(1500)
     grid = sheet.subplots(2, 3)
     for axes, (task, (named, rows)) in zip(grid.flat, tasks.items(), strict=True):
         draw_rows(axes, rows, names=axes in grid[:, 0])
         axes.xaxis.set_major_locator(FixedLocator(round_ticks(*axes.get_xlim(), most=_TICKS)))
         axes.axvline(named, color=GREY, linestyle="--", linewidth=0.9, zorder=1)
-        axes.set_title(f"{TASKS[task]}, named loss {named:g}", fontsize=FONT, color=INK)
+        axes.set_title(f"{TASKS[task]}, target loss {named:g}", fontsize=FONT, color=INK)
     for axes in grid[1]:
         axes.set_xlabel("loss on test data", fontsize=SMALL, color=INK)
     _legend(sheet, True)
@@ -171,7 +171,7 @@ def _legend(sheet: Figure, named: bool) -> None:
     ]
     if named:
         line: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
-        handles.append(Line2D([], [], **line, label="named loss"))
+        handles.append(Line2D([], [], **line, label="target loss"))
     sheet.legend(
         handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL
     )

@@ -7,7 +7,7 @@ loss of its config. Each rival has the work per token that this run ended with, 
 trained with the run's rates and phases, and its command's defaults; pruning is followed by as many
 steps as the full model had. Compression to this work, and a uniform model of it, are also trained
 for three times the steps: the first has about the training work of the pruned models then, or less.
-What has the named loss on the test data is given half of that work as well. Finished runs are not
+What has the target loss on the test data is given half of that work as well. Finished runs are not
 made again, so the command goes on where it was stopped. A method that refuses has a row too. With
 `--methods` only these are made, beside the runs that they begin with. The file keeps all other
 rows, its commands and its note.

@@ -22,7 +22,7 @@ TASKS = {
     "text": "text",
 }
 METHODS = {
-    "compression": "compression to the named loss",
+    "compression": "compression to the target loss",
     "full": "full model",
     "from scratch": "its structure from scratch",
     "compression-long": "compression to this work, long",
@@ -58,8 +58,9 @@ def rivals_section(root: Path) -> list[str]:
         'work per token that this run ended with. "Long" is three times the steps; pruned models '
         "are fine-tuned for as many steps as the full model was trained. Each cell has the mean "
         f"FMA, then the test loss of each seed ({', '.join(map(str, seeds))}), **bold** where the "
-        "model has the named loss with at most 1.1 times the work. The last column is the training "
-        "work with that of all runs which the method needs, over that of the compressed run.",
+        "model has the target loss with at most 1.1 times the work. The last column is the "
+        "training work with that of all runs which the method needs, over that of the compressed "
+        "run.",
         "",
         *_table(rows, seeds, 1),
         "",

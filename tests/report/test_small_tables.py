@@ -51,7 +51,7 @@ def test_a_cell_has_the_mean_work_and_the_loss_of_each_seed(root: Path) -> None:
             refused("post-hoc", 42),
         ],
     )
-    assert "| compression to the named loss | 1,050 **0.1** 0.2 | 1.0–1.0 |" in made
+    assert "| compression to the target loss | 1,050 **0.1** 0.2 | 1.0–1.0 |" in made
     assert "| CoFi | 1,000 not finite refused | 1.5–1.5 |" in made
     assert "| uniform | 1,000 0.3 — | 0.5–0.5 |" in made
     assert "| post-hoc pruning | refused — | — |" in made

@@ -54,7 +54,7 @@ def test_both_are_named_and_held(both_run: Path) -> None:
     assert summary["held"] is True
     assert summary["fma_final"] < 0.8 * summary["fma_initial"]
     assert summary["target_reached_step"] < 20
-    # The metric was met above the named loss too; that did not do.
+    # The metric was met above the target loss too; that did not do.
     assert max(loss for loss, met in course["pairs"] if met) > 1.7
 
 

@@ -162,7 +162,7 @@ def _choose_rest_(train: dict[str, Any], found: Plan) -> None:
 
 
 def write_plan(path: Path, chosen: Plan, target: str) -> None:
-    """Write config.toml; `target` says where the named loss comes from."""
+    """Write config.toml; `target` says where the target loss comes from."""
     title = comment("chosen by gaugelasso compress; gaugelasso train takes this file")
     write_text(path, f"{title}\n\n" + to_toml(chosen.sections, {"target.loss": target}))
 

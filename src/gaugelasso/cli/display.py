@@ -88,13 +88,13 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
 
 
 def _loss_for_now(progress: Progress) -> float | None:
-    """What the loss should be now; None if no loss is named."""
+    """What the loss should be now; None if there is no target loss."""
     named, pressed = progress.loss_target, progress.pressed_loss
     return pressed if named is not None and pressed is not None else named
 
 
 def _wanted_loss(progress: Progress) -> str:
-    """The named loss, and the one that the run presses towards until then."""
+    """The target loss, and the one that the run presses towards until then."""
     named, now = progress.loss_target, _loss_for_now(progress)
     if named is None or now is None or f"{now:.3g}" == f"{named:.3g}":
         return _wanted(named)

@@ -157,7 +157,7 @@ class Compressor:
         return event
 
     def finish(self) -> Result:
-        """The result of a run with `steps` or `seconds`; warns if the named loss is missed."""
+        """The result of a run with `steps` or `seconds`; warns if the target loss is missed."""
         if self.pilot is None:
             raise UserError("finish() needs a run: give Compressor the number of its steps")
         return self.pilot.finish()

@@ -182,7 +182,7 @@ class Pilot(CourseDriver):
     # --- the end --------------------------------------------------------------------------
 
     def finish(self) -> Result:
-        """The result; where the final model misses the named loss, of the last state that held."""
+        """The result; where the final model misses the target loss, of the last state that held."""
         if self._result is not None:
             return self._result
         if not self.done:

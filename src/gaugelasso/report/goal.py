@@ -83,7 +83,7 @@ def _is_within_work(run: Run) -> bool:
 
 
 def misses_only_work(runs: Sequence[Run]) -> bool:
-    """Whether the median seed has the named loss, and not the work that is named with it."""
+    """Whether the median seed has the target loss, and not the work that is named with it."""
     named = runs[0].loss_target is not None and runs[0].fma_target
     return bool(named) and statistics.median_low(
         _is_within_loss(run) and not _is_within_work(run) for run in runs

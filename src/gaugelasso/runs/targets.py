@@ -6,5 +6,5 @@ ANY_LOSS = 1e30
 
 
 def named_loss(target: float | None) -> float | None:
-    """A loss target as a reader should see it; None if no loss is named."""
+    """A loss target as a reader should see it; None if there is none."""
     return None if target is None or target >= ANY_LOSS else target

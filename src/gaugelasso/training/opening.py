@@ -151,7 +151,7 @@ def check_own_model(config: Config, existing: Existing, structure: Structure | N
 
 
 def check_data(config: Config, device: str) -> None:
-    """Read one example of each stream. A named loss below zero is warned of.
+    """Read one example of each stream. A target loss below zero is warned of.
 
     UserError if the built-in transformer does not read such inputs, or its work would be counted
     for sequences of another length.

@@ -51,7 +51,7 @@ class RunRecord:
             setattr(self, name, values[name])
 
     def add_losses_(self, losses: Sequence[float], steps: int, target: float | None) -> None:
-        """Take in the losses of the last steps, of `steps` in all; None if no loss is named."""
+        """Take in the losses of the last steps, of `steps` in all; None without a target loss."""
         numbered = enumerate(losses, steps - len(losses) + 1)
         finite = [(step, loss) for step, loss in numbered if math.isfinite(loss)]
         if self.reached_at is None and target is not None:

@@ -180,7 +180,7 @@ def test_what_is_left_of_the_allowance(out: Path, done: str, gaugelasso: Command
 
 
 def test_the_original_on_the_same_data_decides(out: Path, gaugelasso: Command) -> None:
-    """The halves of a held-out text differ, and the named loss follows from the first."""
+    """The halves of a held-out text differ, and the target loss follows from the first."""
     for test_loss, held in ((100.0, True), (0.01, False)):
         original = read(out / "original.json")
         original["test"]["loss"] = test_loss

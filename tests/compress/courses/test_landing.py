@@ -94,7 +94,7 @@ def test_a_negative_loss_above_the_named_one_does_not_hold() -> None:
 
 
 def test_a_state_counts_as_held_where_other_data_have_the_loss_too() -> None:
-    """Selection data are a sample: three standard errors below the named loss."""
+    """Selection data are a sample: three standard errors below the target loss."""
     course = Course(400, LR, named=0.1, error=0.002)
     assert course.sure == pytest.approx(0.094)
     assert course._holds(100, 500.0, 0.097)  # better than nothing

@@ -1,4 +1,4 @@
-"""The course of a model that has the named loss from the start: it ends no worse."""
+"""The course of a model that has the target loss from the start: it ends no worse."""
 
 import math
 from collections.abc import Iterable

@@ -9,7 +9,7 @@ from gaugelasso.compress.courses.window import LEAST_ROOM, MOST_ROOM, LossWindow
 
 
 def room(losses: list[float], named: float = 0.1) -> float:
-    """The share of the named loss by which the aim is below it."""
+    """The share of the target loss by which the aim is below it."""
     window = LossWindow(named=named)
     window.observe(losses)
     return 1 - window.aim / named

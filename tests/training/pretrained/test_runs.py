@@ -172,7 +172,7 @@ def test_a_pretrained_model_with_the_named_work_is_refused(
 
 
 def test_a_run_that_ends_on_its_start_says_so(place: Path) -> None:
-    """Every step after the first spoils the weights, so that no trial has the named loss."""
+    """Every step after the first spoils the weights, so that no trial has the target loss."""
     (place / "run.toml").write_text(MODEL + COURSE)
     trainer = Trainer(config(target__loss=6.0, target__fma=0.0), Path("run"))
     take = trainer._step

@@ -3,7 +3,7 @@
 Under pressure at a full learning rate the loss is far above that of the same model after an
 anneal. How far depends on the task, so the course measures it. It presses towards a provisional
 loss, anneals for a short time without pressure (a trial), and compares. A trial that leads to the
-named loss sets how loosely to press next. One that does not sends the run back to the last
+target loss sets how loosely to press next. One that does not sends the run back to the last
 state that did. The rest of the run is one long anneal, pressed to its last step.
 
                  start      trial  press  trial  press  trial        anneal
@@ -22,8 +22,8 @@ from gaugelasso.compress.amounts import amount
 from gaugelasso.compress.courses.stages import TRIAL, Stages
 from gaugelasso.compress.events import CUT_SHARE
 
-# The first provisional loss is the geometric mean of the first loss and the named one, but at
-# most this share of the way from the named loss up to the first. A later one is at most `WAY` of
+# The first provisional loss is the geometric mean of the first loss and the target, but at
+# most this share of the way from the target loss up to the first. A later one is at most `WAY` of
 # the way, and at most `GROWTH` times the loss before the trial.
 FIRST_WAY, WAY, GROWTH = 0.1, 0.2, 4.0
 # The long anneal lowers the loss further than a trial: by this share of what the trial did, on a
@@ -62,7 +62,7 @@ SPIKE = 2.0
 # States have about the same size up to this ratio of their work.
 NEAR = 1.25
 
-# What follows a trial that did not reach the named loss. Without a figure: how far the loss falls
+# What follows a trial that did not reach the target loss. Without a figure: how far the loss falls
 # after an early trial is not known.
 _LAST_ANNEAL = "the last anneal follows, which is longer and lowers the loss further"
 _NORMAL = "so a larger model goes on and is cut more carefully, as is normal after such a trial"
@@ -209,7 +209,7 @@ class Course(Stages):
         return min(wanted, max(tighter, halfway))
 
     def _holds(self, step: int, fma: float, loss: float) -> bool:
-        """Whether this is the best state so far that has the named loss; noted if it is.
+        """Whether this is the best state so far that has the target loss; noted if it is.
 
         The best is the smallest of those that have it for sure, else the one of the least loss.
         """
@@ -225,13 +225,13 @@ class Course(Stages):
     def stays(self, loss: float, fma: float) -> bool:
         """Whether the final model, with this loss on selection data, is what the run ends on.
 
-        Not if a state that was kept has the named loss more surely at about the same size.
+        Not if a state that was kept has the target loss more surely at about the same size.
         """
         surer = self.held_loss <= self.sure and self.held_fma <= NEAR * fma
         return loss <= (self.sure if surer else self.named)
 
     def in_doubt(self) -> str | None:
-        """A warning after a trial that did not reach the named loss."""
+        """A warning after a trial that did not reach the target loss."""
         if not self.trials or self.trials[-1]["step"] != self.advanced_at:
             return None
         last = self.trials[-1]
@@ -254,7 +254,7 @@ class Course(Stages):
         return LATER * max(self.fall, 0.0) * max(anneals - 1, 0.0)
 
     def _wanted(self, missing: float) -> float:
-        """The provisional loss from which an anneal should lead to the named one.
+        """The provisional loss from which an anneal should lead to the target.
 
         The last trial ended above the aim by `missing`, logarithmically.
         """

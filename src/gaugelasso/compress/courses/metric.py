@@ -1,6 +1,6 @@
 """The course of a run that names a metric: the loss that it needs is estimated on the way.
 
-A run that names a loss as well presses towards that one until measurements ask for less.
+A run that has a target loss as well presses towards it until measurements ask for less.
 
 The estimate may be far off until the metric is met for the first time, which is often late in the
 last anneal. So states of several sizes are kept while the model shrinks, to return to.
@@ -23,7 +23,7 @@ MEASURED = 4
 # `RUNGS` of them.
 RUNG, RUNGS = 1.2, 3
 # At this share of the last anneal, a loss above the pressed one by this factor is out of reach, and
-# the run anneals a larger state. Only for a metric: in runs that name a loss, most of those that
+# the run anneals a larger state. Only for a metric: in runs with a target loss, most of those that
 # this would give up reach it in the end.
 LOOK, FAR = 0.4, 1.5
 
@@ -33,7 +33,7 @@ class MetricCourse(Course):
     """`goal` is the metric to reach; `named` is the present estimate of the loss for it.
 
     After each measurement `loss <= named` exactly if the metric is met, and the goal's own loss if
-    it has one, so what a course does with a named loss holds for both.
+    it has one, so what a course does with a target loss holds for both.
     """
 
     named: float = 0.0  # not known, unless the goal has a loss
@@ -43,7 +43,7 @@ class MetricCourse(Course):
     # States of the first descent, as step and FMA; whether the last anneal returned to one of them.
     rungs: list[tuple[int, float]] = field(default_factory=list)
     given_up: bool = False
-    # Less than with a named loss, because one that is only estimated is soon too loose.
+    # Less than with a target loss, because one that is only estimated is soon too loose.
     growth: ClassVar[float] = 1.6
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class MetricCourse(Course):
 
     @property
     def names_loss(self) -> bool:
-        """Whether a loss is named beside the metric."""
+        """Whether there is a target loss beside the metric."""
         return self.goal.loss < math.inf
 
     def seen(self, measured: Measured) -> None:
@@ -77,7 +77,7 @@ class MetricCourse(Course):
         return super().pressed_loss(step) if self.pairs or self.names_loss else None
 
     def advance(self, step: int, fma: float, selection_loss: Measure) -> Answer:
-        """As of a named loss; before the first trial there are measurements for the estimate."""
+        """As of a target loss; before the first trial there are measurements for the estimate."""
         past, now = (each // (MEASURED * self.grain) for each in (self.advanced_at, step))
         if self.stage == "start" and step >= self.warmup and past < now:
             selection_loss(False)
@@ -104,7 +104,7 @@ class MetricCourse(Course):
         return super()._judge(step, fma, loss)
 
     def _steer_anneal(self, before: int, step: int, fma: float, selection_loss: Measure) -> Answer:
-        """As of a named loss, but a model that cannot reach it is given up for a larger one."""
+        """As of a target loss, but a model that cannot reach it is given up for a larger one."""
         look = self.began_at + LOOK * (self.ends_at - self.began_at)
         rung = self._larger(fma) if before < look <= step and not self.given_up else None
         if rung is None or self.held_at is not None:
@@ -124,7 +124,7 @@ class MetricCourse(Course):
         return list(dict.fromkeys([*super().kept_steps(), *rungs]))
 
     def _next_provisional(self, back: bool, missing: float) -> float:
-        """As of a named loss, but tighter after a trial that missed the metric and stays.
+        """As of a target loss, but tighter after a trial that missed the metric and stays.
 
         Half of a loss that missed the metric is a guess of what meets it, and always in reach. So
         such a trial is no reason to press more loosely: the model learns on at its size.

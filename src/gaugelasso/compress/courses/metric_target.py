@@ -28,14 +28,14 @@ class MetricTarget:
     value: float
     lower_is_better: bool = False
     pairs: list[tuple[float, bool]] = field(default_factory=list)
-    loss: float = math.inf  # no loss is named
+    loss: float = math.inf  # no target loss
 
     def is_met(self, metric: float) -> bool:
         """Whether a metric is at least as good as the one that is named; NaN is not."""
         return metric <= self.value if self.lower_is_better else metric >= self.value
 
     def both_met(self, loss: float, metric: float) -> bool:
-        """Whether the metric is met, and the loss is within the named one if one is named."""
+        """Whether the metric is met, and the loss is within its target if it has one."""
         return self.is_met(metric) and (self.loss == math.inf or loss <= self.loss)
 
     def see(self, loss: float, metric: float) -> None:
@@ -51,9 +51,9 @@ class MetricTarget:
         self.pairs = [*kept, (loss, met)][-MOST_PAIRS:]
 
     def estimate(self) -> float | None:
-        """The loss to name: between what met the metric and what did not, within the named loss.
+        """A loss to aim at: between what met the metric and what did not, within the target loss.
 
-        None before any pair, unless a loss is named.
+        None before any pair, unless there is a target loss.
         """
         estimate = self._between()
         if estimate is None:

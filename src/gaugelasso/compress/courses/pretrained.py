@@ -1,9 +1,9 @@
-"""The course of a model whose channels go by their harm: it may have the named loss from the start.
+"""The course of a model whose channels go by their harm: it may hold the target from the start.
 
 Then the run must not end on a worse one. Its start is kept, to end on if all else misses. A model
-with nearly all of its work that has lost the named loss has lost it by training alone: the rate is
+with nearly all of its work that has lost the target loss has lost it by training alone: the rate is
 too high for these weights and this batch. The run goes back, and on at half of it. This is looked
-at after the warm-up, where only a loss far above the named one tells, and at the end of each trial.
+at after the warm-up, where only a loss far above the target tells, and at the end of each trial.
 
 Decides by numbers alone, as `Course` does.
 """
@@ -22,7 +22,7 @@ FAR, LEAST_FAR = 3.0, 0.03
 
 @dataclass
 class PretrainedCourse(Course):
-    """`start_at` is None for a model that does not have the named loss."""
+    """`start_at` is None for a model that does not have the target loss."""
 
     # Whether the start has been measured.
     checked: bool = False
@@ -93,6 +93,6 @@ class PretrainedCourse(Course):
         self.slower, self.recent = 0.5 * self.slower, []
         return Answer(
             return_to=self.good_at,
-            reason=f"after {what} the model, hardly cut, has lost the named loss by training "
+            reason=f"after {what} the model, hardly cut, has lost the target loss by training "
             f"alone, so the learning rate is halved to {self.slower * self.lr:.3g}",
         )

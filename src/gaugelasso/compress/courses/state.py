@@ -54,14 +54,14 @@ class CourseState(LossWindow):
     provisional: float = 0.0
     fall: float = 0.0
     loss_before: float = 0.0
-    # The last state whose trial led to the named loss, or the one before all trials, with the fall
+    # The last state whose trial led to the target loss, or the one before all trials, with the fall
     # and the provisional loss of that trial; the least provisional loss that was too loose.
     good_at: int | None = None
     good_fma: float = math.inf
     good_fall: float | None = None
     good_loss: float | None = None
     too_loose: float | None = None
-    # The smallest state that had the named loss, at the end of a trial or in the last anneal.
+    # The smallest state that had the target loss, at the end of a trial or in the last anneal.
     held_at: int | None = None
     held_fma: float = math.inf
     held_loss: float = math.inf

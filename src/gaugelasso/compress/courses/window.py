@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 # Losses that the present loss is a mean of, and those that its noise is measured on.
 WINDOW, NOISE_WINDOW = 33, 60
-# The final loss is aimed at this many standard errors below the named one, within these shares.
+# The final loss is aimed at this many standard errors below the target, within these shares.
 ERRORS, LEAST_ROOM, MOST_ROOM = 3.0, 0.01, 0.18
 
 
@@ -58,7 +58,7 @@ class LossWindow:
 
     @property
     def aim(self) -> float:
-        """The final loss that is aimed at: below the named one by the noise of a measurement.
+        """The final loss that is aimed at: below the target by the noise of a measurement.
 
         Selection data and other data that the model is not trained on differ by this noise too.
         """
@@ -66,7 +66,7 @@ class LossWindow:
 
     @property
     def sure(self) -> float:
-        """A loss on selection data at which other data have the named loss as well."""
+        """A loss on selection data at which other data have the target loss as well."""
         return self._surely(self.named)
 
     def _surely(self, named: float) -> float:
@@ -85,7 +85,7 @@ def _below(named: float, share: float) -> float:
 
 @lru_cache(maxsize=1)  # asked before each step, while the losses change only when they are read
 def _room(losses: tuple[float, ...]) -> float:
-    """The share of the named loss to stay below it."""
+    """The share of the target loss to stay below it."""
     logs = [math.log(max(loss, 1e-12)) for loss in losses]
     # By differences, so that a falling loss is not taken for noise.
     steps = [b - a for a, b in itertools.pairwise(logs)]

@@ -1,8 +1,8 @@
 """The course of a run that names a work per token, and wants the least loss at it.
 
-No loss is named, so the work follows a schedule, geometric in time, and the pressed loss follows
-the work: the further the work is behind its schedule, the higher above the present loss. When the
-work is reached, the rest of the run is one anneal without pressure.
+There is no target loss, so the work follows a schedule, geometric in time, and the pressed loss
+follows the work: the further the work is behind its schedule, the higher above the present loss.
+When the work is reached, the rest of the run is one anneal without pressure.
 
                  start                          anneal
     rate       /------------------------\\.._______________
@@ -38,7 +38,7 @@ KEPT = 10
 
 @dataclass(kw_only=True)
 class WorkCourse(Course):
-    """`goal` is the work per token to end at. Every final loss is within the named one."""
+    """`goal` is the work per token to end at. Every final loss will do."""
 
     named: float = math.inf
     goal: float = 0.0
