@@ -96,6 +96,25 @@ def test_a_loss_is_named_by_where_it_was_measured(
     assert ("held-out" in told + text + " ".join(front.headers)) is held_out
 
 
+def test_a_metric_that_only_some_loops_have_is_not_shown(tmp_path: Path) -> None:
+    """Else its column would have the metric of some and the loss of others."""
+    pair = tmp_path / "with", tmp_path / "without"
+    loop(pair[0], steps=20, loss_target=9.0, metric_target=0.25, evaluate=lambda: (1.25, 0.5))
+    loop(pair[1], steps=20, loss_target=9.0, evaluate=lambda: 1.5)
+    found = compare(load_runs(pair))
+    table, front = compare_table(found), pareto_table(load_points(pair))
+    for heads in (table.headers, front.headers):
+        assert "held-out loss" in heads
+        assert "metric" not in heads
+    assert "No metric is shown, because not all runs have the same one" in table.note
+    files = write_methods(found, tmp_path / "out", tmp_path / "results.json")
+    results = json.loads(files["results"].read_text())
+    assert results["metric_name"] is None
+    assert [method["metric"] for method in results["methods"]] == [None, None]
+    again = shutil.copytree(pair[0], tmp_path / "again")
+    assert "metric" in compare_table(compare(load_runs([pair[0], again]))).headers
+
+
 def test_the_card_of_an_export_says_what_is_known(own: Path, tmp_path: Path) -> None:
     card = (export(own / "a", "native", tmp_path / "out").folder / "README.md").read_text()
     for said in ("Measured on the last training batches by the run", f"| {ON_BATCHES} |"):

@@ -8,7 +8,7 @@ from gaugelasso.report.costs import work_format
 from gaugelasso.report.data import Condition
 from gaugelasso.report.goal import is_held, names_target
 from gaugelasso.report.layout import Table
-from gaugelasso.report.outcome import outcome
+from gaugelasso.report.outcome import common_metric, outcome
 from gaugelasso.report.results import origin
 from gaugelasso.runs.units import noun
 
@@ -50,8 +50,7 @@ def arms_table(arms: Sequence[Condition], results: dict[str, Any]) -> Table:
 
 def metric_name(arms: Sequence[Condition]) -> str:
     """The metric's name if all arms have the same, otherwise "metric"."""
-    names = {run.metric_name for arm in arms for run in arm.runs}
-    return names.pop() if len(names) == 1 else "metric"
+    return common_metric([run for arm in arms for run in arm.runs]) or "metric"
 
 
 def _mean(values: Iterable[float | None], form: formats.Format) -> str:

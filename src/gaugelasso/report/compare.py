@@ -29,7 +29,7 @@ from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.goal import target_kinds
 from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import OWN, families, held, names, work_target
-from gaugelasso.report.outcome import loss_name, outcome
+from gaugelasso.report.outcome import common_metric, loss_name, outcome
 from gaugelasso.report.permutation import permutation_p
 from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
@@ -87,7 +87,14 @@ class Comparison:
     def runs(self) -> list[Run]:
         return [member.run for members in self.methods.values() for member in members]
 
+    @property
+    def metric_name(self) -> str | None:
+        return common_metric(self.runs)
+
     def values(self, name: str, key: str) -> list[float | None]:
+        """One of `TESTED` for each run of a method; None for metrics that are not the same one."""
+        if key == "metric" and self.metric_name is None:
+            return [None] * len(self.methods[name])
         return [member.value(key) for member in self.methods[name]]
 
     def work_targets(self, name: str) -> list[float | None]:
@@ -189,14 +196,14 @@ def compare(
 def compare_table(found: Comparison) -> Table:
     """A row for each method with mean ± standard deviation, then a row for each of its seeds."""
     first = found.runs[0]
-    metric = formats.metric_format(first.metric_name, digits=3)
+    metric = found.metric_name
     tested: dict[str, tuple[str, formats.Format]] = {
         "fma": ("FMA per token", work_format("fma")),
         **({"ms": ("ms", formats.figure)} if found.ms_of else {}),
         "loss": (loss_name(found.runs), formats.figure),
     }
-    if first.metric_name != tested["loss"][0]:
-        tested["metric"] = (first.metric_name, metric)
+    if metric is not None and metric != tested["loss"][0]:
+        tested["metric"] = (metric, formats.metric_format(metric, digits=3))
     forms = [form for _, form in tested.values()]
     headers = ["method", first.told_by, *(head for head, _ in tested.values())]
     if found.work_targets_differ:
@@ -217,14 +224,14 @@ def compare_table(found: Comparison) -> Table:
             rows.append(["", member.run.mark, *map(known, values, forms),
                          _held_cell([member]), *("" for _ in tested)])  # fmt: skip
     headers += [f"p, {head}" for head, _ in tested.values()]
-    note = f"Task {first.task}; mean ± standard deviation over seeds."
-    note += f"{note_on_own_loops(found.runs)} Total training work: of a run and of the runs that "
-    note += "it needs, as the full model that a "
-    note += "rival begins with, or the run that found a structure; "
-    note += f"{DASH} where that is not known. "
-    note += f"Target: what a run names, and whether it is held; {DASH} where a method names none. "
-    note += f"p: against {found.against}, {TEST}; "
-    note += f"{DASH} where seeds are too few. "
+    note = (
+        f"Task {first.task}; mean ± standard deviation over seeds.{note_on_own_loops(found.runs)}"
+        f"{'' if metric else ' No metric is shown, because not all runs have the same one.'} Total "
+        "training work: of a run and of the runs that it needs, as the full model that a rival "
+        f"begins with, or the run that found a structure; {DASH} where that is not known. Target: "
+        f"what a run names, and whether it is held; {DASH} where a method names none. "
+        f"p: against {found.against}, {TEST}; {DASH} where seeds are too few. "
+    )
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
     # The commands of all runs would be longer than the table.
     ran = f"{command()}; those of the runs are in compare.json"

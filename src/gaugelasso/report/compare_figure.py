@@ -30,8 +30,9 @@ _LEGEND_CHARS = 30
 
 def draw_comparison(found: Comparison, path: Path | IO[bytes]) -> None:
     """Write the PNG. Small marks are seeds, large ones means, with bars of one deviation."""
-    first = found.runs[0]
-    quality = ["loss"] if all(run.metric_is_loss for run in found.runs) else ["loss", "metric"]
+    first, metric = found.runs[0], found.metric_name
+    of_loss = metric is None or all(run.metric_is_loss for run in found.runs)
+    quality = ["loss"] if of_loss else ["loss", "metric"]
     costs = ["fma", "ms"] if found.ms_of else ["fma"]
     sheet = new_figure(_HEIGHT_PX * len(quality))
     grid = sheet.subplots(len(quality), len(costs), squeeze=False)
@@ -39,7 +40,7 @@ def draw_comparison(found: Comparison, path: Path | IO[bytes]) -> None:
         "fma": f"FMA per token (accounting: {to_ascii(found.accounting)})",
         "ms": to_ascii(found.ms_of).split(" (")[0],
         "loss": loss_name(found.runs),
-        "metric": to_ascii(first.metric_name),
+        "metric": to_ascii(metric or ""),
     }
     for row, good in enumerate(quality):
         for column, cost in enumerate(costs):
@@ -48,8 +49,8 @@ def draw_comparison(found: Comparison, path: Path | IO[bytes]) -> None:
             # A metric's name may hold signs of mathematics.
             axes.set_ylabel(labels[good], fontsize=SMALL, color=INK, parse_math=False)
             _draw_methods(axes, found, cost, good)
-            if good == "metric":
-                form = metric_format(first.metric_name)
+            if good == "metric" and metric:
+                form = metric_format(metric)
                 axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _, form=form: form(v)))
     handles, names = grid[0][0].get_legend_handles_labels()
     sheet.legend(handles, names, loc="outside right upper", frameon=False, fontsize=SMALL,

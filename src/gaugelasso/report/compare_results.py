@@ -25,7 +25,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
         **origin_of(found.runs),
         "compare_command": command(),
         "task": first.task,
-        "metric_name": first.metric_name,
+        "metric_name": found.metric_name,
         "metric_lower_is_better": first.metric_lower_is_better,
         "accounting": found.accounting,
         "ms_of": found.ms_of or None,

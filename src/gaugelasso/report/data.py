@@ -197,6 +197,8 @@ def settings(run: Run) -> dict[str, Any]:
     if run.is_own_loop:  # its config does not describe the model
         named = Path(run.own_model).name or "transformer"
         sections["model"] = {"class": named, "fma": run.initial["fma"]}
+        # It has the figures that are named alone, where that of a task has null for the others.
+        sections["target"] = dict.fromkeys(("loss", "metric")) | sections["target"]
         if on := (run.summary or run.initial).get("evaluated_on"):
             sections["task"]["evaluated_on"] = on
     return {f"{name}.{key}": v for name, values in sections.items() for key, v in values.items()}

@@ -96,6 +96,12 @@ def loss_name(runs: Sequence[Run]) -> str:
     return LOSS_ON_BATCHES if on_batches else "held-out loss"
 
 
+def common_metric(runs: Sequence[Run]) -> str | None:
+    """The metric of all runs; None if they do not have the same one, as own loops may."""
+    names = {run.metric_name for run in runs}
+    return names.pop() if len(names) == 1 else None
+
+
 def _own_wall(summary: Mapping[str, Any]) -> float | None:
     """Seconds of the run itself: of a rival, `wall_s` includes the full model that it began with.
 

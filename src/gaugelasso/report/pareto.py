@@ -38,7 +38,7 @@ from gaugelasso.report.formats import DASH, figure, known, metric_format, over_s
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table
 from gaugelasso.report.methods import aims, labels
-from gaugelasso.report.outcome import loss_name, outcome
+from gaugelasso.report.outcome import common_metric, loss_name, outcome
 from gaugelasso.report.run import Run
 from gaugelasso.report.served import after, column, served_as
 from gaugelasso.runs.units import noun, unit
@@ -128,11 +128,12 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     """One row per condition: mean ± std over its seeds, and which seeds are on the front."""
     point = next(iter(points.values()))[0]
     first, counted = point.run, _accounting(point)
-    metric, form = first.metric_name, work_format(counted)
     runs = [point.run for group in points.values() for point in group]
+    metric, form = common_metric(runs), work_format(counted)
     others, served = cost_columns(runs, counted), served_as(runs)
     loss_is = loss_name(runs)
-    form_of = None if metric == loss_is else lambda v: known(v, metric_format(metric))
+    shown = metric if metric != loss_is else None
+    form_of = metric_format(shown) if shown else None
     rows = []
     for label, group in points.items():
         ends = [outcome(point.run) for point in group]
@@ -150,7 +151,7 @@ def pareto_table(points: dict[str, list[Point]]) -> Table:
     to_loss = all(run.loss_target is not None and run.metric_target is None for run in aimed)
     headers = ["condition", "loss target" if to_loss else "target", "seeds", unit(counted)]
     headers += ["compression", *(each.name for each in others), *map(column, served)]
-    headers += [loss_is, *([metric] if form_of else ()), f"{first.told_by}s on the front"]
+    headers += [loss_is, *([shown] if shown else ()), f"{first.told_by}s on the front"]
     note = f"Task {first.task}; {noun(counted)} by the accounting {counted!r}. A run is on the "
     note += (
         "front if no other run here is at least as good in both loss and work, and better in one."
