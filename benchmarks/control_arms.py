@@ -13,6 +13,7 @@ from typing import Any
 
 from gaugelasso.baselines.cofi import parameters
 from gaugelasso.baselines.ladder import Scale
+from gaugelasso.config import load_config
 from gaugelasso.models import Transformer, TransformerSpec
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,18 @@ class Work:
     def method(self, name: str) -> str:
         """The name of an arm in the results file."""
         return self.arms[name].method or name
+
+    @property
+    def task(self) -> str:
+        """The task in the configs of the arms."""
+        return load_config(ROOT / next(arm.config for arm in self.arms.values())).task_name
+
+    def asked(self, name: str) -> float | None:
+        """The work per token that an arm is to have; None if it is given none."""
+        if name in self.uniform:
+            return round(self.fma)
+        words = self.arms[name].options
+        return float(words[words.index("--fma") + 1]) if "--fma" in words else None
 
     def origin(self, name: str, seed: int) -> tuple[str, int] | None:
         """The arm and seed of the run that this one starts from."""

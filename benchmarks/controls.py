@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_arms import ROOT, TASKS, Arm, Work, run_of
-from benchmarks.kept_rows import header
+from benchmarks.kept_rows import JOINT, header
 
 from gaugelasso.axes import named_tensors
-from gaugelasso.baselines.ladder import Scale, ladder
+from gaugelasso.baselines.ladder import Scale, ladder, settings_of
 from gaugelasso.baselines.retrained import found_structure
 from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import ModelConfig, load_config
@@ -42,6 +42,8 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report.compare_results import control_result, finite
 from gaugelasso.report.data import load_run
+from gaugelasso.report.formats import count, figure, known
+from gaugelasso.report.results_schema import check_place
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
 from gaugelasso.sweeps.mps import shared_gpu
@@ -126,8 +128,8 @@ class Controls:
         elif made is None:
             print(f"{name}, seed {seed}: {' '.join(command)}\n{complaint}", flush=True)
         else:
-            print(f"{name}, seed {seed}: {made['fma_final']:,.0f} FMA, loss {made['loss']:.4g}",
-                  flush=True)  # fmt: skip
+            loss = known(made["loss"], figure)
+            print(f"{name}, seed {seed}: {made['fma_final']:,.0f} FMA, loss {loss}", flush=True)
         self.save()
 
     def _structure(self, folder: Path, found: tuple[str, int]) -> Path:
@@ -144,14 +146,12 @@ class Controls:
             about = header(old, self.given.device)
             rows = {(row["method"], row["seed"]): row for row in old["runs"]}
             for row in self._rows():
-                known = rows.get(key := (row["method"], row["seed"]))
-                # A run of an earlier call keeps the commit that it was made with.
-                same = known is not None and known.get("wall_s") == row["wall_s"]
-                if known is None or same or self.given.again:
-                    commit = known.get("commit") if known and same else about["commit"]
-                    rows[key] = row | {"commit": commit}
+                key = row["method"], row["seed"]
+                if key not in rows or self.given.again:
+                    rows[key] = row
             make_folder(path.parent)
-            write_json(path, about | {"runs": [rows[key] for key in sorted(rows)]})
+            task = {"task": self.work.task}
+            write_json(path, about | task | {"runs": [rows[key] for key in sorted(rows)]})
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for name, arm in self.work.arms.items():
@@ -161,28 +161,44 @@ class Controls:
                 if not (folder / "summary.json").exists():
                     continue
                 try:
-                    yield row_of(self.work.method(name), folder, arm.structure)
+                    row = row_of(self.work.method(name), folder, arm.structure)
+                    yield {**row, "work": self.work.asked(name)}
                 except UserError as error:  # a damaged run does not cost the others their rows
                     print(f"left out: {error}", flush=True)
 
 
 def in_order(
-    work: Work, arms: Sequence[str], seeds: Sequence[int], known: Collection[Job] = ()
+    work: Work, arms: Sequence[str], seeds: Sequence[int], there: Collection[Job] = ()
 ) -> list[Job]:
     """The runs that others start from first, then the arms as they are given.
 
-    `known` are methods and seeds that need no run.
+    `there` are methods and seeds that need no run.
     """
     jobs = [(name, seed) for name in arms for seed in seeds]
-    jobs = [(name, seed) for name, seed in jobs if (work.method(name), seed) not in known]
+    jobs = [(name, seed) for name, seed in jobs if (work.method(name), seed) not in there]
     sources = filter(None, (work.origin(*job) for job in jobs))
     return list(dict.fromkeys([*sources, *jobs]))
 
 
-def rows_in(results: Path) -> set[Job]:
-    """The methods and seeds that a results file has; none if there is no such file."""
-    rows = json.loads(results.read_text())["runs"] if results.exists() else []
-    return {(row["method"], row["seed"]) for row in rows}
+def rows_in(results: Path, work: Work) -> set[Job]:
+    """The methods and seeds that a results file has; none if there is no such file.
+
+    UserError if they are of another task, or were asked for another work.
+    """
+    found = json.loads(results.read_text()) if results.exists() else {"runs": []}
+    if (task := found.get("task", work.task)) != work.task:
+        raise UserError(f"{str(results)!r}: its runs are of task {task!r}; give another --results")
+    check_place(results, work.task)
+    asked = {work.method(name): work.asked(name) for name in work.arms}
+    for row in found["runs"]:
+        now = asked.get(row["method"])
+        if row.get("work", now) != now:
+            before, after = (known(work, count) for work in (row["work"], now))
+            raise UserError(
+                f"{str(results)!r}: {row['method']} was asked for {before} FMA, and now for "
+                f"{after}; give the same --fma, another --results, or --again"
+            )
+    return {(row["method"], row["seed"]) for row in found["runs"]}
 
 
 def run_command(words: Sequence[str], end: float) -> str:
@@ -215,8 +231,7 @@ def uniform_settings(config: str, scale: Scale, fma: float) -> list[str]:
         made = Transformer(model.spec(loaded.task))
         return abs(total_fma(made.axis_table(), accounting, named_tensors(made)) - fma)
 
-    model = min(ladder(loaded, scale), key=distance)
-    return [f"model.{key}={getattr(model, key)}" for key in ("width", "heads", "d_k", "d_v", "d_f")]
+    return [*settings_of(min(ladder(loaded, scale), key=distance))]
 
 
 def summary_of(folder: Path) -> dict[str, Any] | None:
@@ -226,11 +241,12 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
 
 
 def row_of(method: str, run: Path, structure: bool = False) -> dict[str, Any]:
-    """A finished run as a comparison has it; its widths only where a table shows them."""
+    """A finished run as a comparison has it, with its commit; its widths only for some tables."""
     found = load_run(run)
     row = finite(control_result(found))
     kept = {key: value for key, value in row.items() if key != "structure" or structure}
-    return {"method": method, **kept, "accounting": found.accounting}
+    commit = JOINT.join(dict.fromkeys(found.environment_values("commit"))) or None
+    return {"method": method, **kept, "accounting": found.accounting, "commit": commit}
 
 
 def parser_of() -> argparse.ArgumentParser:
@@ -258,8 +274,11 @@ def main(words: Sequence[str] | None = None) -> None:
     arms = given.arms or list(controls.work.arms)
     if unknown := [name for name in arms if name not in controls.work.arms]:
         parser.error(f"{unknown[0]!r}: {given.task} has {', '.join(controls.work.arms)}")
-    known = set() if given.again else rows_in(given.results)
-    jobs = in_order(controls.work, arms, given.seeds, known)
+    try:
+        there = set() if given.again else rows_in(given.results, controls.work)
+    except UserError as error:
+        parser.error(str(error))
+    jobs = in_order(controls.work, arms, given.seeds, there)
     make_folder(given.out)
     side_by_side = given.jobs > 1 and choose_device(given.device).startswith("cuda")
     with shared_gpu(side_by_side):

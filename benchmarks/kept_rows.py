@@ -1,6 +1,7 @@
 """Results files that grow: a call replaces its own rows and keeps those of other calls."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,21 @@ from gaugelasso.runs.writing import make_folder, write_json
 JOINT = "; "  # between the commands of a results file
 
 
+def commands_in(data: Mapping[str, Any]) -> list[str]:
+    """The commands of a results file. One may have a quoted `;` of its own."""
+    joined = data.get("command") or ""
+    return [each for each in re.split(r"; (?=gaugelasso |python )", joined) if each]
+
+
+def with_command(old: Mapping[str, Any], new: str) -> str:
+    """The commands of a results file and another one, each once."""
+    return JOINT.join(dict.fromkeys([*commands_in(old), new]))
+
+
 def header(old: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Where new rows come from, with the commands and the note that a file has already."""
     about = environment(device)
-    commands = [*(old.get("command") or "").split(JOINT), about["command"]]
-    about["command"] = JOINT.join(dict.fromkeys(filter(None, commands)))
+    about["command"] = with_command(old, about["command"])
     return about | ({"note": old["note"]} if "note" in old else {})
 
 

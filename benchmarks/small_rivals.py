@@ -36,7 +36,7 @@ RATES = {"compress": ("lr", "interval"), "train": ("lr_min", "warmup", "cooldown
 MORE = 3  # times the steps
 SHARES = (1.0, 0.5)  # of the work of the compressed run
 NEAR = 1.1  # a rival that ends with more than this of the work asked for has not reached it
-KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial")
+KEPT = ("fma_final", "loss", "metric", "training_fma", "wall_s", "fma_initial", "commit")
 KEYS = ("task", "seed", "method")  # a row of the file is replaced by one with the same
 # Runs of the first folders of a task and a seed.
 SOURCES = ("compression", "full", "from scratch")
@@ -101,9 +101,7 @@ class Place:
         # Nothing is quite as large as was asked: uniform models have steps, pruning has channels.
         small = found["fma_final"] <= NEAR * asked["work"]
         has_loss = found["loss"] is not None and found["loss"] <= self.named
-        commit = json.loads((folder / "environment.json").read_text())["commit"]
-        kept = {key: found[key] for key in KEPT}
-        return {**asked, "holds": small and has_loss, **kept, "commit": commit}
+        return {**asked, "holds": small and has_loss, **{key: found[key] for key in KEPT}}
 
     @property
     def work(self) -> float:

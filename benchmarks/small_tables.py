@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_rows import commands_in
 from benchmarks.table_sources import read
 
 from gaugelasso.errors import UserError
@@ -69,7 +70,7 @@ def rivals_section(root: Path) -> list[str]:
         *_table(rows, seeds, 0.5),
         "",
         "```sh",
-        *data["command"].split("; "),
+        *commands_in(data),
         "```",
         "",
         " ".join([f"{data['hardware']}, {data['date']}.", *filter(None, [data.get("note")])]),

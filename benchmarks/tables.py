@@ -11,12 +11,12 @@ its rows. `planned` has the runs that are to be made; `benchmarks.planned` gives
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_rows import commands_in
 from benchmarks.planned import commands_of, seeds_text
 from benchmarks.small_tables import rivals_section
 from benchmarks.table_cells import CELLS, Runs, missed_share, speed
@@ -192,9 +192,7 @@ def _commands(paper: Mapping[str, Any], sources: Sources) -> list[str]:
     ]
     for name, data in sorted(sources.used.items()):
         ours = [row["ours"] for _, row in rows_of(paper) if row["ours"]["file"] == name]
-        # Those of several runs are joined.
-        commands = re.split(r"; (?=gaugelasso |python )", data.get("command") or "")
-        commands += [data.get("compare_command") or ""]
+        commands = [*commands_in(data), data.get("compare_command") or ""]
         commands += [each["command"] for each in ours if "command" in each]
         lines += ["", f'<a id="{_anchor(name)}"></a>', f"### {name}", ""]
         lines += ["```sh", *dict.fromkeys(filter(None, commands)), "```", ""]

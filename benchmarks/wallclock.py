@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_rows import with_command
+
 from gaugelasso.errors import UserError
 from gaugelasso.report.figure import (
     BLUE,
@@ -95,17 +97,22 @@ def _figure(
     return float(f"{of(values):.4g}") if values else None
 
 
-def collect(folders: Sequence[Path], old: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The content of the file, with `old` curves of other tasks; UserError for a task twice."""
+def collect(folders: Sequence[Path], old: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The content of the file; UserError for a task twice.
+
+    Curves of other tasks, commands and the note of an `old` file stay.
+    """
+    before = old or {"curves": []}
     curves = [curves_of(folder) for folder in folders]
     names = [each["task"] for each in curves]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"two runs are of task {twice[0]!r}; give one run for each task")
-    both = [*(each for each in old if each["task"] not in names), *curves]
+    both = [*(each for each in before["curves"] if each["task"] not in names), *curves]
     known = {name: place for place, name in enumerate(ORDER)}
     both.sort(key=lambda each: known.get(each["task"], len(known)))
     about = {key: _all_of(key, both) for key in ("commit", "hardware", "date")}
-    return {"command": command(), **about, "curves": both}
+    note = {"note": before["note"]} if "note" in before else {}
+    return {"command": with_command(before, command()), **about, **note, "curves": both}
 
 
 def _all_of(key: str, curves: Sequence[Mapping[str, Any]]) -> str | None:
@@ -113,8 +120,8 @@ def _all_of(key: str, curves: Sequence[Mapping[str, Any]]) -> str | None:
     return ", ".join(dict.fromkeys(filter(None, (each.get(key) for each in curves)))) or None
 
 
-def read_curves(path: Path) -> list[dict[str, Any]]:
-    """The curves of a file that this module wrote; UserError if it is another."""
+def read_file(path: Path) -> dict[str, Any]:
+    """The content of a file that this module wrote; UserError if it is another."""
     data = read_json(path)
     curves = data.get("curves") if isinstance(data, dict) else None
     if not isinstance(curves, list) or not curves:
@@ -123,7 +130,7 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
         missing = [key for key in _KEYS if not isinstance(each, dict) or key not in each]
         if missing:
             raise UserError(f"curves[{number}] of {str(path)!r}: key {missing[0]!r} is missing")
-    return curves
+    return dict(data)
 
 
 # --- picture -------------------------------------------------------------------------------
@@ -177,11 +184,10 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("nothing to do: name runs, or a --picture to draw")
     try:
         if given.runs:
-            old = read_curves(given.data) if exists(given.data) else []
-            data = collect(given.runs, old)
+            data = collect(given.runs, read_file(given.data) if exists(given.data) else None)
             make_folder(given.data.parent)
             write_text(given.data, json.dumps(data) + "\n")
-        curves = read_curves(given.data)
+        curves = read_file(given.data)["curves"]
         if given.picture is not None:
             make_folder(given.picture.parent)
             draw(curves, given.picture)

@@ -160,7 +160,7 @@ def test_work_falls_through_interpolated_targets(run: Path) -> None:
     assert work["own"] == sum(3 * fma for fma in steps[1:]) + 8 * steps[-1]
     assert work["before"] == full["training_fma"] == summary["source"]["training_fma"]
     assert work["total"] == work["own"] + work["before"] == summary["training_fma"]
-    assert work["needs"] == "the full model"
+    assert work["needs"] == "the run that it began with"
     assert summary["wall_s"] > full["wall_s"]
     rates = {row["step"]: row["lr"] for row in rows(folder, "metrics.jsonl")}
     assert rates[5] == trainer.train.lr_min < rates[15] < trainer.config.compress.lr

@@ -153,6 +153,49 @@ def test_a_damaged_run_does_not_cost_the_others_their_rows(
     assert "full-42" in capsys.readouterr().out.partition("left out: ")[2]
 
 
+def test_a_run_without_a_finite_loss_keeps_no_other_from_its_row(
+    made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = controls.run_command
+
+    def spoiled(words: list[str], end: float) -> str:
+        path = Path(words[words.index("--out") + 1]) / "summary.json"
+        message = run(words, end)
+        if "42" in path.parent.name:
+            path.write_text(json.dumps(read(path) | {"loss": None}))
+        return message
+
+    monkeypatch.setattr(controls, "run_command", spoiled)
+    results = tmp_path / "results.json"
+    words = ["retrieval", "--arms", "full", "--seeds", "42-43", "--device", "cpu"]
+    controls.main([*words, "--out", str(tmp_path / "runs"), "--results", str(results)])
+    assert [row["loss"] is None for row in read(results)["runs"]] == [True, False]
+
+
+def test_a_file_has_the_runs_of_one_task_and_one_work(
+    made: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results.json"
+    words = ["--arms", "post-hoc", "--out", str(tmp_path / "runs"), "--results", str(results)]
+    controls.main(["retrieval", *words])
+    found = read(results)
+    assert found["task"] == "retrieval"
+    works = {row["method"]: row["work"] for row in found["runs"]}
+    assert works == {"post-hoc": 174511, "full": None}
+    # The commit is that of the run, not of the call that writes the row.
+    trained = read(tmp_path / "runs/full-42/environment.json")["commit"]
+    assert {row["commit"] for row in found["runs"]} == {trained}
+    for other, said in (
+        (["division"], "its runs are of task 'retrieval'; give another --results"),
+        (["retrieval", "--fma", "90000"], "post-hoc was asked for 174,511 FMA, and now for 90,0"),
+    ):
+        with pytest.raises(SystemExit):
+            controls.main([*other, *words])
+        assert said in capsys.readouterr().err
+    assert read(results) == found
+    assert len(made) == 2
+
+
 def test_earlier_rows_commands_and_notes_stay(
     made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

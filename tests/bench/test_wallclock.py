@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks import wallclock
 from benchmarks.table_sources import check_curves
-from benchmarks.wallclock import MOST, main, read_curves, thinned
+from benchmarks.wallclock import MOST, main, read_file, thinned
 
 from gaugelasso.config import Config
 from gaugelasso.training.trainer import Trainer
@@ -45,7 +45,7 @@ def test_four_tasks_in_one_picture(runs: Path, tmp_path: Path) -> None:
     data, picture = tmp_path / "new" / "wallclock.json", tmp_path / "wallclock.png"
     folders = [str(runs / name) for name in TASKS]
     main([*folders, "--data", str(data), "--picture", str(picture)])
-    curves = read_curves(data)
+    curves = read_file(data)["curves"]
     assert [each["task"] for each in curves] == list(TASKS)
     for each in curves:
         log = (runs / each["task"] / "metrics.jsonl").read_text().splitlines()
@@ -69,8 +69,11 @@ def test_curves_of_other_tasks_stay(runs: Path, tmp_path: Path) -> None:
     data = tmp_path / "wallclock.json"
     for name in ("retrieval", "mae", "retrieval"):
         main([str(runs / name), "--data", str(data)])
-    assert [each["task"] for each in read_curves(data)] == ["mae", "retrieval"]
-    assert json.loads(data.read_text())["hardware"].startswith("CPU")
+        data.write_text(json.dumps(json.loads(data.read_text()) | {"note": "alone"}))
+    assert [each["task"] for each in read_file(data)["curves"]] == ["mae", "retrieval"]
+    found = json.loads(data.read_text())
+    assert found["hardware"].startswith("CPU")
+    assert found["note"] == "alone"
 
 
 def test_a_long_log_is_thinned() -> None:

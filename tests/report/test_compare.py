@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from gaugelasso.errors import UserError
 from gaugelasso.report import compare_figure, write_methods
-from gaugelasso.report.compare import Comparison, compare, compare_table, load_runs
+from gaugelasso.report.comparable import load_runs
+from gaugelasso.report.compare import Comparison, compare, compare_table
 from gaugelasso.report.compare_figure import draw_comparison
 from gaugelasso.report.compare_results import compare_results
 from tests.command import Command, assert_user_error
@@ -129,7 +130,8 @@ def test_training_work_includes_the_runs_that_a_method_needs(tmp_path: Path) -> 
     }  # fmt: skip
     assert runs["cofi"]["training_work"] == work
     assert runs["post-hoc"]["training_work"] == {
-        "own": 10_000.0, "before": 30_000.0, "total": 40_000.0, "needs": "the full model",
+        "own": 10_000.0, "before": 30_000.0, "total": 40_000.0,
+        "needs": "the run that it began with",
     }  # fmt: skip
     assert runs["from scratch"]["training_work"]["own"] == 40_000.0
 
@@ -190,11 +192,21 @@ def test_work_of_several_accountings_is_compared_in_fma(tmp_path: Path) -> None:
             costs = {"costs": {"fma": fma, "bytes": 7.0, "ms": 0.5, "profile": "p"}}
             path = run / name
             path.write_text(json.dumps(json.loads(path.read_text()) | costs))
-    found = compared(one, other)
-    assert [found.values(name, "fma") for name in found.methods] == [[100.0], [90.0]]
+    change_summary(one, training_fma=2_000.0)
+    paper = run_at(
+        tmp_path / "p", 300, 0.03, method="y", changes={"compress": {"accounting": "paper"}}
+    )
+    for name in ("initial.json", "summary.json"):
+        costs = {"costs": {"fma": 80.0, "bytes": 7.0, "ms": 0.5, "profile": "p"}}
+        (paper / name).write_text(json.dumps(json.loads((paper / name).read_text()) | costs))
+    found = compared(one, other, paper)
+    assert [found.values(name, "fma") for name in found.methods] == [[100.0], [90.0], [80.0]]
+    # Training work is FMA where the accounting counts no work, and the paper's where that counts.
+    assert [found.training_work(run) for run in found.runs] == [2_000.0, 40_000.0, None]
+    assert [run["training_fma"] for run in compare_results(found)["runs"]][2] is None
     # The milliseconds of the profile are shown, too.
     assert found.ms_of.startswith("ms")
-    assert [found.values(name, "ms") for name in found.methods] == [[0.5], [0.5]]
+    assert [found.values(name, "ms") for name in found.methods] == 3 * [[0.5]]
 
 
 def test_the_picture_has_a_mark_for_every_seed_and_method(

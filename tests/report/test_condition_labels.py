@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.compare import load_runs
+from gaugelasso.report.comparable import load_runs
 from gaugelasso.report.condition_labels import condition_labels
 from gaugelasso.report.data import load_run
 from gaugelasso.report.pareto import load_points

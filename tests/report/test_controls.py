@@ -15,7 +15,8 @@ from gaugelasso.cli import app, comparisons, controls
 from gaugelasso.compress.result import TargetMissed
 from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
-from gaugelasso.report.compare import Comparison, compare, compare_table, load_runs
+from gaugelasso.report.comparable import load_runs
+from gaugelasso.report.compare import Comparison, compare, compare_table
 from gaugelasso.report.compare_results import compare_results
 from gaugelasso.report.results_schema import check_results
 from gaugelasso.runs.checkpoint import load_model

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gaugelasso.errors import UserError
-from gaugelasso.report.compare import load_runs
+from gaugelasso.report.comparable import load_runs
 from gaugelasso.report.data import load_condition, load_run, run_folders, settings
 from gaugelasso.report.layout import to_markdown
 from gaugelasso.report.methods import check_one_condition

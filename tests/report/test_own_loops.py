@@ -12,7 +12,8 @@ from gaugelasso.errors import UserError
 from gaugelasso.export import export
 from gaugelasso.report import write_methods, write_report
 from gaugelasso.report.advice import advise
-from gaugelasso.report.compare import compare, compare_table, load_runs
+from gaugelasso.report.comparable import load_runs
+from gaugelasso.report.compare import compare, compare_table
 from gaugelasso.report.data import load_condition, load_run
 from gaugelasso.report.pareto import load_points, pareto_table
 from tests.command import Command

@@ -76,7 +76,8 @@ def test_work_that_is_not_reached_is_an_error_with_what_was_reached(tmp_path: Pa
     assert verdict([load_run(tmp_path / "run")])[1].startswith(
         f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11;"
     )
-    with pytest.raises(UserError, match="missed its target; a baseline needs"):
+    told = rf"missed its target: its work is {summary['fma_final']:g} and target\.fma is 11; a "
+    with pytest.raises(UserError, match=told + "baseline needs"):
         loss_of(tmp_path / "run", summary)
 
 
@@ -97,7 +98,9 @@ def test_a_loss_does_not_make_up_for_work_that_is_missed(
     work = f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11"
     assert f"; {work}." in verdict([run])[1]
     assert goal([run]) == f"loss target {loss:g} and work target 11 FMA"
-    with pytest.raises(UserError, match=r"and target\.fma is 11; .* more steps or other targets"):
+    with pytest.raises(
+        UserError, match=r"its work is .* and target\.fma is 11; a "
+    ):
         loss_of(tmp_path / "run", summary)
     assert misses_only_work([run]) is (which == "fma")
 

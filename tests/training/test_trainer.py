@@ -102,6 +102,25 @@ def test_training_work_is_the_work_of_every_step(run: Path) -> None:
     assert summary["training_fma"] == work
 
 
+def test_training_work_counts_a_teacher(run: Path) -> None:
+    """Its forward pass at every step, a third of a training step, and the training of its run."""
+    teacher = read(run / "summary.json")
+    student = finish(run.parent, "student", train__teacher=str(run), train__distill=0.5)
+    found, events = read(student / "summary.json"), rows(student, "events.jsonl")
+    marks = [0, *(event["step"] for event in events), found["steps"]]
+    sizes = [found["fma_initial"], *(event["fma"] for event in events)]
+    spans = (end - start for start, end in pairwise(marks))
+    work = sum(size * span for size, span in zip(sizes, spans, strict=True))
+    work += found["steps"] * teacher["fma_final"] / 3
+    assert found["training_fma"] == pytest.approx(work)
+    assert found["training_work"] == {
+        "own": found["training_fma"],
+        "before": teacher["training_fma"],
+        "total": found["training_fma"] + teacher["training_fma"],
+        "needs": "the run of train.teacher",
+    }
+
+
 def test_rows_come_at_their_interval(run: Path) -> None:
     metrics = rows(run, "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(5, 41, 5))

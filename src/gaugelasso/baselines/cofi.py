@@ -114,11 +114,11 @@ def cost_terms(state: ModelState, objective: Objective) -> Sequence[Product]:
 
 
 class CofiRun(PlainDriver):
-    """`teacher_work` is the work per token of a training step of the full model."""
+    """A run under masks, up to the end of its fine-tuning."""
 
-    def __init__(self, state: RunState, log: "CofiLog", plan: CofiPlan, teacher_work: float):
+    def __init__(self, state: RunState, log: "CofiLog", plan: CofiPlan):
         super().__init__(state, log, plan.finetune)
-        self.plan, self._teacher_work = plan, teacher_work
+        self.plan = plan
         self.masks: Masks | None = None
         self._saved: Sequence[float] = ()
         # lambda_1 at the start of the window; the control at the last step of pruning.
@@ -138,8 +138,8 @@ class CofiRun(PlainDriver):
     # --- the schedule -----------------------------------------------------------------------
 
     @property
-    def end(self) -> int:
-        return self.plan.steps
+    def least_end(self) -> int:
+        return max(self.plan.steps, self.now + self.finetune)
 
     def phase(self, step: int) -> Phase:
         if step >= self.plan.dense_at:
@@ -169,12 +169,10 @@ class CofiRun(PlainDriver):
         if self.frozen_at is None:
             if self.masks is None:
                 self._begin()
-            if self.now == self.plan.dense_at:
+            if self.now >= self.plan.dense_at:
                 self._make_dense()
             else:
                 self._hold()
-        # A forward pass is a third of a step, which is what training work counts.
-        self.log.step(self._teacher_work / 3)
         super().before_step()
 
     def _begin(self) -> None:
@@ -194,13 +192,17 @@ class CofiRun(PlainDriver):
         if self.now == self.plan.dense_at - self.plan.window:
             self.lambda_before = float(self.masks.multipliers[0].detach())
 
-    def failed(self, reason: str) -> None:
-        """Return to the newest checkpoint, and to the masks that it has."""
-        saved = self.state.saved.newest()
-        super().failed(reason)
-        assert saved is not None
-        if self.masks is not None:
-            self._saved, self.masks = saved.state()[0]["masks"], None
+    def decision_due(self) -> bool:
+        return self.frozen_at is None and self.now == self.plan.dense_at
+
+    def decide(self, due: bool) -> bool:
+        """Keep the masks that are about to be made dense, for a return."""
+        return due
+
+    def go_back_(self, kept: Mapping[str, Any]) -> None:
+        """The masks are those of the checkpoint, too."""
+        super().go_back_(kept)
+        self._saved, self.masks = kept["masks"], None
 
     def _make_dense(self) -> None:
         assert self.masks is not None

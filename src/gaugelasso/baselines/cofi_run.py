@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.axes import Compressible, named_tensors
+from gaugelasso.axes import Compressible
 from gaugelasso.baselines.cofi import CofiLog, CofiPlan, CofiRun, cost_terms, reached
 from gaugelasso.baselines.cofi_masks import Masks
 from gaugelasso.baselines.cofi_step import CofiDistillation, CofiStep
@@ -15,7 +15,6 @@ from gaugelasso.baselines.rival import RivalTrainer, check_length
 from gaugelasso.baselines.source import Source, settings_of, transformer_of
 from gaugelasso.compress.compressor import Compressor
 from gaugelasso.compress.courses.window import Measured
-from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config
 from gaugelasso.config.plain import EVENT_KEYS
 from gaugelasso.config.target import TargetConfig
@@ -89,12 +88,6 @@ def _check_target(source: Source, plan: CofiPlan, config: Config) -> None:
         )
 
 
-def step_work(model: Transformer, config: Config) -> float:
-    """Work per token of a training step; in FMA where the accounting counts no work."""
-    counted = ACCOUNTINGS.get(config.compress.accounting, ACCOUNTINGS["fma"])
-    return total_fma(model.axis_table(), counted, named_tensors(model))
-
-
 class CofiTrainer(RivalTrainer):
     """Trains a student under masks; the model of `source` is its start and its teacher."""
 
@@ -121,7 +114,7 @@ class CofiTrainer(RivalTrainer):
 
     def method_driver(self, state: RunState) -> CofiRun:
         self.log = log = CofiLog(state, self.evaluate, self.on_progress)
-        self.cofi = CofiRun(state, log, self.plan, step_work(self._teacher, self.config))
+        self.cofi = CofiRun(state, log, self.plan)
         return self.cofi
 
     def evaluate(self, batches: int) -> Measured:

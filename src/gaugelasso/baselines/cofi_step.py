@@ -15,6 +15,7 @@ from gaugelasso.config import Config
 from gaugelasso.distributed import Team
 from gaugelasso.kernels import reference_kernels
 from gaugelasso.models import Transformer
+from gaugelasso.training.distillation import forward_work
 from gaugelasso.training.evaluation import autocast
 from gaugelasso.training.step import TrainingStep
 
@@ -66,12 +67,18 @@ class CofiStep(TrainingStep):
         distillation: CofiDistillation,
     ):  # fmt: skip
         self.distillation = distillation
+        self._taught = forward_work(distillation.teacher, config)
         super().__init__(model, config, device, team, first)
         self._layers: LayerDistillation | None = None
         if distillation.layer_weight:
             self._layers = LayerDistillation(distillation.teacher, config.compress.lr)
         self._held_to = torch.zeros((), device=device)
         self._noise = torch.zeros(len(self.micros), 0, device=device)
+
+    @property
+    def extra_work(self) -> float:
+        layers = 0.0 if self._layers is None else self._layers.work
+        return self._taught + layers
 
     @property
     def masks(self) -> Masks | None:

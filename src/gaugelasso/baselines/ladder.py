@@ -61,6 +61,12 @@ def ladder(config: Config, scale: Scale) -> list[ModelConfig]:
     return rungs[::-1]
 
 
+def settings_of(model: ModelConfig) -> tuple[str, ...]:
+    """The changes of a config that lead to a rung, as `--set` takes them."""
+    keys = ("width", "heads", "kv_heads", "d_k", "d_v", "d_f")
+    return tuple(f"model.{key}={getattr(model, key)}" for key in keys)
+
+
 def smallest_reaching(results: Mapping[int, bool]) -> int | None:
     """Return the lowest rung that reached the loss; None if none did."""
     return min((rung for rung, reached in results.items() if reached), default=None)

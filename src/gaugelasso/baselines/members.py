@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaugelasso.baselines.ladder import Scale
+from gaugelasso.baselines.ladder import Scale, settings_of
 from gaugelasso.baselines.retrained import from_scratch
 from gaugelasso.baselines.setting import Bar
 from gaugelasso.config.model import ModelConfig
@@ -47,12 +47,10 @@ class Member:
 def uniform(model: ModelConfig, out: Path, scales: Sequence[Scale]) -> Member:
     """Return the member of a uniform model; its folder names all widths that a ladder changes."""
     widths = f"width{model.width}-heads{model.heads}-k{model.d_k}-v{model.d_v}-f{model.d_f}"
-    keys = ("width", "heads", "kv_heads", "d_k", "d_v", "d_f")
-    changes = tuple(f"model.{key}={getattr(model, key)}" for key in keys)
     heads = "1 head" if model.heads == 1 else f"{model.heads} heads"
     sizes = f"{model.d_k}" if model.d_k == model.d_v else f"{model.d_k}/{model.d_v}"
     name = f"width {model.width}, {heads} of {sizes}"
-    return Member(Arm(name, changes, out / widths), model, tuple(scales))
+    return Member(Arm(name, settings_of(model), out / widths), model, tuple(scales))
 
 
 def retrained(structure: Path, out: Path) -> Member:

@@ -99,9 +99,15 @@ class PlainDriver(Driver):
         saved = self.state.saved.newest()
         if saved is None or self.failed_returns >= TRIES:
             raise UserError(f"{reason}; {failure_advice(saved)}")
+        kept = saved.state()[0]
         self.return_to(saved.step, reason, lambda: self.state.load(saved))
+        self.go_back_(kept)
         self.returns += 1
         self.failed_returns += 1
+
+    def go_back_(self, kept: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint says of the structure that is back; steps go on."""
+        self.frozen_at = kept["frozen_at"]
 
     def at_end(self, measured: Measured) -> Callable[[], None] | None:
         return None
@@ -110,6 +116,11 @@ class PlainDriver(Driver):
 
     @property
     def end(self) -> int:
+        return self.least_end if self.frozen_at is None else self.frozen_at + self.finetune
+
+    @property
+    def least_end(self) -> int:
+        """The earliest end, as long as the fine-tuning has not begun."""
         raise NotImplementedError
 
     def checkpoint_due(self, record: RunRecord) -> bool:

@@ -58,10 +58,10 @@ class PrunePlan:
 class PruneRun(PlainDriver):
     """`measure()` gives the loss on selection data, which the ceiling holds for.
 
-    `balanced` says whether channels are ranked with all axes balanced.
+    `ranks_balanced` says whether channels are ranked with all axes balanced.
     """
 
-    balanced: ClassVar[bool] = True
+    ranks_balanced: ClassVar[bool] = True
 
     def __init__(
         self, state: RunState, log: RunLog, plan: PrunePlan, measure: Callable[[], Measured]
@@ -78,11 +78,8 @@ class PruneRun(PlainDriver):
     # --- the schedule -----------------------------------------------------------------------
 
     @property
-    def end(self) -> int:
-        if self.frozen_at is not None:
-            return self.frozen_at + self.finetune
-        # More rounds may follow, so this is the least that is left.
-        return max(self.plan.steps, self.now + self.finetune)
+    def least_end(self) -> int:
+        return max(self.plan.steps, self.now + self.finetune)  # more rounds may follow
 
     def phase(self, step: int) -> Phase:
         frozen = self.frozen_at is not None and step >= self.frozen_at
@@ -115,8 +112,8 @@ class PruneRun(PlainDriver):
         state, began = self.compressor.state, time.perf_counter()
         before, fma, prices = self._probe(), state.fma, state.prices
         work = self._round_work()
-        with balanced(state) if self.balanced else contextlib.nullcontext():
-            loss_balanced = self._probe()
+        with balanced(state) if self.ranks_balanced else contextlib.nullcontext():
+            loss_balanced = self._probe() if self.ranks_balanced else None
             decision = self._choose(work)
         if work is not None and (nearest := state.work_after(decision)) > work:
             self._refuse(nearest)
@@ -194,7 +191,7 @@ class PruneRun(PlainDriver):
         return self._round_ends_at == self.now
 
     def decide(self, due: bool) -> bool:
-        if not due:
+        if not due or self._round_ends_at is None:  # a return has undone the round
             return False
         plan = self.plan
         if plan.loss is not None and not self._measure().loss <= plan.loss:
@@ -221,7 +218,7 @@ class PruneRun(PlainDriver):
         super().load_(values)
         self.rounds = values["rounds"]
 
-    def failed(self, reason: str) -> None:
-        """Return to the checkpoint, which is of the end of a round."""
-        super().failed(reason)
-        self._round_ends_at, self._undo = None, lambda: None
+    def go_back_(self, kept: Mapping[str, Any]) -> None:
+        """The checkpoint is of the end of a round."""
+        super().go_back_(kept)
+        self.rounds, self._round_ends_at, self._undo = kept["rounds"], None, lambda: None

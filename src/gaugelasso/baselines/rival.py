@@ -20,7 +20,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.runs.folder import Existing
 from gaugelasso.runs.plans import PLANS
 from gaugelasso.runs.reading import exists, read_json
-from gaugelasso.runs.training_work import total_training, training_work
+from gaugelasso.runs.training_work import BEGUN, total_training, training_work
 from gaugelasso.signals import StopRequest
 from gaugelasso.training.evaluation import HeldOut
 from gaugelasso.training.records import Progress
@@ -107,7 +107,7 @@ class RivalTrainer(Trainer):
         found = super()._summary(selection)
         source = {**self.source.to_dict(), "batches": self.first_batch}
         own = self.record.training_fma - self.source.training_fma
-        work = training_work(own, total_training(self.source.summary), "the full model")
+        work = training_work(own, total_training(self.source.summary), BEGUN)
         return {**found, "method": self.method, "source": source, **work, **self.outcome()}
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:

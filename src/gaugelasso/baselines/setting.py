@@ -38,20 +38,12 @@ def loss_of(run: Path, summary: Mapping[str, Any], what: str = "a baseline") -> 
 
     It is the loss on selection data: test data decide nothing.
     """
-    target, loss = summary.get("loss_target"), summary.get("selection_loss")
+    loss = summary.get("selection_loss")
     if not summary.get("held", False):
-        figures = f": its loss is {summary.get('loss')} and target.loss is {target}"
-        known, key = (figures, "a higher target.loss") if target is not None else ("", "another")
-        if target is not None and (metric := summary.get("metric_target")) is not None:
-            reached = summary.get("selection_metric")
-            known += f", its metric is {reached} and target.metric is {metric}"
-            key = "another target"
-        if target is not None and (work := summary.get("fma_target")) is not None:
-            known += f", its work is {summary['fma_final']:g} and target.fma is {work:g}"
-            key = "other targets"
+        told = _figures(summary)
         raise UserError(
-            f"{str(run)!r} missed its target{known}; {what} needs a run that held its target, "
-            f"so train it again with more steps or {key}"
+            f"{str(run)!r} missed its target{': ' if told else ''}{told}; {what} needs a run that "
+            "held its target, so train it again with more steps, or with a target that is easier"
         )
     if not isinstance(loss, int | float) or not math.isfinite(loss):
         raise UserError(
@@ -59,6 +51,19 @@ def loss_of(run: Path, summary: Mapping[str, Any], what: str = "a baseline") -> 
             "reach; runs of version 0.1.0 lack it, train the run again"
         )
     return float(loss)
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    """What a run ended with, beside each target that it names; empty if it names none."""
+    ends = {"loss": "loss", "metric": "selection_metric", "work": "fma_final"}
+    told = []
+    for what, key in ends.items():
+        name = "fma" if what == "work" else what
+        if (target := summary.get(f"{name}_target")) is not None:
+            end = summary.get(key)
+            reached = "not finite" if end is None else f"{end:g}"
+            told.append(f"its {what} is {reached} and target.{name} is {target:g}")
+    return ", ".join(told)
 
 
 def uniform_settings(run: Path, summary: Mapping[str, Any], changes: Mapping[str, str]) -> Config:

@@ -108,7 +108,7 @@ class RegularizedStep(TrainingStep):
 class TorchPruningRun(PruneRun):
     """Regularised steps at the full learning rate, then the rounds."""
 
-    balanced = False
+    ranks_balanced = False
 
     def __init__(
         self, state: RunState, log: RunLog, plan: TorchPruningPlan, measure: Callable[[], Measured]

@@ -1,6 +1,7 @@
 """The command `cofi`: masks that are learned during training."""
 
 import math
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,7 +15,6 @@ from gaugelasso.cli.arguments import (
     Overwrite,
     Resume,
     RunPath,
-    choose_existing,
     parse_changes,
 )
 from gaugelasso.cli.rival_runs import Work, check_one_of, run_rival, source_of
@@ -101,8 +101,5 @@ def cofi(
     weights = distill, mask_rate, mask_bound, layer_distill
     plan = CofiPlan(objective, fma or parameters or 0.0, *phases, *weights)
     settings = cofi_settings(source, plan, parse_changes(set_, device))
-    folder, existing = out or run / "cofi", choose_existing(resume, overwrite)
-    run_rival(
-        "CoFi", folder, resume,
-        lambda shown: CofiTrainer(source, plan, settings, folder, existing, shown),
-    )  # fmt: skip
+    begin = partial(CofiTrainer, source, plan, settings)
+    run_rival("CoFi", begin, out or run / "cofi", resume, overwrite)

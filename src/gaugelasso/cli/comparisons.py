@@ -11,8 +11,9 @@ from gaugelasso.cli.output import console, print_line
 from gaugelasso.config import run_config
 from gaugelasso.errors import UserError
 from gaugelasso.report import common_folder, write_methods
+from gaugelasso.report.comparable import load_runs
 from gaugelasso.report.compare import compare as make_comparison
-from gaugelasso.report.compare import compare_table, load_runs
+from gaugelasso.report.compare import compare_table
 from gaugelasso.report.layout import render, to_markdown
 from gaugelasso.report.results_schema import check_place
 from gaugelasso.report.run import Run

@@ -8,26 +8,32 @@ from typing import Annotated
 import typer
 
 from gaugelasso.baselines.source import Source
+from gaugelasso.cli.arguments import choose_existing
 from gaugelasso.cli.display import show_progress
 from gaugelasso.cli.output import console, print_line
 from gaugelasso.cli.trainers import outcome_shown, print_start
 from gaugelasso.errors import UserError
 from gaugelasso.report.data import check_finished, load_run
+from gaugelasso.runs.folder import Existing
 from gaugelasso.training.records import Progress
 from gaugelasso.training.trainer import Trainer
 
 WORK = typer.Option(help="The work per token to reach, by the accounting of the run.")
 Work = Annotated[float | None, WORK]
-Shown = Callable[[Progress], None]
+# Of an output folder, what may be there already, and what is told of the progress.
+NewTrainer = Callable[[Path, Existing, Callable[[Progress], None]], Trainer]
 
 
-def run_rival(title: str, folder: Path, resume: bool, build: Callable[[Shown], Trainer]) -> None:
-    """Make a run with the trainer that `build` returns, and show it and its outcome."""
+def run_rival(
+    title: str, new_trainer: NewTrainer, folder: Path, resume: bool, overwrite: bool
+) -> None:
+    """Make a run, and show it and its outcome."""
+    existing = choose_existing(resume, overwrite)
     with (
         outcome_shown(folder),
         show_progress(console, title, folder / "metrics.jsonl") as on_progress,
     ):
-        trainer = build(on_progress)
+        trainer = new_trainer(folder, existing, on_progress)
         if resume:
             print_start(folder, trainer)
         trainer.run()

@@ -1,6 +1,7 @@
 """Commands of rival methods that rank channels of a trained model: prune, torch-pruning."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,6 @@ from gaugelasso.cli.arguments import (
     Overwrite,
     Resume,
     RunPath,
-    choose_existing,
     parse_changes,
 )
 from gaugelasso.cli.rival_runs import WORK, Work, check_one_of, check_work, run_rival, source_of
@@ -97,11 +97,8 @@ def prune(
     given = rounds or _ROUNDS, channels or 1, corrective or (10 if fma is None else 100)
     plan = PrunePlan(loss, fma, *given, finetune or _cooldown(run))
     settings = prune_settings(source, plan, parse_changes(set_, device))
-    folder, existing = out or run / "pruned", choose_existing(resume, overwrite)
-    run_rival(
-        "post-hoc pruning", folder, resume,
-        lambda shown: PruneTrainer(source, plan, settings, folder, existing, shown),
-    )  # fmt: skip
+    begin = partial(PruneTrainer, source, plan, settings)
+    run_rival("post-hoc pruning", begin, out or run / "pruned", resume, overwrite)
 
 
 def torch_pruning(
@@ -168,11 +165,8 @@ def torch_pruning(
         PrunerOptions(mode, ranking, REG if reg is None else reg),
     )  # fmt: skip
     settings = torch_pruning_settings(source, plan, parse_changes(set_, device))
-    folder, existing = out or run / "torch-pruning", choose_existing(resume, overwrite)
-    run_rival(
-        "Torch-Pruning", folder, resume,
-        lambda shown: TorchPruningTrainer(source, plan, settings, folder, existing, shown),
-    )  # fmt: skip
+    begin = partial(TorchPruningTrainer, source, plan, settings)
+    run_rival("Torch-Pruning", begin, out or run / "torch-pruning", resume, overwrite)
 
 
 def _cooldown(run: Path) -> int:

@@ -17,7 +17,7 @@ from gaugelasso.compress.defaults import matrix_sizes
 from gaugelasso.compress.options import RunOptions
 from gaugelasso.config.activations import check_activations
 from gaugelasso.config.auto import course_defaults
-from gaugelasso.config.base import BaseModel, find_base
+from gaugelasso.config.base import BaseModel, Folder, find_base
 from gaugelasso.config.model import ModelConfig, check_positions, check_size
 from gaugelasso.config.sections import TrainConfig
 from gaugelasso.config.target import FIGURES, TargetConfig
@@ -67,6 +67,15 @@ class Config:
             things["model"] = self.model.builder
         digests = {key: source_digest(thing) for key, thing in things.items()}
         return {key: digest for key, digest in digests.items() if digest is not None}
+
+    def weights_from(self) -> dict[str, Path]:
+        """The folders whose weights a run takes, by what a reader calls them."""
+        found = dict[Path, str]()
+        if self.train.teacher:
+            found[Folder(self.train.teacher, "train.teacher").path] = "the run of train.teacher"
+        if isinstance(self.model, BaseModel):  # often the same
+            found[self.model.base.path] = "the run of model.from"
+        return {what: path for path, what in found.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], by: NamedBy | None = None) -> "Config":

@@ -1,10 +1,8 @@
 """Methods side by side: every seed, means, spread, and a permutation test.
 
-Runs are compared only if they have one task and the same data, and are evaluated on as much of it.
-Reads run folders; milliseconds are measured elsewhere and passed in.
+`comparable` loads the runs; milliseconds are measured elsewhere and passed in.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +14,10 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import formats
 from gaugelasso.report.costs import known_kinds, named, work_format
 from gaugelasso.report.data import (
-    check_finished,
     check_other_seed,
     check_same,
-    load_run,
     note_on_own_loops,
-    run_folders,
     seed_order,
-    settings,
 )
 from gaugelasso.report.formats import DASH, known, over_seeds
 from gaugelasso.report.goal import target_kinds
@@ -36,8 +30,6 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
 from gaugelasso.runs.training_work import total_training
 from gaugelasso.runs.units import counts_work
-
-_log = logging.getLogger(__name__)
 
 TESTED = ("loss", "metric", "fma", "ms")
 TEST = (
@@ -97,10 +89,18 @@ class Comparison:
             return [None] * len(self.methods[name])
         return [member.value(key) for member in self.methods[name]]
 
+    def work_target(self, run: Run) -> float | None:
+        """The work that a run names; None if it names none, or by another accounting."""
+        named = work_target(run) if run.accounting == self.accounting else None
+        return None if named is None else named[1]
+
+    def training_work(self, run: Run) -> float | None:
+        """Of a run and of those that it needs; None if not known, or by another accounting."""
+        counted = run.accounting if counts_work(run.accounting) else "fma"
+        return total_training(run.summary or {}) if counted == self.accounting else None
+
     def work_targets(self, name: str) -> list[float | None]:
-        """The works that the runs of a method name, in the accounting of each run."""
-        named = [work_target(member.run) for member in self.methods[name]]
-        return [None if each is None else each[1] for each in named]
+        return [self.work_target(member.run) for member in self.methods[name]]
 
     @property
     def work_targets_differ(self) -> bool:
@@ -113,52 +113,14 @@ class Comparison:
         return f"{judged.count(False)} of {len(judged)} missed" if False in judged else ""
 
     def p_value(self, name: str, key: str) -> float | None:
-        """Of a method against the one that is compared with; None if seeds are too few."""
+        """Of a method against the one that is compared with.
+
+        None if seeds are too few, or one of them has no finite figure.
+        """
         pair = [self.values(each, key) for each in (name, self.against)]
         if name == self.against or any(None in values for values in pair):
             return None
         return permutation_p(*([v for v in values if v is not None] for values in pair))
-
-
-def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs to compare; UserError unless all are finished, of one task, and evaluated alike."""
-    runs = [load_run(folder) for folder in run_folders(paths)]
-    if len(runs) < 2:
-        raise UserError("compare needs two runs or more; give run folders, or folders with runs")
-    check_finished(runs)
-    # Where downloads are kept does not matter.
-    shared = {key for run in runs for key in settings(run) if key.startswith("task.")}
-    for before, run in pairwise(runs):
-        check_same(before, run, "cannot be compared", only=shared - {"task.cache"})
-        pair = f"{str(before.path)!r} and {str(run.path)!r} cannot be compared"
-        for name in sorted({*_data(before), *_data(run)}):
-            if _data(before).get(name) != _data(run).get(name):
-                raise UserError(f"{pair}: their data differ ({name}, in initial.json)")
-        parts = [(each.summary or {}).get("evaluated_on") for each in (before, run)]
-        if parts[0] != parts[1]:
-            raise UserError(f"{pair}: evaluated_on is {parts[0]!r} in one and {parts[1]!r} in the "
-                            "other")  # fmt: skip
-        loops = before.is_own_loop or run.is_own_loop  # they name the metric that they have
-        if not loops and before.metric_name != run.metric_name:
-            raise UserError(
-                f"{pair}: the metric is {before.metric_name!r} in one and {run.metric_name!r} in "
-                "the other"
-            )
-        if _code(before) != _code(run):
-            _log.warning(
-                "warning: the code of the task or model of %r and %r differs (environment.json), "
-                "so that their figures may mean different things",
-                str(before.path), str(run.path),
-            )  # fmt: skip
-    sizes = [(run, size) for run in runs if (size := _evaluated(run)) is not None]
-    for (before, one), (run, other) in pairwise(sizes):
-        if one != other:
-            raise UserError(
-                f"{str(before.path)!r} and {str(run.path)!r} cannot be compared: one is evaluated "
-                f"on {one:,} sequences, the other on {other:,} (train.final_batches times "
-                "train.batch); train one again with the other's settings"
-            )
-    return runs
 
 
 def compare(
@@ -214,7 +176,7 @@ def compare_table(found: Comparison) -> Table:
         number = len(members)
         columns = [found.values(name, key) for key in tested]
         columns += [found.work_targets(name)] if found.work_targets_differ else []
-        columns += [[total_training(member.run.summary or {}) for member in members]]
+        columns += [[found.training_work(member.run) for member in members]]
         rows.append([
             name, f"{number} {first.told_by}{'' if number == 1 else 's'}",
             *map(over_seeds, columns, forms), _held_cell(members),
@@ -228,9 +190,10 @@ def compare_table(found: Comparison) -> Table:
         f"Task {first.task}; mean ± standard deviation over seeds.{note_on_own_loops(found.runs)}"
         f"{'' if metric else ' No metric is shown, because not all runs have the same one.'} Total "
         "training work: of a run and of the runs that it needs, as the full model that a rival "
-        f"begins with, or the run that found a structure; {DASH} where that is not known. Target: "
-        f"what a run names, and whether it is held; {DASH} where a method names none. "
-        f"p: against {found.against}, {TEST}; {DASH} where seeds are too few. "
+        f"begins with, or the run that found a structure; {DASH} where that is not known, or "
+        "counted by another accounting. Target: what a run names, and whether it is held; "
+        f"{DASH} where a method names none. p: against {found.against}, {TEST}; {DASH} where seeds "
+        "are too few, or one has no finite figure. "
     )
     note += f"{found.ms_of}{_latency_note(found.latency)}. " if found.ms_of else ""
     # The commands of all runs would be longer than the table.
@@ -254,18 +217,6 @@ def _held_cell(members: Sequence[Member]) -> str:
     return f"{held.count(True)} of {len(held)} held{which}"
 
 
-def _code(run: Run) -> Mapping[str, Any]:
-    """Digests of the files with a task or model of the user's own."""
-    code = run.environment.get("code")
-    return code if isinstance(code, dict) else {}
-
-
-def _data(run: Run) -> Mapping[str, Any]:
-    """Sizes and digests of the data that the task read from disk; empty if it read none."""
-    data = run.initial.get("data")
-    return data if isinstance(data, dict) else {}
-
-
 def _common_accounting(runs: Sequence[Run]) -> str:
     """The accounting of all runs if it counts work and is one; else FMA, if all know it."""
     accountings = {run.accounting for run in runs}
@@ -282,12 +233,6 @@ def _work(run: Run, accounting: str, costs: Mapping[str, Any], key: str) -> floa
     """The work of the summary under `key`, or of `costs` if the run has another accounting."""
     same = run.accounting == accounting
     return float((run.summary or {})[key] if same else costs["fma"])
-
-
-def _evaluated(run: Run) -> int | None:
-    """The sequences of the final evaluation; None if the config does not have their number."""
-    batches, size = (run.config["train"].get(key) for key in ("final_batches", "batch"))
-    return batches * size if isinstance(batches, int) and isinstance(size, int) else None
 
 
 def _latency_note(latency: Mapping[str, Any] | None) -> str:

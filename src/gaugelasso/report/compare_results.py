@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gaugelasso.report.compare import TEST, TESTED, Comparison, Member
-from gaugelasso.report.methods import shared_conditions, work_target
+from gaugelasso.report.methods import shared_conditions
 from gaugelasso.report.results import origin_of, run_result
 from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
@@ -33,7 +33,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
         "against": found.against,
         "test": TEST,
         "runs": [
-            {"method": name, "family": found.families[name], **_run_result(member)}
+            {"method": name, "family": found.families[name], **_run_result(found, member)}
             for name, members in found.methods.items()
             for member in members
         ],
@@ -54,8 +54,7 @@ def compare_results(found: Comparison) -> dict[str, Any]:
     return dict(finite(data))
 
 
-def _run_result(member: Member) -> dict[str, Any]:
-    named = work_target(member.run)
+def _run_result(found: Comparison, member: Member) -> dict[str, Any]:
     return {
         "folder": str(member.run.path),
         **control_result(member.run),
@@ -65,7 +64,8 @@ def _run_result(member: Member) -> dict[str, Any]:
         "compression": member.fma_initial / member.fma if member.fma else None,
         "ms": member.ms,
         "held": member.held,
-        "work_target": None if named is None else named[1],
+        "work_target": found.work_target(member.run),
+        "training_fma": found.training_work(member.run),
     }
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError
+from gaugelasso.runs.reading import exists, read_json
 
 TRAINING_WORK = "training_work"
+BEGUN = "the run that it began with"  # what a rival needs
 
 
 def training_work(own: float, before: float | None, needs: str | None) -> dict[str, Any]:
@@ -20,12 +22,17 @@ def training_work(own: float, before: float | None, needs: str | None) -> dict[s
     return {TRAINING_WORK: {"own": own, "before": before, "total": total, "needs": needs}}
 
 
-def entry_of(summary: Mapping[str, Any], found: float | None = None) -> dict[str, Any]:
+def entry_of(
+    summary: Mapping[str, Any],
+    found: float | None = None,
+    weights: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
     """The entry of a run of the trainer, of its other figures.
 
     `found` is the training work behind a structure that the run was given, if it is known.
+    `weights` has that of the runs whose weights it takes.
     """
-    needed: dict[str, float | None] = {}
+    needed = dict(weights or {})
     if (reference := summary.get("reference")) is not None:
         needed["the full model of target.above_full"] = reference["training_fma"]
     if found is not None or summary.get("method") == "from scratch":
@@ -49,13 +56,26 @@ def entry_in(summary: Mapping[str, Any]) -> dict[str, Any]:
     # A rival, whose figure includes the full model.
     total, before = summary["training_fma"], source.get("training_fma")
     own = None if before is None else total - before
-    return {"own": own, "before": before, "total": total, "needs": "the full model"}
+    return {"own": own, "before": before, "total": total, "needs": BEGUN}
 
 
 def total_training(summary: Mapping[str, Any]) -> float | None:
     """FMA of the training of a run and of the runs that it needs; None if it is not known."""
     total = entry_in(summary)["total"]
     return None if total is None else float(total)
+
+
+def behind_weights(folders: Mapping[str, Path]) -> dict[str, float | None]:
+    """The training work of those folders that are runs, by what they are; None if not known.
+
+    An imported model is no run, and what was spent on it counts for nobody.
+    """
+    paths = {what: folder / "summary.json" for what, folder in folders.items()}
+    summaries = {what: read_json(path) for what, path in paths.items() if exists(path)}
+    return {
+        what: total_training(found) if isinstance(found, dict) and "training_fma" in found else None
+        for what, found in summaries.items()
+    }
 
 
 def behind_structure(path: Path, data: Mapping[str, Any]) -> float | None:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugelasso import kernels
+from gaugelasso.axes import Compressible, named_tensors
+from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel, Folder
 from gaugelasso.errors import UserError
@@ -23,7 +25,7 @@ class Distillation:
     squared error to the teacher's values.
     """
 
-    def __init__(self, teacher: nn.Module, over_tokens: bool, config: Config, device: str):
+    def __init__(self, teacher: Compressible, over_tokens: bool, config: Config, device: str):
         teacher.eval().requires_grad_(False)
         if config.train.teacher_precision == "bfloat16":
             _check_in_bfloat16(config, device)
@@ -31,6 +33,7 @@ class Distillation:
         self._teacher, self._share = teacher.to(device), config.train.distill
         self._over_tokens = over_tokens
         self._config, self._device = config, device
+        self.work = forward_work(teacher, config)
 
     def minimised(self, inputs: Tensor, targets: Tensor, outputs: Tensor, loss: Tensor) -> Tensor:
         """From a batch, the outputs of the model, and the task's loss."""
@@ -44,6 +47,15 @@ class Distillation:
         else:
             distance = F.mse_loss(outputs.float(), wanted.float())
         return (1 - self._share) * loss + self._share * distance
+
+
+def forward_work(model: Compressible, config: Config) -> float:
+    """Work per token of a forward pass: a third of that of a training step, backward included.
+
+    In FMA where the accounting counts no work.
+    """
+    counted = ACCOUNTINGS.get(config.compress.accounting, ACCOUNTINGS["fma"])
+    return total_fma(model.axis_table(), counted, named_tensors(model)) / 3
 
 
 def _check_in_bfloat16(config: Config, device: str) -> None:

@@ -42,6 +42,9 @@ class RunLog(FolderLog):
         self.record.add_losses_(losses, self._state.steps, self._config.target.named)
         self.record.skipped = self._state.driver.skipped
 
+    def step(self, fma: float) -> None:
+        super().step(fma + self._state.step.extra_work)
+
     # --- figures --------------------------------------------------------------------------
 
     def interval(self) -> None:

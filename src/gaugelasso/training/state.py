@@ -19,6 +19,7 @@ from gaugelasso.runs.checkpoint import Checkpoint
 from gaugelasso.runs.environment import environment
 from gaugelasso.runs.folder import RunFolderBase
 from gaugelasso.runs.structures import Structure, check_rebuildable, describe
+from gaugelasso.runs.training_work import behind_weights
 from gaugelasso.tasks import WithFiles
 from gaugelasso.training.records import RunRecord
 from gaugelasso.training.resume import (
@@ -101,6 +102,8 @@ class RunState:
         initial |= {"given_structure": True} if given else {}
         found = given.training_fma if given else None
         initial |= {} if found is None else {"structure_training_fma": found}
+        begun = behind_weights(config.weights_from())
+        initial |= {"weights_training_fma": begun} if begun else {}
         folder.write("initial.json", {**initial, **describe(compressor.model)})
 
     def _resume(self, found: Checkpoint) -> None:

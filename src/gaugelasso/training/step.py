@@ -52,6 +52,11 @@ class TrainingStep:
         self._rebuilds = self.compressor.state.rebuilds
         self._parameters = self.compressor.parameters
 
+    @property
+    def extra_work(self) -> float:
+        """What a step does for one token beside the model's own work: a teacher's forward pass."""
+        return 0.0 if self._distillation is None else self._distillation.work
+
     # --- what a checkpoint keeps ------------------------------------------------------------
 
     @property

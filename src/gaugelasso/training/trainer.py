@@ -235,7 +235,9 @@ class Trainer:
         about, numbers = about_run(config, self.device, given), self.driver.to_dict()
         found = summary(about, compressor, self.record, numbers, outcome)
         found |= reference_entry(config, self.folder.path)
-        return found | entry_of(found, initial.get("structure_training_fma"))
+        return found | entry_of(
+            found, initial.get("structure_training_fma"), initial.get("weights_training_fma")
+        )
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         if shown := samples(self.model, self.config, self.device):
