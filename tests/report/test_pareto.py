@@ -116,7 +116,7 @@ def test_plain_training_aims_at_no_target(tmp_path: Path) -> None:
     run_at(tmp_path / "plain", 1000, 0.04, method="plain")
     run_at(tmp_path / "ours", 100, 0.1)
     table = pareto_table(load_points([tmp_path]))
-    assert [row[:2] for row in table.rows] == [["plain", "—"], ["compression", "0.05"]]
+    assert [row[:2] for row in table.rows] == [["full", "—"], ["compression", "0.05"]]
     assert table.headers[1] == "loss target"
 
 

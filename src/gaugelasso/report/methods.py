@@ -69,9 +69,12 @@ def names(runs: Sequence[Run], of: Sequence[str]) -> list[str]:
     return found
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """The condition of each run: what differs, after the method where there are several."""
-    of = [_method(run) for run in runs]
+def labels(runs: Sequence[Run], starts: Sequence[float]) -> list[str]:
+    """The condition of each run: what differs, after the family where there are several.
+
+    `starts` as in `families`.
+    """
+    of = families(runs, starts)
     if len(set(of)) > 1:
         return names(runs, of)
     return condition_labels(runs, [conditions(run) for run in runs])

@@ -82,7 +82,8 @@ def load_points(paths: Sequence[Path]) -> dict[str, list[Point]]:
         for run, place in zip(runs, places, strict=True)
     ]
     found: dict[str, list[Point]] = {}
-    for point, label in zip(points, labels(runs), strict=True):
+    starts = [_start(run, kind) for run in runs]
+    for point, label in zip(points, labels(runs, starts), strict=True):
         found.setdefault(label, []).append(point)
     for label, members in found.items():
         members.sort(key=lambda point: seed_order(point.run))
@@ -102,6 +103,11 @@ def _common_kind(runs: Sequence[Run]) -> str | None:
 
 def _cost(run: Run, kind: str | None) -> float:
     return outcome(run).fma_final if kind is None else float(run.costs_final[kind])
+
+
+def _start(run: Run, kind: str | None) -> float:
+    """The same before training."""
+    return float(run.initial["fma"] if kind is None else run.costs_initial[kind])
 
 
 def _compression(point: Point) -> float:
