@@ -7,7 +7,7 @@ results/, and the arms of equal training work get that of the runs there.
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,9 @@ def charlm(fma: float | None) -> Work:
     # looser ln 3 it leaves some for an anneal.
     short = shortened("charlm/main-ln3.json", plain["training_fma"])
     long = stretched("charlm/uniform.json", pressed["training_fma"])
+    scratch = from_scratch(config, "charlm/main.json", 42)
+    # The rates at which the uniform model does better.
+    fast = (*scratch.settings, "compress.lr=1e-3", "train.lr_min=1e-4")
     return Work(
         {
             "compression": Arm("train", config),
@@ -216,7 +219,8 @@ def charlm(fma: float | None) -> Work:
             "deep": Arm("train", "configs/charlm/deep.toml", structure=True),
             "loose": Arm("train", "configs/charlm/loose.toml"),
             "full": Arm("train", config, settings=full),
-            "scratch": from_scratch(config, "charlm/main.json", 42),
+            "scratch": scratch,
+            "scratch-fast": replace(scratch, settings=fast, method=""),
             "post-hoc": Arm("prune", source="full", options=(*to, *tuned)),
             "cofi": Arm("cofi", source="full", options=(*to, *masks)),
             "cofi-parameters": Arm("cofi", source="full", options=(*few, *masks)),
