@@ -126,7 +126,7 @@ def test_the_report_of_a_run_has_its_baseline(complete: tuple[Path, str], tmp_pa
     assert files.baseline
     assert files.baseline.read_bytes() == PNG
     page = files.page.read_text()
-    assert page.count("What it is worth") == 1
+    assert page.count(">What it is worth<") == 1
     assert "All models that were trained" in files.tables.read_text()
     path = run / "baseline" / "baseline.json"
     data = json.loads(path.read_text())

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +15,7 @@ from gaugelasso.cli.tensorboard import TensorBoard, figures
 from gaugelasso.runs.reading import read_rows
 from gaugelasso.training.records import Progress
 from tests.command import Command, assert_user_error
-from tests.report.folders import make_run
+from tests.report.folders import event, initial_widths, make_run
 from tests.tiny import tiny
 from tests.tiny_runs import contents
 
@@ -85,16 +86,33 @@ def quick_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_picture")
 def test_the_picture_is_drawn_where_the_structure_changed_and_time_allows(tmp_path: Path) -> None:
-    board = TensorBoard(make_run(tmp_path / "r"), Writer)
+    board = TensorBoard(run := make_run(tmp_path / "r"), Writer)
     board.write(progress_at(step=10))
     board.write(progress_at(step=20))  # the same structure
     board.write(progress_at(step=30, fma=200.0))  # drawing has taken more than its share
     board.write(progress_at(step=40, fma=200.0, wall_s=1e6))
     board.write(progress_at(step=50, fma=200.0, parameters=80, wall_s=1e6))  # an exchange
+    with (run / "events.jsonl").open("a") as log:
+        log.write(json.dumps(event(60, 200.0, 150.0, {"D": 1}, [], initial_widths(2))) + "\n")
     board.write(progress_at(step=100, fma=150.0))  # the end
     assert [step for step, _ in Writer.last.images] == [10, 40, 50, 100]
     # A resumed run replaces the rows that it takes again.
     assert Writer.last.opened == (str(tmp_path / "r" / "tensorboard"), 10)
+
+
+@pytest.mark.usefixtures("quick_picture")
+@pytest.mark.parametrize("went_and_came_back", [True, False])
+def test_the_last_picture_has_all_events(tmp_path: Path, went_and_came_back: bool) -> None:
+    """The structure may be that of the last picture again."""
+    board = TensorBoard(run := make_run(tmp_path / "r"), Writer)
+    board.write(progress_at(step=50))
+    if went_and_came_back:
+        drop = event(60, 250.0, 200.0, {"D": 1}, [], initial_widths(2) | {"D": 7})
+        back = event(70, 200.0, 250.0, {}, [], initial_widths(2)) | {"returned_to": 50}
+        with (run / "events.jsonl").open("a") as log:
+            log.writelines(json.dumps(each) + "\n" for each in (drop, back))
+    board.write(progress_at(step=100))
+    assert [step for step, _ in Writer.last.images] == [50, 100][: 1 + went_and_came_back]
 
 
 def test_the_picture_is_the_profile(tmp_path: Path) -> None:

@@ -61,15 +61,27 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def press(self, x: float, y: float) -> None:
+    def press(self, x: float, y: float, button: str = "left") -> None:
         """Press and release the mouse at a place of the window."""
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1,
-                      clickCount=1)  # fmt: skip
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button,
+                      buttons=1 if button == "left" else 2, clickCount=1)  # fmt: skip
+
+    def tap(self, x: float, y: float) -> None:
+        """Put a finger on a place of the window, and lift it."""
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+    def key(self, name: str, code: int) -> None:
+        """Press and release a key that types no text."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, windowsVirtualKeyCode=code)
 
     def hover(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -78,8 +90,13 @@ class Browser:
         """The place of an element, scrolled into the window."""
         self.value(f"document.querySelector({json.dumps(selector)}).scrollIntoView()")
         self.value("scrollBy(0, -innerHeight / 2)")
+        self.next_frame()  # with the event of scrolling
         found = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
         return dict(self.value(f"{found}.toJSON()"))
+
+    def next_frame(self) -> None:
+        """Wait until the next frame is drawn."""
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def text(self, selector: str) -> str:
         return str(self.value(f"document.querySelector({json.dumps(selector)}).textContent"))

@@ -222,7 +222,19 @@ def test_the_picture_has_a_mark_for_every_seed_and_method(
     panels = sheets[0].axes
     assert len(panels) == 4  # loss and metric, against FMA and milliseconds
     marks = [tuple(line.get_xdata()) for line in panels[0].lines if line.get_alpha() == 0.5]
-    assert marks == [(100, 101, 102, 103), (200, 201, 202, 203)]
+    assert marks == [(100, 101, 102, 103), (200, 201, 202)]
+    empty = [line for line in panels[0].lines if line.get_markerfacecolor() == "white"]
+    assert [tuple(line.get_xdata()) for line in empty if len(line.get_xdata())] == [(203,)]
+    # A bar of one deviation would reach below zero, which a log axis does not show.
+    (_, losses), runs_lost = panels[0].containers[1].lines[2], [0.03, 0.031, 0.032, 9.0]
+    heights = [y for _, y in losses.get_segments()[0]]
+    assert heights == pytest.approx([min(runs_lost), max(runs_lost)])
+    below, above = panels[0].get_ylim()
+    assert below < min(heights) < max(heights) < above
+    keys = [text.get_text() for legend in sheets[0].legends for text in legend.get_texts()]
+    assert keys[-3:] == [
+        "one seed", "mean over seeds, bars from least to greatest", "missed its target",
+    ]  # fmt: skip
     assert [bar.get_label() for bar in panels[1].containers] == [
         "compression", "post-hoc (1 of 4 missed)",
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 import ast
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,14 @@ from gaugelasso.errors import UserError
 from gaugelasso.report import common_folder, write_report
 from gaugelasso.report.data import load_run
 from gaugelasso.report.page import write_page
-from tests.report.folders import NEXT, make_run
+from tests.report.folders import (
+    NEXT,
+    event,
+    final_widths,
+    initial_widths,
+    make_run,
+    two_drops,
+)
 
 EVIL = "<script>alert('x')</script>\"&"
 
@@ -157,6 +165,36 @@ def test_only_a_structure_that_is_frozen_is_called_so(
     assert ("Dashed: cooldown starts. Press" in page) is not frozen
 
 
+def test_the_page_explains_what_it_shows(tmp_path: Path) -> None:
+    def page_of(run: Path) -> str:
+        write_page([load_run(run)], tmp_path / "page.html", b"one", b"two")
+        return " ".join((tmp_path / "page.html").read_text().split())
+
+    rollback, absent = "or came back where they are orange", "an empty cell: the run began without"
+    plain = page_of(make_run(tmp_path / "plain"))
+    assert rollback not in plain
+    assert absent not in plain
+    back = event(50, 100.0, 1000.0, {}, [], initial_widths(2)) | {"returned_to": 10}
+    assert rollback in page_of(make_run(tmp_path / "back", events=[*two_drops(2, 0), back]))
+    # As the structure of a finished run that is trained again: its removed operators never were.
+    run = make_run(tmp_path / "retrained", events=[])
+    initial = json.loads((run / "initial.json").read_text())
+    initial["widths"] = final_widths(2, {}, removed=["mlp_1"])
+    (run / "initial.json").write_text(json.dumps(initial))
+    assert absent in page_of(run)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_stopped_early_is_at_the_step_of_its_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", rows=0, events=[], finished=False)
+    (run / "checkpoints" / "step-00000007").mkdir(parents=True)
+    page = write_report([run]).page.read_text()
+    assert "Not finished: step 7 of at most 100." in page
+    assert "No logging interval has ended yet" in page
+    logged = make_run(tmp_path / "logged", rows=1, finished=False)
+    assert "No logging interval" not in write_report([logged]).page.read_text()
+
+
 def test_nobody_is_advised_to_widen_a_pretrained_model(tmp_path: Path) -> None:
     fresh = write_report([make_run(tmp_path / "fresh")]).page.read_text()
     assert "may need a larger initial width" in fresh
@@ -181,6 +219,7 @@ def test_the_report_reads_run_folders_only() -> None:
             "runs.command",
             "runs.folder",
             "runs.reading",
+            "runs.rotation",
             "runs.writing",
             "runs.step_time",
             "runs.targets",

@@ -58,6 +58,17 @@ def test_two_structures_of_the_same_work_have_parameters_of_their_own(tmp_path: 
     assert frames["parameters"] == [2000, 900, 880]
 
 
+def test_parameters_that_no_row_has_are_those_before(tmp_path: Path) -> None:
+    """Two events between two rows of the log."""
+    cuts = [
+        event(step, fma + 100.0, fma, {"D": 1}, [], initial_widths(2) | {"D": width})
+        for step, fma, width in ((21, 900.0, 7), (24, 800.0, 6))
+    ]
+    frames = page_data([load_run(make_run(tmp_path / "r", events=cuts))])["runs"][0]["frames"]
+    assert frames["step"] == [0, 21, 24]
+    assert frames["parameters"] == [2000, 2000, 500]
+
+
 def test_a_rollback_is_a_frame(tmp_path: Path) -> None:
     narrow = initial_widths(2) | {"D": 4}
     back = event(30, 500.0, 1000.0, {}, [], initial_widths(2)) | {"returned_to": 10}

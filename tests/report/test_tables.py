@@ -25,6 +25,7 @@ from gaugelasso.report.tables import (
     structure_table,
 )
 from gaugelasso.report.verdict import headline, verdict
+from gaugelasso.runs.training_work import BEGUN
 from tests.report.folders import NEXT, event, initial_widths, make_run
 
 
@@ -55,7 +56,7 @@ def test_before_and_after_of_seeds_and_of_an_unfinished_run(tmp_path: Path) -> N
 def test_training_of_the_full_model_stands_beside_a_rival_s_own(tmp_path: Path) -> None:
     """The initial model for the rival's steps is compared with these steps alone."""
     run = load_run(make_run(tmp_path / "run", method="post-hoc"))
-    work = {"own": 40_000.0, "before": 500_000.0, "total": 540_000.0, "needs": "the full model"}
+    work = {"own": 40_000.0, "before": 500_000.0, "total": 540_000.0, "needs": BEGUN}
     source = {"training_fma": 500_000.0, "wall_s": 10.0}
     summary = {**(run.summary or {}), "training_fma": 540_000.0, "source": source}
     rival = replace(run, summary={**summary, "training_work": work})
@@ -63,9 +64,9 @@ def test_training_of_the_full_model_stands_beside_a_rival_s_own(tmp_path: Path) 
     for one in (rival, replace(run, summary=summary)):
         rows = {row[0]: row[1:] for row in before_after([one]).rows}
         assert rows["training work (FMA per token, all steps)"] == ["100k", "40k", "2.50×"]
-        assert rows["training work in all, with the full model"] == [DASH, "540k", ""]
+        assert rows[f"training work in all, with {BEGUN}"] == [DASH, "540k", ""]
         assert rows["wall time"][1] == "2.5 s"
-        assert rows["wall time in all, with the full model"][1] == "12.5 s"
+        assert rows[f"wall time in all, with {BEGUN}"][1] == "12.5 s"
     assert not any("in all" in row[0] for row in before_after([run]).rows)
     unknown = replace(run, summary={**summary, "source": {"training_fma": None}})
     rows = {row[0]: row[1:] for row in before_after([unknown]).rows}
@@ -197,6 +198,14 @@ def test_axes_that_are_not_named_are_counted(tmp_path: Path) -> None:
         drops = [event(20, 1000.0, 900.0, dropped, [], initial_widths(2))]
         table = events_table([load_run(make_run(tmp_path / f"r{more}", events=drops))])
         assert table.rows[0][-2].endswith(f", mlp_0.x2 1, {text}")
+
+
+def test_operators_that_are_not_named_are_counted(tmp_path: Path) -> None:
+    for more, text in ((1, "1 more operator"), (2, "2 more operators")):
+        removed = [f"operators.mlp_{k}" for k in range(3 + more)]
+        drops = [event(20, 1000.0, 900.0, {"D": 1}, removed, initial_widths(2))]
+        table = events_table([load_run(make_run(tmp_path / f"r{more}", events=drops))])
+        assert table.rows[0][-1] == f"mlp_0, mlp_1, mlp_2, {text}"
 
 
 @pytest.mark.parametrize(

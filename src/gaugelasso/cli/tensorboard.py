@@ -71,7 +71,7 @@ class TensorBoard:
         self._folder, self._writer_class = folder, writer_class
         self._writer: Any = None
         self._ended = False
-        self._drawn, self._drawing_s = (math.nan, 0), 0.0
+        self._drawn, self._events_drawn, self._drawing_s = (math.nan, 0), -1, 0.0
 
     def write(self, progress: Progress) -> None:
         """Write the figures of a row and, if the structure changed, the profile picture."""
@@ -101,14 +101,13 @@ class TensorBoard:
         for name, value in figures(progress).items():
             self._writer.add_scalar(name, value, step)
         structure = row["fma"], row["parameters"]
-        changed = structure != self._drawn
         free = self._drawing_s <= _PICTURE_SHARE * row["wall_s"]
-        if changed and (free or step >= progress.end):
-            self._draw(step)
+        if (at_end := step >= progress.end) or (structure != self._drawn and free):
+            self._draw(step, only_with_new_events=at_end)
             self._drawn = structure
         self._writer.flush()
 
-    def _draw(self, step: int) -> None:
+    def _draw(self, step: int, only_with_new_events: bool) -> None:
         from matplotlib.image import imread
 
         from gaugelasso.report.axes_profile import draw_axes_profile
@@ -117,6 +116,10 @@ class TensorBoard:
         began, picture = perf_counter(), io.BytesIO()
         with contextlib.suppress(UserError):
             run = load_run(self._folder)
+            # A structure may be that of the last picture again, as after a rollback.
+            if only_with_new_events and len(run.events) == self._events_drawn:
+                return
+            self._events_drawn = len(run.events)
             (draw_axes_profile if run.own_model else draw_profile)([run], picture)
             picture.seek(0)
             pixels = imread(picture, format="png")

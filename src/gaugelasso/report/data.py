@@ -25,6 +25,7 @@ from gaugelasso.runs.reading import (
     read_json,
     read_rows,
 )
+from gaugelasso.runs.rotation import newest_first, step_of
 
 _logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def load_run(folder: Path) -> Run:
         summary=_read(summary, finite=False) if summary.exists() else None,
         original=_original(folder) if "from" in config["model"] else None,
         serving=_serving(folder / SERVING) if summary.exists() else (),
+        checkpoint_step=0 if summary.exists() else _newest_checkpoint(folder),
     )
     run = _named_by_place(run)
     for gap in _log_gaps(run):
@@ -220,6 +222,11 @@ def _original(folder: Path) -> dict[str, Any] | None:
 
 def _serving(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(_read(path)["inference"]) if path.exists() else ()
+
+
+def _newest_checkpoint(folder: Path) -> int:
+    """The step of the newest checkpoint; 0 without one."""
+    return max(map(step_of, newest_first(folder)), default=0)
 
 
 def _log_gaps(run: Run) -> Iterator[str]:

@@ -10,7 +10,7 @@ from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun
 
 _LARGEST_EVENTS = 20
-_AXES_NAMED = 3  # in a cell of channels
+_NAMED = 3  # axes in a cell of channels, and operators
 
 
 def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
@@ -28,7 +28,7 @@ def events_table(runs: Sequence[Run], most: int = _LARGEST_EVENTS) -> Table:
             count(event["step"]), form(before), form(after),
             form(before - after), f"{(before - after) / before:.1%}",
             *(known(loss, formats.figure) for loss in losses),
-            counted_channels(event["dropped"]), ", ".join(map(axis_name, event["removed"])),
+            counted_channels(event["dropped"]), operator_list(event["removed"]),
         ])  # fmt: skip
     headers = [
         "step",
@@ -84,7 +84,14 @@ def exchange_table(runs: Sequence[Run]) -> Table | None:
 def counted_channels(channels: Mapping[str, int]) -> str:
     """A number of channels, and the axes that have the most of them."""
     largest = sorted(channels.items(), key=lambda item: -item[1])
-    named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_AXES_NAMED]]
+    named = [f"{axis_name(axis)} {number}" for axis, number in largest[:_NAMED]]
     more = len(largest) - len(named)
     named += [f"{more} more {'axis' if more == 1 else 'axes'}"] if more else []
     return f"{sum(channels.values())}: {', '.join(named)}"
+
+
+def operator_list(names: Sequence[str]) -> str:
+    """Some operators by name, and how many more they are."""
+    named, more = [axis_name(name) for name in names[:_NAMED]], len(names[_NAMED:])
+    named += [f"{more} more operator{'' if more == 1 else 's'}"] if more else []
+    return ", ".join(named)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+_LONG = 24  # characters of a cell whose column the style keeps wide
+
 
 @dataclass(frozen=True)
 class Table:
@@ -73,12 +75,17 @@ def to_html(table: Table, title: bool = True) -> str:
     caption = f"<figcaption>{html.escape(table.note)}</figcaption>" if table.note else ""
     above = f"<h2>{html.escape(table.title)}</h2>\n" if title else ""
     return (
-        f'{above}<figure><div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
+        f'{above}<figure><div class="wide">'
+        f'<table aria-label="{html.escape(table.title)}">\n<thead><tr>{heads}</tr></thead>\n<tbody>'
         + "\n".join(rows)
         + f"</tbody></table></div>{caption}</figure>\n"
     )
 
 
 def _html_cell(tag: str, cell: str, column: int, table: Table) -> str:
-    kind = ' class="text"' if column in table.left else ""
-    return f"<{tag}{kind}>{html.escape(cell)}</{tag}>"
+    if column in table.left:
+        kind = "text long" if len(cell) > _LONG else "text"
+        return f'<{tag} class="{kind}">{html.escape(cell)}</{tag}>'
+    # The style may break the line before a deviation.
+    mean, sign, deviation = html.escape(cell).partition(" ± ")
+    return f"<{tag}>{mean}" + (f" <span>± {deviation}</span>" if sign else "") + f"</{tag}>"

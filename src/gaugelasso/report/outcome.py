@@ -1,6 +1,7 @@
 """The figures that a run is judged by: from its summary, or from its newest row before that."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,13 @@ def outcome(run: Run) -> Outcome:
         training_fma=None,
         wall_s=last.get("wall_s"),
     )
+
+
+def last_step_ms(run: Run) -> float | None:
+    """Median step time in ms over the last rows; single rows may include a graph capture."""
+    _, times = run.column("step_ms")
+    some = min(10, max(1, len(times) // 4))
+    return statistics.median(times[-some:]) if times else None
 
 
 def loss_name(runs: Sequence[Run]) -> str:

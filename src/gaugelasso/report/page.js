@@ -8,7 +8,7 @@
   const DASH = "—";
   const runs = data.runs;
   const last = Math.max(...runs.map((run) => run.last));
-  let chosen = runs.length > 1 ? -1 : 0; // -1: the median over all seeds
+  let chosen = runs.length > 1 ? -1 : 0; // -1: all seeds
   let step = last;
 
   // Numbers as the tables of the report write them.
@@ -18,7 +18,12 @@
       maximumFractionDigits: v >= 1000 || Number.isInteger(v) ? 0 : 1,
     });
   const work = (v) => (data.noun === "ms" ? figure(v) : count(v));
-  const ratio = (v) => (Number.isFinite(v) ? v.toFixed(v < 10 ? 2 : v < 100 ? 1 : 0) + "×" : DASH);
+  const ratio = (v) => {
+    const digits = v < 10 ? 2 : v < 100 ? 1 : 0;
+    return Number.isFinite(v) ? v.toLocaleString("en-US", {
+      minimumFractionDigits: digits, maximumFractionDigits: digits,
+    }) + "×" : DASH;
+  };
   const score = (v) => (v !== null && data.metric.percent ? (100 * v).toFixed(2) + "%" : figure(v));
   const ms = (v) => (v === null ? DASH : v.toFixed(v >= 10 ? 1 : 2) + " ms");
   const short = (v) => {
@@ -49,11 +54,13 @@
     }
     return Math.max(0, low - 1);
   };
+  // As in the tables: figures of several seeds are means, and none if one seed has none.
+  const mean = (values) =>
+    values.includes(null) ? null : values.reduce((sum, v) => sum + v, 0) / values.length;
+  // Of widths, because a mean of a kept and a removed operator is a width that no seed has.
   const median = (values) => {
-    const known = values.filter((v) => v !== null).sort((a, b) => a - b);
-    const half = known.length >> 1;
-    if (!known.length) return null;
-    return known.length % 2 ? known[half] : (known[half - 1] + known[half]) / 2;
+    const sorted = values.slice().sort((a, b) => a - b), half = sorted.length >> 1;
+    return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
   };
 
   // A frame stores what differs from the frame before.
@@ -68,8 +75,32 @@
   const shown = () => (chosen < 0 ? runs : [runs[chosen]]);
   const frameOf = (run) => placeOf(run.frames.step, step);
   const ended = (run) => run.final !== null && step >= run.last;
-  const valueAt = ([steps, values], at) =>
-    steps.length && steps[0] <= at ? values[placeOf(steps, at)] : null;
+
+  const workCurve = (run) => {
+    const { step: steps, fma } = run.frames;
+    return [[...steps, run.last], [...fma, fma[fma.length - 1]]];
+  };
+  const charts = [
+    { kind: "loss", name: "training loss", curve: (run) => run.curves.loss, log: true, form: figure,
+      target: true },
+    { kind: "work", name: data.unit, curve: workCurve, log: true, form: work, steps: true },
+    { kind: "metric", name: data.metric.name, curve: (run) => run.curves.metric, form: score,
+      top: data.metric.percent ? 1 : 0, foot: data.metric.percent ? 0 : null },
+    { kind: "time", name: "step time (running median)", curve: (run) => run.curves.step_ms, form: ms, foot: 0 },
+  ].filter((chart) => runs.some((run) => chart.curve(run)[0].length));
+  // A row is the mean of the interval that ends at it. Between two rows the value is that of the
+  // line which is drawn, straight on the chart's scale; before the first row it is that of the row.
+  const valueAt = (kind, run) => {
+    const chart = charts.find((each) => each.kind === kind);
+    const [steps, values] = chart ? chart.curve(run) : [[]];
+    if (!steps.length) return null;
+    const at = Math.min(step, run.last), i = placeOf(steps, at), next = i + 1;
+    if (chart.steps || at <= steps[i] || next === steps.length) return values[i];
+    const share = (at - steps[i]) / (steps[next] - steps[i]);
+    return chart.scale.log
+      ? values[i] * (values[next] / values[i]) ** share
+      : values[i] + share * (values[next] - values[i]);
+  };
 
   // Figures at the step.
   const tiles = {};
@@ -81,38 +112,42 @@
   const tell = (key, name, values, form) => {
     const { name: dt, value: dd } = tiles[key];
     dt.textContent = name;
-    dd.textContent = form(median(values));
+    dd.textContent = form(mean(values));
     const known = values.filter((v) => v !== null);
     const low = Math.min(...known), high = Math.max(...known);
     if (known.length > 1 && low < high) make("small", dd, `${form(low)} – ${form(high)}`);
   };
   const figures = () => {
-    const list = shown();
+    const list = shown(), final = list.every(ended);
     const now = list.map((run) => {
-      const frame = frameOf(run), at = Math.min(step, run.last);
-      return ended(run)
-        ? { ...run.final, time: valueAt(run.curves.step_ms, at), first: run.frames.fma[0] }
-        : { fma: run.frames.fma[frame], first: run.frames.fma[0],
-            parameters: run.frames.parameters[frame], loss: valueAt(run.curves.loss, at),
-            metric: valueAt(run.curves.metric, at), time: valueAt(run.curves.step_ms, at) };
+      const frame = frameOf(run), first = run.frames.fma[0];
+      return final
+        ? { ...run.final, first }
+        : { first, fma: run.frames.fma[frame], parameters: run.frames.parameters[frame],
+            loss: valueAt("loss", run), metric: valueAt("metric", run),
+            time: valueAt("time", run) };
     });
-    const final = list.every(ended);
     tell("work", data.unit, now.map((n) => n.fma), work);
     tell("ratio", "smaller", now.map((n) => (n.fma ? n.first / n.fma : Infinity)), ratio);
     tell("parameters", "parameters", now.map((n) => n.parameters), count);
     tell("loss", final ? data.loss + ", final" : "training loss", now.map((n) => n.loss), figure);
     tell("metric", data.metric.name + (final ? ", final" : ""), now.map((n) => n.metric), score);
-    // The metric of a loop of one's own may be the loss itself.
-    tiles.metric.name.parentElement.hidden = final && data.metric.name === data.loss;
-    tell("time", "step time", now.map((n) => n.time), ms);
+    // A loop of one's own may measure no metric before the end, or none but the loss.
+    tiles.metric.name.parentElement.hidden = final
+      ? data.metric.name === data.loss
+      : !charts.some((chart) => chart.kind === "metric");
+    tell("time", (final ? "last " : "") + "step time", now.map((n) => n.time), ms);
   };
   const phaseOf = (run) => {
     const found = run.phases.find(([end]) => step <= end) || run.phases[run.phases.length - 1];
     return found ? found[1] : "";
   };
   const eventText = () => {
-    if (chosen < 0)
-      return `Medians of ${runs.length} seeds, with ranges. Choose a seed to see its events.`;
+    if (chosen < 0) {
+      const some = runs.some((run) => run.frames.step.length > 1);
+      return `Means of ${runs.length} seeds, with ranges.` +
+        (some ? " Choose a seed to see its events." : "");
+    }
     const run = runs[chosen], { step: at, fma, text, events } = run.frames, i = frameOf(run);
     if (!i) return "No structural event yet: the initial structure.";
     const skipped = events[i] > 1 ? ` (with ${events[i] - 1} events before it)` : "";
@@ -130,7 +165,8 @@
     host.dataset.axis = data.axes[axis];
     for (const name of ["pointerenter", "pointerdown", "pointermove"])
       host.addEventListener(name, (event) => tip(cell, event));
-    host.addEventListener("pointerleave", () => ($("tip").hidden = true));
+    // A finger that lifts leaves as well, and its tip would go before it is read.
+    host.addEventListener("pointerleave", (event) => event.pointerType === "touch" || hideTip());
     cells.push(cell);
   };
   const build = () => {
@@ -187,13 +223,18 @@
     box.style.top = `${above > 4 ? above : event.clientY + 18}px`;
   };
 
+  const hideTip = () => ($("tip").hidden = true);
+  addEventListener("scroll", hideTip, { passive: true });
+  // Before the bar that is pressed shows its own.
+  addEventListener("pointerdown", hideTip, { capture: true });
+
   // Curves.
   const niceSteps = (low, high, most) => {
     const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));
     const size = power * [1, 2, 5, 10].find((m) => m * power >= raw);
     const ticks = [];
     for (let i = Math.ceil(low / size - 1e-9); i * size <= high * (1 + 1e-9); i++) ticks.push(i * size);
-    return ticks;
+    return ticks.length > 1 || most > 9 ? ticks : niceSteps(low, high, 2 * most);
   };
   const logTicks = (low, high) => {
     const ticks = [], first = Math.floor(Math.log10(low)), end = Math.ceil(Math.log10(high));
@@ -204,18 +245,6 @@
     const inside = ticks.filter((t) => t >= low && t <= high);
     return inside.length > 1 ? inside : niceSteps(low, high, 4).filter((t) => t > 0);
   };
-  const workCurve = (run) => {
-    const { step: steps, fma } = run.frames;
-    return [[...steps, run.last], [...fma, fma[fma.length - 1]]];
-  };
-  const charts = [
-    { kind: "loss", name: "training loss", curve: (run) => run.curves.loss, log: true, form: figure,
-      target: true },
-    { kind: "work", name: data.unit, curve: workCurve, log: true, form: work, steps: true },
-    { kind: "metric", name: data.metric.name, curve: (run) => run.curves.metric, form: score,
-      top: data.metric.percent ? 1 : 0, foot: data.metric.percent ? 0 : null },
-    { kind: "time", name: "step time (running median)", curve: (run) => run.curves.step_ms, form: ms, foot: 0 },
-  ];
   const PAD = { left: 44, right: 10, top: 8, bottom: 20 };
   const HEIGHT = 190;
   const scaleOf = (chart) => {
@@ -233,7 +262,7 @@
     const svg = chart.svg, width = Math.max(200, svg.clientWidth);
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    const { log, low, high } = scaleOf(chart);
+    const { log, low, high } = chart.scale;
     const place = log ? Math.log : (v) => v;
     chart.x = (s) => PAD.left + ((width - PAD.left - PAD.right) * s) / Math.max(1, last);
     chart.y = (v) => {
@@ -267,7 +296,10 @@
         const [x, y] = [chart.x(s).toFixed(1), chart.y(values[j]).toFixed(1)];
         path += !j ? `M${x} ${y}` : chart.steps ? `H${x}V${y}` : `L${x} ${y}`;
       });
-      draw("path", svg, { d: path, class: i === chosen ? "one" : "other" });
+      // A single point is a line of no length, whose round ends are seen.
+      const alone = steps.length === 1;
+      draw("path", svg, { d: path + (alone ? "h0" : ""),
+        class: (i === chosen ? "one" : "other") + (alone ? " alone" : "") });
     });
     if (chosen >= 0) svg.append(svg.querySelector("path.one")); // above the others
     chart.line = draw("line", svg, { class: "now", y1: PAD.top, y2: HEIGHT - PAD.bottom });
@@ -277,14 +309,16 @@
     const x = chart.x(step);
     chart.line.setAttribute("x1", x);
     chart.line.setAttribute("x2", x);
-    const values = shown().map((run) => valueAt(chart.curve(run), Math.min(step, run.last)));
-    const middle = median(values);
-    chart.dot.style.display = middle === null ? "none" : "";
-    if (middle !== null) {
-      chart.dot.setAttribute("cx", x);
-      chart.dot.setAttribute("cy", chart.y(middle));
+    const value = mean(shown().map((run) => valueAt(chart.kind, run)));
+    chart.dot.style.display = value === null ? "none" : "";
+    if (value !== null) {
+      // On the line also where it has not begun, or has ended.
+      const steps = shown().flatMap((run) => chart.curve(run)[0]);
+      const at = Math.max(Math.min(...steps), Math.min(Math.max(...steps), step));
+      chart.dot.setAttribute("cx", chart.x(at));
+      chart.dot.setAttribute("cy", chart.y(value));
     }
-    chart.value.textContent = middle === null ? DASH : chart.form(middle);
+    chart.value.textContent = chart.form(value);
   };
   const buildCharts = () => {
     for (const chart of charts) {
@@ -295,10 +329,11 @@
       chart.svg = draw("svg", box, { role: "img", "aria-label": `${chart.name} against training step` });
       const seek = (event) => {
         const at = event.clientX - chart.svg.getBoundingClientRect().left;
+        stop();
         show(Math.round(((at - chart.x(0)) / (chart.x(last) - chart.x(0))) * last));
       };
-      chart.svg.addEventListener("pointerdown", seek);
-      chart.svg.addEventListener("pointermove", (event) => event.buttons && seek(event));
+      chart.svg.addEventListener("pointerdown", (event) => event.button === 0 && seek(event));
+      chart.svg.addEventListener("pointermove", (event) => event.buttons & 1 && seek(event));
     }
   };
   const timeline = () => {
@@ -321,8 +356,11 @@
     step = Math.max(0, Math.min(last, to));
     $("step").value = step;
     const phases = [...new Set(shown().map(phaseOf))].filter(Boolean).join(", ");
-    $("now").textContent = `step ${count(step)} of ${count(last)}` + (phases ? `, ${phases}` : "");
+    const now = `step ${count(step)} of ${count(last)}` + (phases ? `, ${phases}` : "");
+    $("now").textContent = now;
     figures();
+    $("step").setAttribute("aria-valuetext", `${now}, ${tiles.work.value.firstChild.data} ${data.unit}`);
+    hideTip(); // its numbers are of another step
     $("event").textContent = eventText();
     structure();
     charts.forEach(moveCursor);
@@ -339,16 +377,22 @@
     cancelAnimationFrame(playing);
     playing = null;
     $("play").textContent = "Play";
+    $("now").ariaLive = "polite";
   };
   $("play").addEventListener("click", () => {
-    if (playing !== null) return stop();
+    if (playing !== null) {
+      stop();
+      return show(step); // read aloud
+    }
     let from = step >= last ? 0 : step, begun = null;
     $("play").textContent = "Pause";
+    $("now").ariaLive = "off";
     const advance = (time) => {
       begun ??= time;
-      show(Math.round(from + (last * (time - begun)) / 8000));
-      if (step >= last) stop();
+      const to = Math.round(from + (last * (time - begun)) / 8000);
+      if (to >= last) stop();
       else playing = requestAnimationFrame(advance);
+      show(to);
     };
     playing = requestAnimationFrame(advance);
   });
@@ -359,7 +403,7 @@
   });
   if (runs.length > 1) {
     const select = $("run");
-    make("option", select, `median of ${runs.length} seeds`).value = -1;
+    make("option", select, `mean of ${runs.length} seeds`).value = -1;
     runs.forEach((run, i) => (make("option", select, run.title).value = i));
     select.hidden = false;
     select.addEventListener("change", () => {
@@ -369,6 +413,7 @@
   }
   $("explorer").hidden = false;
   build();
+  for (const chart of charts) chart.scale = scaleOf(chart);
   buildCharts();
   redraw();
   let width = document.documentElement.clientWidth;

@@ -70,20 +70,27 @@ _EXPLORER = """<section class="explorer" id="explorer" hidden>
 <dl class="figures" id="figures"></dl>
 <p class="event" id="event"></p>
 <div class="ends" id="ends"></div>
-<table id="structure"></table>
+<table id="structure" aria-label="widths at this step"></table>
 <p class="soft">A number is the width that is left; its bar is the share of the initial width, and
-hatching marks a removed operator.{several} Marks below the scrubber are structural events: the
-longer, the more work went.{thinned}</p>
+hatching marks a removed operator{absent}.{several} Marks below the scrubber are structural events:
+the longer, the more work went{returned}.{thinned}</p>
 <h2>Curves</h2>
-<div class="curves" id="curves"></div>
+{unlogged}<div class="curves" id="curves"></div>
 <p class="soft">Dotted: loss target. Dashed: cooldown starts{frozen}. Press or drag on a
 curve to move through the steps. Long curves keep the least and the greatest value of equal
 parts.</p>
 <div class="tip" id="tip" hidden></div>
 </section>
-<noscript><p class="soft">Without JavaScript, training curves are in training.png.</p></noscript>
+<noscript><p class="soft">The structure at each step and the training curves need JavaScript. All
+tables and pictures are here without it.</p></noscript>
 """
 _SEVERAL = " Over seeds a number is the median, and a pale bar ends at the widest seed."
+_ABSENT = "; an empty cell: the run began without it"
+_RETURNED = ", or came back where they are orange (a rollback)"
+_UNLOGGED = (
+    '<p class="soft">No logging interval has ended yet: curves of loss, metric and step time begin '
+    "with the first one.</p>\n"
+)
 _FROZEN = " and the structure is frozen"
 _THINNED = " Of many events, some are left out evenly; the last is shown."
 
@@ -106,7 +113,10 @@ def write_page(
     title = headline(runs)
     data = page_data(runs)
     explorer = _EXPLORER.format(
+        absent=_ABSENT if any(None in row["cells"] for row in data["rows"]) else "",
         several=_SEVERAL if len(runs) > 1 else "",
+        returned=_RETURNED if any(any(run["frames"]["back"]) for run in data["runs"]) else "",
+        unlogged="" if any(run.metrics for run in runs) else _UNLOGGED,
         thinned=_THINNED if data["thinned"] else "",
         frozen=_FROZEN if all(run.frozen_in_cooldown for run in runs) else "",
     )
@@ -166,7 +176,8 @@ def _image(png: bytes, alternative: str, caption: str, more: str = "") -> str:
     caption += more
     data = base64.b64encode(png).decode("ascii")
     return (
-        f'<figure><img alt="{html.escape(alternative)}" src="data:image/png;base64,{data}">'
+        f'<figure><div class="wide"><img alt="{html.escape(alternative)}" '
+        f'src="data:image/png;base64,{data}"></div>'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gaugelasso.report.event_table import axis_name, counted_channels
+from gaugelasso.report.event_table import axis_name, counted_channels, operator_list
 from gaugelasso.report.figure import Curve
 from gaugelasso.report.formats import is_accuracy
-from gaugelasso.report.outcome import loss_name, outcome
+from gaugelasso.report.outcome import last_step_ms, loss_name, outcome
 from gaugelasso.report.run import AXIS_NAMES, END_AXES, LAYER_KINDS, Run
 from gaugelasso.report.training import smooth_time
 from gaugelasso.runs.units import noun, unit
@@ -119,8 +119,8 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
     """Structures in the order of steps; the first is the initial one.
 
     `changes` holds, flat, the index of each axis that differs from the frame before, and its
-    width. A removed operator has width 0. `parameters` is null where no row of the log has the
-    structure of a frame, because another event came first.
+    width. A removed operator has width 0. Where no row of the log has the structure of a frame,
+    because another event came first, `parameters` is that of the frame before.
     """
     events = _events(run)
     number = len(events)
@@ -140,7 +140,8 @@ def _frames(run: Run, axes: list[str], most: int) -> dict[str, Any]:
         changes.append([part for pair in pairs for part in pair])
         data["step"].append(max(event["step"], 1))  # as in Run: 0 is what the run began with
         data["fma"].append(event["fma"])
-        data["parameters"].append(_parameters(run, event, ends[index]))
+        counted = _parameters(run, event, ends[index])
+        data["parameters"].append(data["parameters"][-1] if counted is None else counted)
         data["text"].append(_event_text(event))
         data["back"].append(event.get("returned_to") is not None)
         data["events"].append(index - (kept[place - 1] if place else -1))
@@ -165,7 +166,7 @@ def _event_text(event: Mapping[str, Any]) -> str:
     named = (("dropped", "dropped"), ("exchanged", "exchange took"), ("grown", "grew"))
     parts = [f"{verb} {counted_channels(event[key])}" for key, verb in named if event.get(key)]
     if event["removed"]:
-        parts.append(f"removed {', '.join(map(axis_name, event['removed']))}")
+        parts.append(f"removed {operator_list(event['removed'])}")
     return "; ".join(parts)
 
 
@@ -186,7 +187,7 @@ def _final(run: Run) -> dict[str, Any] | None:
         return None
     end = outcome(run)
     return {"fma": end.fma_final, "parameters": end.parameters_final, "loss": end.loss,
-            "metric": end.metric}  # fmt: skip
+            "metric": end.metric, "time": last_step_ms(run)}  # fmt: skip
 
 
 def _finite(value: Any) -> Any:

@@ -60,6 +60,8 @@ class Run:
     original: dict[str, Any] | None = None
     # Rows of serving.json, which `bench RUN --inference` writes.
     serving: tuple[dict[str, Any], ...] = ()
+    # Of the newest checkpoint of a run in progress; 0 for a finished run, whose logs say its end.
+    checkpoint_step: int = 0
 
     @property
     def name(self) -> str:
@@ -191,9 +193,7 @@ class Run:
     def samples(self) -> dict[str, np.ndarray]:
         """Images from the task, [n, h, w, 3] by name; empty if the run has none."""
         path = self.path / "samples.npz"
-        if not path.exists():
-            return {}
-        arrays = read_arrays(path)
+        arrays = read_arrays(path) if path.exists() else {}
         for name, images in arrays.items():
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
                 raise UserError(f"{str(path)!r}: {name!r} is not an array of RGB images")
@@ -206,8 +206,9 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The newest step in the logs."""
-        return max((rows[-1]["step"] for rows in (self.metrics, self.events) if rows), default=0)
+        """The newest step in the logs, or of the newest checkpoint if it is later."""
+        logged = (rows[-1]["step"] for rows in (self.metrics, self.events) if rows)
+        return max([self.checkpoint_step, *logged])
 
     @property
     def layers(self) -> int:
@@ -237,10 +238,9 @@ class Run:
     @property
     def before_cooldown(self) -> dict[str, Any] | None:
         """The last row of the compression phase, with the training loss; None without one."""
-        rows = [row for row in self.metrics if row["phase"] == "compression"]
-        if not rows:
+        row = next((row for row in reversed(self.metrics) if row["phase"] == "compression"), None)
+        if row is None:
             return None
-        row = rows[-1]
         metric = row.get(self.metric_name)
         return {"step": row["step"], "loss": row["loss"], "metric": metric, "fma": row["fma"]}
 
@@ -282,8 +282,8 @@ class Run:
     def evaluations(self) -> tuple[list[int], list[float]]:
         """(steps, metric) where it was measured; the rows in between repeat it."""
         every = self.config["train"]["eval_every"]
-        points = zip(*self.column(self.metric_name), strict=True)
-        kept = [(step, v) for step, v in points if step % every == 0 or step == self.last_step]
+        points = list(zip(*self.column(self.metric_name), strict=True))
+        kept = [(step, v) for step, v in points if step % every == 0 or (step, v) == points[-1]]
         return [step for step, _ in kept], [value for _, value in kept]
 
 

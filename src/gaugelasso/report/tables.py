@@ -1,6 +1,5 @@
 """The report's tables: the figures in each row. layout.py prints them."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from gaugelasso.report.event_table import axis_name, exchange_table
 from gaugelasso.report.formats import DASH, Format, count, known, over_seeds, ratio, width_range
 from gaugelasso.report.goal import goal_cell
 from gaugelasso.report.layout import Table, render
-from gaugelasso.report.outcome import loss_name, outcome
+from gaugelasso.report.outcome import last_step_ms, loss_name, outcome
 from gaugelasso.report.run import END_AXES, LAYER_KINDS, Run, operator_count
 from gaugelasso.report.verdict import headline, verdict
 from gaugelasso.runs.step_time import initial_step_ms
@@ -45,7 +44,7 @@ def before_after(runs: Sequence[Run]) -> Table:
     form = formats.metric_format(metric)
     scored = result(metric, [e.metric for e in ends], form, better, originals)
     step_time = row(
-        "step time", map(_initial_step_ms, runs), map(_last_ms, runs), formats.milliseconds
+        "step time", map(_initial_step_ms, runs), map(last_step_ms, runs), formats.milliseconds
     )
     if initials == finals:
         step_time[-1] = DASH  # with an unchanged structure, the ratio measures only the machine
@@ -231,7 +230,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         ("loss", [e.loss for e in ends], formats.figure),
         *([(metric, [e.metric for e in ends], form)] if metric != loss_name(runs) else []),
         ("first batch within target", [e.reached_step for e in ends], count),
-        ("last step time", [_last_ms(run) for run in runs], formats.milliseconds),
+        ("last step time", [last_step_ms(run) for run in runs], formats.milliseconds),
         ("wall time", [e.wall_s for e in ends], formats.seconds),
     ]
     cells = [[known(value, form) for value in values] for _, values, form in columns]
@@ -268,13 +267,6 @@ def print_exchanges(run: Run, console: Console) -> None:
 
 def _initial_step_ms(run: Run) -> float | None:
     return initial_step_ms(run.metrics, run.initial["fma"])
-
-
-def _last_ms(run: Run) -> float | None:
-    """Median step time in ms over the last rows; single rows may include a graph capture."""
-    _, times = run.column("step_ms")
-    some = min(10, max(1, len(times) // 4))
-    return statistics.median(times[-some:]) if times else None
 
 
 def _layer_row(name: str, cells: Mapping[str, str], heads: str) -> list[str]:
