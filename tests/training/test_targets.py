@@ -98,9 +98,7 @@ def test_a_loss_does_not_make_up_for_work_that_is_missed(
     work = f"{summary['fma_final']:,.0f} FMA per token, above the work target of 11"
     assert f"; {work}." in verdict([run])[1]
     assert goal([run]) == f"loss target {loss:g} and work target 11 FMA"
-    with pytest.raises(
-        UserError, match=r"its work is .* and target\.fma is 11; a "
-    ):
+    with pytest.raises(UserError, match=r"its work is .* and target\.fma is 11; a "):
         loss_of(tmp_path / "run", summary)
     assert misses_only_work([run]) is (which == "fma")
 
