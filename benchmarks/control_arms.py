@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Work:
-    """A task and its arms. `fma` is the work of uniform models; the arms have that of rivals."""
+    """A task and its arms. `fma` is the work that rivals and uniform models are asked for."""
 
     arms: Mapping[str, Arm]
     fma: float = 0.0
@@ -57,16 +57,10 @@ class Work:
         return self.arms[name].method or name
 
     @property
-    def task(self) -> str:
-        """The task in the configs of the arms."""
-        return load_config(ROOT / next(arm.config for arm in self.arms.values())).task_name
-
-    def asked(self, name: str) -> float | None:
-        """The work per token that an arm is to have; None if it is given none."""
-        if name in self.uniform:
-            return round(self.fma)
-        words = self.arms[name].options
-        return float(words[words.index("--fma") + 1]) if "--fma" in words else None
+    def about(self) -> dict[str, Any]:
+        """What all runs of a folder and all rows of a file have together."""
+        task = load_config(ROOT / next(arm.config for arm in self.arms.values())).task_name
+        return {"task": task, "fma_asked": round(self.fma) or None}
 
     def origin(self, name: str, seed: int) -> tuple[str, int] | None:
         """The arm and seed of the run that this one starts from."""
@@ -230,6 +224,7 @@ def charlm(fma: float | None) -> Work:
             ),
             "torch-pruning-group-norm": Arm("torch-pruning", source="full", options=(*to, *sparse)),
         },
+        fma=fma,
     )
 
 

@@ -42,7 +42,7 @@ from gaugelasso.errors import UserError
 from gaugelasso.models import Transformer
 from gaugelasso.report.compare_results import control_result, finite
 from gaugelasso.report.data import load_run
-from gaugelasso.report.formats import count, figure, known
+from gaugelasso.report.formats import figure, known
 from gaugelasso.report.results_schema import check_place
 from gaugelasso.runs.writing import make_folder, write_json
 from gaugelasso.sweeps.arms import parse_seeds
@@ -150,8 +150,8 @@ class Controls:
                 if key not in rows or self.given.again:
                     rows[key] = row
             make_folder(path.parent)
-            task = {"task": self.work.task}
-            write_json(path, about | task | {"runs": [rows[key] for key in sorted(rows)]})
+            about |= self.work.about
+            write_json(path, about | {"runs": [rows[key] for key in sorted(rows)]})
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for name, arm in self.work.arms.items():
@@ -161,8 +161,7 @@ class Controls:
                 if not (folder / "summary.json").exists():
                     continue
                 try:
-                    row = row_of(self.work.method(name), folder, arm.structure)
-                    yield {**row, "work": self.work.asked(name)}
+                    yield row_of(self.work.method(name), folder, arm.structure)
                 except UserError as error:  # a damaged run does not cost the others their rows
                     print(f"left out: {error}", flush=True)
 
@@ -180,25 +179,21 @@ def in_order(
     return list(dict.fromkeys([*sources, *jobs]))
 
 
-def rows_in(results: Path, work: Work) -> set[Job]:
-    """The methods and seeds that a results file has; none if there is no such file.
+def rows_in(results: Path) -> set[Job]:
+    """The methods and seeds that a results file has; none if there is no such file."""
+    rows = json.loads(results.read_text())["runs"] if results.exists() else []
+    return {(row["method"], row["seed"]) for row in rows}
 
-    UserError if they are of another task, or were asked for another work.
-    """
-    found = json.loads(results.read_text()) if results.exists() else {"runs": []}
-    if (task := found.get("task", work.task)) != work.task:
-        raise UserError(f"{str(results)!r}: its runs are of task {task!r}; give another --results")
-    check_place(results, work.task)
-    asked = {work.method(name): work.asked(name) for name in work.arms}
-    for row in found["runs"]:
-        now = asked.get(row["method"])
-        if row.get("work", now) != now:
-            before, after = (known(work, count) for work in (row["work"], now))
+
+def check_same(path: Path, work: Work) -> None:
+    """UserError if a file is of runs of another task, or of rivals asked for another work."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for key, now in work.about.items():
+        if (before := found.get(key, now)) != now:
             raise UserError(
-                f"{str(results)!r}: {row['method']} was asked for {before} FMA, and now for "
-                f"{after}; give the same --fma, another --results, or --again"
+                f"{str(path)!r}: {key} is {before!r}, and now {now!r}; give the same task and "
+                "--fma, or another --results and --out"
             )
-    return {(row["method"], row["seed"]) for row in found["runs"]}
 
 
 def run_command(words: Sequence[str], end: float) -> str:
@@ -274,12 +269,17 @@ def main(words: Sequence[str] | None = None) -> None:
     arms = given.arms or list(controls.work.arms)
     if unknown := [name for name in arms if name not in controls.work.arms]:
         parser.error(f"{unknown[0]!r}: {given.task} has {', '.join(controls.work.arms)}")
+    made = given.out / "controls.json"  # so that no run is taken for one of another work
     try:
-        there = set() if given.again else rows_in(given.results, controls.work)
+        check_place(given.results, controls.work.about["task"])
+        for path in (given.results, made):
+            check_same(path, controls.work)
     except UserError as error:
         parser.error(str(error))
+    there = set() if given.again else rows_in(given.results)
     jobs = in_order(controls.work, arms, given.seeds, there)
     make_folder(given.out)
+    write_json(made, controls.work.about)
     side_by_side = given.jobs > 1 and choose_device(given.device).startswith("cuda")
     with shared_gpu(side_by_side):
         controls.make_all(jobs)

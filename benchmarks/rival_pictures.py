@@ -3,9 +3,8 @@
     python -m benchmarks.rival_pictures    # as `make tables` does
 
 A row is a method, and the axis is the loss on test data. All were asked for the work per token that
-compressed runs end with. A filled dot has it, with `NEAR` for what is not quite as small, an empty
-one has more. Each picture keeps a digest of its rows, by which a test sees that it is of the
-present results.
+compressed runs end with. A filled dot has at most `NEAR` times that work. Each picture keeps a
+digest of its rows, by which a test sees that it is of the present results.
 """
 
 import hashlib
@@ -104,9 +103,10 @@ def rows_of(
 
 def retrieval_rows(root: Path) -> list[Row]:
     """Retrieval at the paper's size."""
-    runs = read(root / RETRIEVAL)["runs"]
-    asked = next(run["work"] for run in runs if run.get("work") is not None)  # of all the same
-    return rows_of(runs, _RETRIEVAL, dict.fromkeys((run["seed"] for run in runs), asked))
+    data = read(root / RETRIEVAL)
+    runs = data["runs"]
+    works = dict.fromkeys((run["seed"] for run in runs), data["fma_asked"])
+    return rows_of(runs, _RETRIEVAL, works)
 
 
 def small_rows(root: Path) -> dict[str, tuple[float, list[Row]]]:

@@ -73,6 +73,6 @@ def test_masks_made_dense_are_so_again_after_a_return(
     (back,) = returns(failing.folder.path)
     assert back[1] == COFI.dense_at
     assert summary["fma_final"] == honest["fma_final"] < honest["fma_initial"]
-    assert summary["cofi"]["masks"] == honest["cofi"]["masks"]
+    assert summary["cofi"] == honest["cofi"]  # the masks, and what was seen of their control
     # The fine-tuning has all of its steps.
     assert summary["steps"] == back[0] + COFI.finetune

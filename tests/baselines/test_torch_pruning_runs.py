@@ -35,7 +35,7 @@ def test_a_run_by_group_norm_is_regularised_pruned_and_tuned(run: Path) -> None:
     events = rows(folder, "events.jsonl")
     assert [event["step"] for event in events] == [14, 18]
     assert events[0]["fma"] <= (full["fma_final"] + plan.fma) / 2
-    # Without a balance the loss before the cut is that of the batch.
+    # Nothing is balanced, so there is no such loss.
     assert all(event["loss_balanced"] is None for event in events)
     rates = {row["step"]: row["lr"] for row in rows(folder, "metrics.jsonl")}
     lr, lr_min = trainer.config.compress.lr, trainer.train.lr_min

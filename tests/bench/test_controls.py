@@ -172,26 +172,29 @@ def test_a_run_without_a_finite_loss_keeps_no_other_from_its_row(
     assert [row["loss"] is None for row in read(results)["runs"]] == [True, False]
 
 
-def test_a_file_has_the_runs_of_one_task_and_one_work(
+def test_a_file_and_a_folder_have_the_runs_of_one_task_and_one_work(
     made: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tmp_path / "results.json"
-    words = ["--arms", "post-hoc", "--out", str(tmp_path / "runs"), "--results", str(results)]
-    controls.main(["retrieval", *words])
+    results, out = tmp_path / "results.json", tmp_path / "runs"
+    words = ["retrieval", "--arms", "post-hoc", "--out", str(out), "--results", str(results)]
+    controls.main(words)
     found = read(results)
-    assert found["task"] == "retrieval"
-    works = {row["method"]: row["work"] for row in found["runs"]}
-    assert works == {"post-hoc": 174511, "full": None}
+    assert (found["task"], found["fma_asked"]) == ("retrieval", 174511)
     # The commit is that of the run, not of the call that writes the row.
-    trained = read(tmp_path / "runs/full-42/environment.json")["commit"]
+    trained = read(out / "full-42/environment.json")["commit"]
     assert {row["commit"] for row in found["runs"]} == {trained}
-    for other, said in (
-        (["division"], "its runs are of task 'retrieval'; give another --results"),
-        (["retrieval", "--fma", "90000"], "post-hoc was asked for 174,511 FMA, and now for 90,0"),
+    elsewhere = str(tmp_path / "other.json"), str(tmp_path / "others")
+    for other, which, said in (
+        (["division", *words[1:]], results, "task is 'retrieval', and now 'ff31'"),
+        ([*words, "--fma", "90000", "--again"], results, "fma_asked is 174511, and now 90000"),
+        ([*words, "--fma", "90000", "--results", elsewhere[0]], out, "fma_asked is 174511"),
+        ([*words, "--fma", "90000", "--out", elsewhere[1]], results, "fma_asked is 174511"),
     ):
         with pytest.raises(SystemExit):
-            controls.main([*other, *words])
-        assert said in capsys.readouterr().err
+            controls.main(other)
+        told = capsys.readouterr().err
+        assert said in told
+        assert str(which) in told
     assert read(results) == found
     assert len(made) == 2
 

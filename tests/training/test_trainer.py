@@ -1,6 +1,8 @@
 """One run from config to summary: what it does and what it leaves behind."""
 
+import json
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gaugelasso.config.plain import plain as plain_config
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.reading import read_rows
+from gaugelasso.runs.training_work import behind_weights, entry_of
 from gaugelasso.tasks import Draw
 from gaugelasso.training.records import Progress
 from gaugelasso.training.trainer import TargetMissed, Trainer
@@ -119,6 +122,26 @@ def test_training_work_counts_a_teacher(run: Path) -> None:
         "total": found["training_fma"] + teacher["training_fma"],
         "needs": "the run of train.teacher",
     }
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student"),
+    [({"accounting": "paper"}, {}), ({"accounting": None}, {}), ({}, {"found": 1.0})],
+    ids=["another accounting", "unfinished", "a given structure"],
+)
+def test_training_work_behind_a_teacher_may_not_be_known(
+    teacher: dict[str, Any], student: dict[str, Any], run: Path, tmp_path: Path
+) -> None:
+    """A structure may have been found with this teacher, which would count twice."""
+    folder, what = shutil.copytree(run, tmp_path / "run"), "the run of train.teacher"
+    path = folder / "summary.json"
+    path.write_text(json.dumps(read(path) | teacher))
+    if teacher.get("accounting", "") is None:
+        path.unlink()
+    weights = behind_weights({what: folder}, "fma")
+    entry = entry_of({"training_fma": 5.0}, student.get("found"), weights)["training_work"]
+    assert (entry["own"], entry["before"], entry["total"]) == (5.0, None, None)
+    assert what in entry["needs"]
 
 
 def test_rows_come_at_their_interval(run: Path) -> None:

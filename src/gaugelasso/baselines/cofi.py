@@ -200,9 +200,12 @@ class CofiRun(PlainDriver):
         return due
 
     def go_back_(self, kept: Mapping[str, Any]) -> None:
-        """The masks are those of the checkpoint, too."""
+        """The masks are those of the checkpoint, and what was seen of their control."""
         super().go_back_(kept)
+        self.lambda_before = kept["lambda_before"]
         self._saved, self.masks = kept["masks"], None
+        if self._saved:  # at once, because the model may be evaluated before the next step
+            self._begin()
 
     def _make_dense(self) -> None:
         assert self.masks is not None

@@ -41,8 +41,8 @@ class LayerDistillation:
         count, device = len(self._names), teacher.sites.device
         matched = min(MATCHED, count)
         self._taught = [count * (k + 1) // matched - 1 for k in range(matched)]
-        # Of one token, as a share of a training step: all streams are mapped once, the matched ones
-        # again, with a backward pass of two such products.
+        # Per token, in the unit of training work, where a forward product counts a third: all
+        # streams are mapped once, the matched ones again, with a backward pass of two products.
         self.work = (count + 3 * matched) * len(teacher.sites) ** 2 / 3
         self.map = torch.eye(len(teacher.sites), device=device).requires_grad_()
         self.map.grad = torch.zeros_like(self.map)  # a CUDA graph needs fixed addresses

@@ -219,6 +219,6 @@ class PruneRun(PlainDriver):
         self.rounds = values["rounds"]
 
     def go_back_(self, kept: Mapping[str, Any]) -> None:
-        """The checkpoint is of the end of a round."""
+        """No round is open in a checkpoint."""
         super().go_back_(kept)
         self.rounds, self._round_ends_at, self._undo = kept["rounds"], None, lambda: None

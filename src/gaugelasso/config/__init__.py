@@ -68,12 +68,15 @@ class Config:
         digests = {key: source_digest(thing) for key, thing in things.items()}
         return {key: digest for key, digest in digests.items() if digest is not None}
 
-    def weights_from(self) -> dict[str, Path]:
-        """The folders whose weights a run takes, by what a reader calls them."""
+    def weights_from(self, base: bool = True) -> dict[str, Path]:
+        """The folders whose weights a run takes, by what a reader calls them.
+
+        Those of `base`, the model of model.from, only if it does not begin with another structure.
+        """
         found = dict[Path, str]()
         if self.train.teacher:
             found[Folder(self.train.teacher, "train.teacher").path] = "the run of train.teacher"
-        if isinstance(self.model, BaseModel):  # often the same
+        if base and isinstance(self.model, BaseModel):  # often the same
             found[self.model.base.path] = "the run of model.from"
         return {what: path for path, what in found.items()}
 

@@ -29,7 +29,7 @@ from gaugelasso.report.results import origin, origin_of
 from gaugelasso.report.run import Run
 from gaugelasso.runs.command import command
 from gaugelasso.runs.training_work import total_training
-from gaugelasso.runs.units import counts_work
+from gaugelasso.runs.units import counts_work, training_accounting
 
 TESTED = ("loss", "metric", "fma", "ms")
 TEST = (
@@ -96,8 +96,11 @@ class Comparison:
 
     def training_work(self, run: Run) -> float | None:
         """Of a run and of those that it needs; None if not known, or by another accounting."""
-        counted = run.accounting if counts_work(run.accounting) else "fma"
-        return total_training(run.summary or {}) if counted == self.accounting else None
+        return total_training(run.summary or {}) if self.counts_training(run) else None
+
+    def counts_training(self, run: Run) -> bool:
+        """Whether the training work of a run is of the accounting of the comparison."""
+        return training_accounting(run.accounting) == self.accounting
 
     def work_targets(self, name: str) -> list[float | None]:
         return [self.work_target(member.run) for member in self.methods[name]]

@@ -55,9 +55,14 @@ def compare_results(found: Comparison) -> dict[str, Any]:
 
 
 def _run_result(found: Comparison, member: Member) -> dict[str, Any]:
+    result = control_result(member.run)
+    if not found.counts_training(member.run):
+        result[TRAINING_WORK] = None
+        if "source" in result:
+            result["source"] |= {"training_fma": None}
     return {
         "folder": str(member.run.path),
-        **control_result(member.run),
+        **result,
         # In the accounting of the comparison.
         "fma_initial": member.fma_initial,
         "fma_final": member.fma,

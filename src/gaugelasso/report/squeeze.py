@@ -48,7 +48,7 @@ def squeeze_sentence(data: Data) -> str:
     best = next(row for row in data["rows"] if row["folder"] == data["smallest"])
     own = amount(first["work"], counted)
     if not tries:
-        return f"Nothing was tried: no cut leads to nine tenths of the {own} of the run."
+        return f"Nothing was tried: no cut that is worth a try leads below the {own} of the run."
     took = f"{len(tries)} {'try' if len(tries) == 1 else 'tries'}"
     if first["training_fma"]:
         took += (

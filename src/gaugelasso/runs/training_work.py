@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gaugelasso.errors import UserError
-from gaugelasso.runs.reading import exists, read_json
+from gaugelasso.runs.reading import exists, is_imported, read_json
+from gaugelasso.runs.units import training_accounting
 
 TRAINING_WORK = "training_work"
 BEGUN = "the run that it began with"  # what a rival needs
@@ -30,9 +31,10 @@ def entry_of(
     """The entry of a run of the trainer, of its other figures.
 
     `found` is the training work behind a structure that the run was given, if it is known.
-    `weights` has that of the runs whose weights it takes.
+    `weights` has that of the runs whose weights it takes. Beside a structure it is not known what
+    both needed, and would count twice.
     """
-    needed = dict(weights or {})
+    needed = dict.fromkeys(weights or {}) if found is not None else dict(weights or {})
     if (reference := summary.get("reference")) is not None:
         needed["the full model of target.above_full"] = reference["training_fma"]
     if found is not None or summary.get("method") == "from scratch":
@@ -65,17 +67,24 @@ def total_training(summary: Mapping[str, Any]) -> float | None:
     return None if total is None else float(total)
 
 
-def behind_weights(folders: Mapping[str, Path]) -> dict[str, float | None]:
+def behind_weights(folders: Mapping[str, Path], accounting: str) -> dict[str, float | None]:
     """The training work of those folders that are runs, by what they are; None if not known.
 
-    An imported model is no run, and what was spent on it counts for nobody.
+    An imported model is no run: what was spent on it is known to nobody.
     """
-    paths = {what: folder / "summary.json" for what, folder in folders.items()}
-    summaries = {what: read_json(path) for what, path in paths.items() if exists(path)}
-    return {
-        what: total_training(found) if isinstance(found, dict) and "training_fma" in found else None
-        for what, found in summaries.items()
-    }
+    runs = {what: folder for what, folder in folders.items() if not is_imported(folder)}
+    return {what: _counted_in(folder, accounting) for what, folder in runs.items()}
+
+
+def _counted_in(run: Path, accounting: str) -> float | None:
+    """Of a run and of those that it needs; None if unfinished, or of another accounting."""
+    path = run / "summary.json"
+    summary = read_json(path) if exists(path) else {}
+    counted = training_accounting(str(summary.get("accounting")))
+    if counted != training_accounting(accounting) or "training_fma" not in summary:
+        return None
+    total = entry_in(summary).get("total")
+    return float(total) if isinstance(total, int | float) and math.isfinite(total) else None
 
 
 def behind_structure(path: Path, data: Mapping[str, Any]) -> float | None:

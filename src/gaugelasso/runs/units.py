@@ -16,6 +16,11 @@ def counts_work(accounting: str) -> bool:
     return accounting not in _UNITS
 
 
+def training_accounting(accounting: str) -> str:
+    """What training work is counted by: FMA where the accounting counts no work."""
+    return accounting if counts_work(accounting) else "fma"
+
+
 def final_work(summary: Mapping[str, Any]) -> float:
     """Work per token of a run's final model; in FMA if its accounting counts no work."""
     counted = counts_work(str(summary.get("accounting")))

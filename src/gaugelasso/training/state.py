@@ -102,7 +102,7 @@ class RunState:
         initial |= {"given_structure": True} if given else {}
         found = given.training_fma if given else None
         initial |= {} if found is None else {"structure_training_fma": found}
-        begun = behind_weights(config.weights_from())
+        begun = behind_weights(config.weights_from(given is None), config.compress.accounting)
         initial |= {"weights_training_fma": begun} if begun else {}
         folder.write("initial.json", {**initial, **describe(compressor.model)})
 
