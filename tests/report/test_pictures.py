@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from gaugelasso.report import profile, tradeoff, training
+from gaugelasso.report import axes_profile, profile, tradeoff, training
+from gaugelasso.report.axes_profile import draw_axes_profile
 from gaugelasso.report.data import Condition, load_run
 from gaugelasso.report.figure import WIDTH_PX, round_ticks, spread
 from gaugelasso.report.profile import draw_profile, snapshots
@@ -50,6 +51,27 @@ def panels(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> dict[str, Axes]:
     monkeypatch.setattr(profile, "save", lambda figure, path: figures.append(figure))
     draw_profile(runs, io.BytesIO())
     return {axes.get_title().split("$")[1]: axes for axes in figures[0].axes if axes.get_title()}
+
+
+def test_every_axis_of_an_own_model_has_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(make_run(tmp_path / "r"))
+    long = f"a.module.{'deep.' * 9}in"
+    widths = {long: 64, HOSTILE: 32, **{f"axis{n}": 16 - n % 9 for n in range(60)}}
+    many = replace(run, initial={**run.initial, "widths": widths}, events=())
+    assert pixels(draw_axes_profile, [many]).shape[1] == WIDTH_PX
+    figures: list[Figure] = []
+    monkeypatch.setattr(axes_profile, "save", lambda figure, path: figures.append(figure))
+    for each in ([run], [many]):
+        draw_axes_profile(each, io.BytesIO())
+    few, most = (figure.axes[0] for figure in figures)
+    names = [label.get_text() for label in few.get_yticklabels()]
+    assert len(names) == len(few.collections) == len(run.initial["widths"])
+    assert names[0] == max(run.initial["widths"], key=run.initial["widths"].__getitem__)
+    assert len(most.get_yticklabels()) == 40
+    assert most.get_yticklabels()[0].get_text() == f"...{long[-33:]}"
+    assert "of the 40 widest of 62 axes" in most.get_title()
 
 
 def test_lines_and_crosses_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ from gaugelasso.report.saturation import CEILING, COLLAPSED, Extent, extents
 
 # The same scale for every run, so that pictures can be compared.
 _LEAST = 0.01
-_SCALE = LogNorm(_LEAST, 1.0, clip=True)
+SHARE_SCALE = LogNorm(_LEAST, 1.0, clip=True)
 # Without the darkest end, where a frame would not be visible.
-_COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 256)))
+SHARE_COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 256)))
 _AROUND_PX, _ROW_PX, _TALLEST_PX, _INSET_PX = 360, 56, 2200, 4.5
 _SMALLEST_TEXT = 5.0
 _REMOVED = "#efefef"
@@ -78,7 +78,7 @@ def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, heig
     cells = [(x, axis.depth or 0, axis) for x, column in enumerate(columns) for axis in column]
     faces = np.ones((rows, len(columns), 4))  # white: the layer never had this axis
     for x, y, axis in cells:
-        faces[y, x] = to_rgba(_REMOVED) if axis.removed else _COLORS(_SCALE(axis.share))
+        faces[y, x] = to_rgba(_REMOVED) if axis.removed else SHARE_COLORS(SHARE_SCALE(axis.share))
     # Cell edges are given because the height of a single row cannot be inferred.
     across, down = np.arange(len(columns) + 1) - 0.5, np.arange(rows + 1) - 0.5
     axes.pcolormesh(across, down, faces, edgecolor="white", linewidth=0.8)
@@ -100,12 +100,12 @@ def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, heig
     for x, y, axis in cells if size >= _SMALLEST_TEXT else ():
         if not axis.removed:
             text = f"{100 * axis.share:.0f}" if axis.share >= 0.005 else "<1"
-            color = "white" if _SCALE(axis.share) > 0.68 else INK
+            color = "white" if SHARE_SCALE(axis.share) > 0.68 else INK
             axes.text(x, y, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def _draw_key(figure: Figure, bar: Axes, found: dict[str, list[Extent]]) -> None:
-    key = figure.colorbar(ScalarMappable(_SCALE, _COLORS), cax=bar)
+    key = figure.colorbar(ScalarMappable(SHARE_SCALE, SHARE_COLORS), cax=bar)
     ticks = [0.01, 0.03, 0.1, 0.3, 1.0]
     key.set_ticks(ticks, labels=[f"{tick:.0%}" for tick in ticks])
     key.ax.yaxis.set_minor_locator(NullLocator())

@@ -42,9 +42,10 @@ _PROFILE = (
     "d_c (left scale) and work per token (right scale) against training step.",
 )
 _OWN_PROFILE = (
-    "Surviving channels of the axes, and work per token, against training step",
-    "Channels that survive on each axis (left) and work per token (right) against training "
-    "step. A line ends where its operator is removed. Grey dashed line: cooldown starts.",
+    "The share of channels that is left on each axis, and work per token, against training step",
+    "Left: the share of its channels that each axis has left, darker where it is more, and what "
+    "remains in the end. Grey: the operator is removed. Right: work per token. Dashed line: "
+    "cooldown starts.",
 )
 # What the shares of widths mean: those of pretrained weights are given.
 _FRESH = (
