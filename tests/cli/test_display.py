@@ -74,6 +74,8 @@ def test_a_line_shows_the_target_that_there_is() -> None:
     assert "loss 0.0432 (target 0.05)  accuracy 0.9876 (target 0.999)  FMA" in both
     pressed = plain_line(replace(named, pressed_loss=0.41234), None)
     assert "loss 0.0432 (target 0.412 for now, 0.05 at the end)  accuracy" in pressed
-    assert "loss 0.0432 (target 0.05)  " in plain_line(replace(named, pressed_loss=0.05), None)
+    for pressed_loss in (0.05, 0.015):
+        line = plain_line(replace(named, pressed_loss=pressed_loss), None)
+        assert "loss 0.0432 (target 0.05)  " in line
     assert "loss 0.0432  accuracy" in plain_line(replace(plain, pressed_loss=0.4), None)
     assert "x, target 1,500)" in plain_line(replace(plain, fma_target=1500.0), None)

@@ -88,9 +88,12 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
 
 
 def _loss_for_now(progress: Progress) -> float | None:
-    """What the loss should be now; None if there is no target loss."""
+    """What the loss should be now; None if there is no target loss.
+
+    In an anneal nothing is pressed above a loss that may be below the target. That is no target.
+    """
     named, pressed = progress.loss_target, progress.pressed_loss
-    return pressed if named is not None and pressed is not None else named
+    return named if named is None or pressed is None else max(named, pressed)
 
 
 def _wanted_loss(progress: Progress) -> str:
