@@ -90,7 +90,7 @@ def plain_line(progress: Progress, initial_ms: float | None) -> str:
 def _loss_for_now(progress: Progress) -> float | None:
     """What the loss should be now; None if there is no target loss.
 
-    In an anneal nothing is pressed above a loss that may be below the target. That is no target.
+    In an anneal pressure may wait for a loss below the target: a margin, which need not be reached.
     """
     named, pressed = progress.loss_target, progress.pressed_loss
     return named if named is None or pressed is None else max(named, pressed)
