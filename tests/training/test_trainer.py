@@ -1,9 +1,6 @@
 """One run from config to summary: what it does and what it leaves behind."""
 
-import json
 import math
-import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from gaugelasso.config.plain import plain as plain_config
 from gaugelasso.models import Transformer
 from gaugelasso.runs import checkpoint
 from gaugelasso.runs.reading import read_rows
-from gaugelasso.runs.training_work import behind_weights, entry_of
 from gaugelasso.tasks import Draw
 from gaugelasso.training.records import Progress
 from gaugelasso.training.trainer import TargetMissed, Trainer
@@ -93,55 +89,6 @@ def test_the_summary_says_when_the_target_was_reached(run: Path) -> None:
     assert first > 1
     assert read(fine / "summary.json")["target_reached_step"] == first
     assert read(run / "summary.json")["target_reached_step"] == first
-
-
-def test_training_work_is_the_work_of_every_step(run: Path) -> None:
-    summary, events = read(run / "summary.json"), rows(run, "events.jsonl")
-    marks = [0, *(event["step"] for event in events), summary["steps"]]
-    sizes = [summary["fma_initial"], *(event["fma"] for event in events)]
-    assert len(set(sizes)) > 2
-    spans = (end - start for start, end in pairwise(marks))
-    work = sum(size * span for size, span in zip(sizes, spans, strict=True))
-    assert summary["training_fma"] == work
-
-
-def test_training_work_counts_a_teacher(run: Path) -> None:
-    """Its forward pass at every step, a third of a training step, and the training of its run."""
-    teacher = read(run / "summary.json")
-    student = finish(run.parent, "student", train__teacher=str(run), train__distill=0.5)
-    found, events = read(student / "summary.json"), rows(student, "events.jsonl")
-    marks = [0, *(event["step"] for event in events), found["steps"]]
-    sizes = [found["fma_initial"], *(event["fma"] for event in events)]
-    spans = (end - start for start, end in pairwise(marks))
-    work = sum(size * span for size, span in zip(sizes, spans, strict=True))
-    work += found["steps"] * teacher["fma_final"] / 3
-    assert found["training_fma"] == pytest.approx(work)
-    assert found["training_work"] == {
-        "own": found["training_fma"],
-        "before": teacher["training_fma"],
-        "total": found["training_fma"] + teacher["training_fma"],
-        "needs": "the run of train.teacher",
-    }
-
-
-@pytest.mark.parametrize(
-    ("teacher", "student"),
-    [({"accounting": "paper"}, {}), ({"accounting": None}, {}), ({}, {"found": 1.0})],
-    ids=["another accounting", "unfinished", "a given structure"],
-)
-def test_training_work_behind_a_teacher_may_not_be_known(
-    teacher: dict[str, Any], student: dict[str, Any], run: Path, tmp_path: Path
-) -> None:
-    """A structure may have been found with this teacher, which would count twice."""
-    folder, what = shutil.copytree(run, tmp_path / "run"), "the run of train.teacher"
-    path = folder / "summary.json"
-    path.write_text(json.dumps(read(path) | teacher))
-    if teacher.get("accounting", "") is None:
-        path.unlink()
-    weights = behind_weights({what: folder}, "fma")
-    entry = entry_of({"training_fma": 5.0}, student.get("found"), weights)["training_work"]
-    assert (entry["own"], entry["before"], entry["total"]) == (5.0, None, None)
-    assert what in entry["needs"]
 
 
 def test_rows_come_at_their_interval(run: Path) -> None:

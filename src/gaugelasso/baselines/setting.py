@@ -55,14 +55,14 @@ def loss_of(run: Path, summary: Mapping[str, Any], what: str = "a baseline") -> 
 
 def _figures(summary: Mapping[str, Any]) -> str:
     """What a run ended with, beside each target that it names; empty if it names none."""
-    ends = {"loss": "loss", "metric": "selection_metric", "work": "fma_final"}
+    ends = (("loss", "loss", "loss"), ("metric", "metric", "selection_metric"),
+            ("fma", "work", "fma_final"))  # fmt: skip
     told = []
-    for what, key in ends.items():
-        name = "fma" if what == "work" else what
-        if (target := summary.get(f"{name}_target")) is not None:
-            end = summary.get(key)
-            reached = "not finite" if end is None else f"{end:g}"
-            told.append(f"its {what} is {reached} and target.{name} is {target:g}")
+    for key, what, reached in ends:
+        if (target := summary.get(f"{key}_target")) is not None:
+            end = summary.get(reached)
+            shown = "not finite" if end is None else f"{end:g}"
+            told.append(f"its {what} is {shown} and target.{key} is {target:g}")
     return ", ".join(told)
 
 

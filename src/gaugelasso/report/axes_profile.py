@@ -29,13 +29,12 @@ from gaugelasso.report.figure import (
     to_ascii,
 )  # fmt: skip
 from gaugelasso.report.formats import count
-from gaugelasso.report.heatmap import SHARE_COLORS, SHARE_SCALE
+from gaugelasso.report.heatmap import REMOVED, SHARE_COLORS, SHARE_SCALE
 from gaugelasso.report.run import Run
 from gaugelasso.runs.units import noun, unit
 
 _AROUND_PX, _ROW_PX, _LEAST_PX = 240, 34, 800
 _MOST_AXES, _NAME_CHARS = 40, 36
-_REMOVED = "#efefef"
 
 
 def draw_axes_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
@@ -47,10 +46,10 @@ def draw_axes_profile(runs: Sequence[Run], path: Path | IO[bytes]) -> None:
     widest = sorted(initial, key=lambda name: -initial[name])[:_MOST_AXES]
     figure = new_figure(max(_AROUND_PX + _ROW_PX * len(widest), _LEAST_PX))
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    which = f" of the {len(widest)} widest of {len(initial)} axes"
-    shown = f"share of channels left{which if len(initial) > len(widest) else ''}"
-    title = f"{shown}: the darker, the more"
-    style_axes(left, "training step", title=title)
+    some = (
+        f" of the {len(widest)} widest of {len(initial)} axes" if len(initial) > len(widest) else ""
+    )
+    style_axes(left, "training step", title=f"share of channels left{some}: the darker, the more")
     _draw_rows(left, runs, {name: initial[name] for name in widest})
     _draw_work(right, runs)
     for axes in (left, right):
@@ -73,7 +72,7 @@ def _draw_rows(axes: Axes, runs: Sequence[Run], initial: dict[str, int]) -> None
             axes.pcolormesh(
                 grid, [row - 0.42, row + 0.42], share[None], cmap=SHARE_COLORS, norm=SHARE_SCALE
             )
-    axes.set_facecolor(_REMOVED)
+    axes.set_facecolor(REMOVED)
     axes.grid(visible=False)
     axes.set_ylim(len(initial) - 0.5, -0.5)
     places = FixedLocator(range(len(initial)))

@@ -37,7 +37,7 @@ SHARE_SCALE = LogNorm(_LEAST, 1.0, clip=True)
 SHARE_COLORS = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.02, 0.82, 256)))
 _AROUND_PX, _ROW_PX, _TALLEST_PX, _INSET_PX = 360, 56, 2200, 4.5
 _SMALLEST_TEXT = 5.0
-_REMOVED = "#efefef"
+REMOVED = "#efefef"
 _COLLAPSED_MARK: dict[str, Any] = {"marker": "v", "color": INK, "linestyle": ""}
 
 
@@ -78,7 +78,7 @@ def _draw_cells(axes: Axes, columns: Sequence[Sequence[Extent]], rows: int, heig
     cells = [(x, axis.depth or 0, axis) for x, column in enumerate(columns) for axis in column]
     faces = np.ones((rows, len(columns), 4))  # white: the layer never had this axis
     for x, y, axis in cells:
-        faces[y, x] = to_rgba(_REMOVED) if axis.removed else SHARE_COLORS(SHARE_SCALE(axis.share))
+        faces[y, x] = to_rgba(REMOVED) if axis.removed else SHARE_COLORS(SHARE_SCALE(axis.share))
     # Cell edges are given because the height of a single row cannot be inferred.
     across, down = np.arange(len(columns) + 1) - 0.5, np.arange(rows + 1) - 0.5
     axes.pcolormesh(across, down, faces, edgecolor="white", linewidth=0.8)

@@ -14,6 +14,7 @@ from gaugelasso.compress.pricing import ACCOUNTINGS, total_fma
 from gaugelasso.config import Config
 from gaugelasso.config.base import BaseModel, Folder
 from gaugelasso.errors import UserError
+from gaugelasso.runs.units import training_accounting
 from gaugelasso.training.evaluation import autocast, in_bfloat16
 
 
@@ -54,7 +55,7 @@ def forward_work(model: Compressible, config: Config) -> float:
 
     In FMA where the accounting counts no work.
     """
-    counted = ACCOUNTINGS.get(config.compress.accounting, ACCOUNTINGS["fma"])
+    counted = ACCOUNTINGS[training_accounting(config.compress.accounting)]
     return total_fma(model.axis_table(), counted, named_tensors(model)) / 3
 
 
